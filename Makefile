@@ -5,7 +5,7 @@ BIN := .venv/bin
 RUNS := .venv/.runs
 ENVIRONMENT := .venv/.complete
 
-.PHONY: help demo quick test test-busy test-slurms check bless lab lab-down lab-shell bench images pictures reference docs site versions locks clean
+.PHONY: help demo quick test test-rest test-all test-busy test-slurms check bless lab lab-down lab-shell bench images pictures reference docs site versions locks clean
 
 help:            ## show this list
 	@grep -E '^[a-z-]+: .*##' Makefile | sed 's/:.*##/\t/' | expand -t 14
@@ -26,11 +26,17 @@ demo: $(RUNS)    ## run k-means on this machine and show where the picture is
 quick: $(ENVIRONMENT)  ## what to run before each commit: units, the command line and a run on this machine
 	@$(BIN)/python tests/run_tiers.py unit cli one-run
 
-test: $(ENVIRONMENT)  ## run every tier that this machine can run, and say why not for the others
+test: $(ENVIRONMENT)  ## the tests to wait for (8 minutes): of every tier that this machine can run; says why not for the others
 	@$(BIN)/python tests/run_tiers.py $(MUST_RUN)
 
-test-busy: $(ENVIRONMENT)  ## make test beside four busy loops, as on a slow machine; its figures go into docs/benchmarks/suite.json
-	$(BIN)/python tests/bench/suite.py unit+cli+jobs+docs+local+lab --busy 4
+test-rest: $(ENVIRONMENT)  ## the tests that make test leaves out
+	@$(BIN)/python tests/run_tiers.py --part rest $(MUST_RUN)
+
+test-all: $(ENVIRONMENT)  ## both at once
+	@$(BIN)/python tests/run_tiers.py --part all $(MUST_RUN)
+
+test-busy: $(ENVIRONMENT)  ## make test-all beside four busy loops, as on a slow machine; its figures go into docs/benchmarks/suite.json
+	$(BIN)/python bench/suite.py all --busy 4
 
 test-slurms: $(ENVIRONMENT)  ## the core scenarios of the lab on each version of Slurm that it has (root)
 	@$(BIN)/python tests/run_tiers.py slurm-own slurm-24.11 slurm-26.05
@@ -40,9 +46,9 @@ check: $(ENVIRONMENT)  ## ruff, mypy, the import contracts, words that are out, 
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/pytest -q tests/test_architecture.py
-	$(BIN)/python tests/bench/mutations.py check .
+	$(BIN)/python tests/faults/mutations.py check .
 
-bless: $(ENVIRONMENT)  ## rewrite the golden scripts
+bless: $(ENVIRONMENT)  ## rewrite the golden scripts and the page of all error messages
 	$(BIN)/pytest -q tests/golden --bless
 
 lab:             ## start a four-node Slurm on this machine (root)
@@ -56,14 +62,14 @@ lab-down:        ## end the lab
 	@$(PYTHON) tests/lab/lab.py down
 
 bench: $(ENVIRONMENT)  ## bring-up against the hand-written script and dask-jobqueue, on the lab
-	$(PYTHON) tests/bench/bringup.py
+	$(PYTHON) bench/bringup.py
 
 images: $(ENVIRONMENT)  ## build the images of wheels and write how that went (an hour; IMAGES is their folder, UCX a release of OpenUCX)
 	@test -n "$(IMAGES)" -a -n "$(UCX)" || { echo "make images IMAGES=FOLDER UCX=ucx-RELEASE.tar.gz"; exit 2; }
-	$(BIN)/python tests/bench/image_wheels.py cpu-wheels $(IMAGES)/cpu-wheels.sif --json docs/benchmarks/image-wheels.json
-	for cuda in 12 13; do $(BIN)/python tests/bench/image_wheels.py rapids-cu$$cuda-wheels $(IMAGES)/rapids-cu$$cuda-wheels.sif \
+	$(BIN)/python bench/image_wheels.py cpu-wheels $(IMAGES)/cpu-wheels.sif --json docs/benchmarks/image-wheels.json
+	for cuda in 12 13; do $(BIN)/python bench/image_wheels.py rapids-cu$$cuda-wheels $(IMAGES)/rapids-cu$$cuda-wheels.sif \
 		--build-arg UCX_SOURCE=$(UCX) --json docs/benchmarks/image-wheels.json || exit; done
-	$(BIN)/python tests/bench/tables.py
+	$(BIN)/python bench/tables.py
 
 pictures: $(ENVIRONMENT)  ## make the pictures of the documentation again, from real runs (Chromium)
 	$(BIN)/python tests/pictures/make.py
@@ -72,9 +78,9 @@ reference: $(ENVIRONMENT)  ## write the pages of all options and of all keys aga
 	@$(BIN)/python tests/site/reference.py
 
 docs: $(ENVIRONMENT)  ## check that the documentation's commands and links hold
-	$(BIN)/python tests/bench/tables.py --check
-	$(BIN)/python tests/bench/gpu/table.py --check
-	$(BIN)/python tests/bench/gpu/limits.py --check
+	$(BIN)/python bench/tables.py --check
+	$(BIN)/python bench/gpu/table.py --check
+	$(BIN)/python bench/gpu/limits.py --check
 	$(BIN)/pytest -q tests/test_docs.py tests/test_docs_run.py
 
 # Its extra is installed when it is first wanted; mkdocs.yml says what the site is.
@@ -84,7 +90,7 @@ site: $(ENVIRONMENT)  ## build the documentation as a site, in site/
 	@if command -v node >/dev/null; then node tests/site/search.js || true; fi  # its count fails nothing
 	@echo 'The site: site/index.html (search needs a server: python3 -m http.server -d site)'
 
-versions:        ## write down the newest packages that the extras allow (Python of .venv); then make test
+versions:        ## write down the newest packages that the extras allow (Python of .venv); then make test-all
 	rm -rf .venv
 	@NEWEST=1 PYTHON="$(PYTHON)" tests/setup_environment.sh local,test,image,ucx,jupyter,polars,sweep,docs,lock
 	@$(BIN)/python -m pip freeze --disable-pip-version-check --exclude hpcml \

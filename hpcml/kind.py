@@ -9,17 +9,18 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from hpcml.forms import Form
+
+if TYPE_CHECKING:
+    from hpcml.settings import Settings, Workers
 
 T = TypeVar("T")
 # Types of modules above this one: a kind's own modules, to which its methods pass the values on, have their real names.
 Site = Any  # hpcml.sites.schema.Site
 Request = Any  # hpcml.request.record.RunRequest
 KindOptions = Any  # hpcml.request.option.KindOptions
-Settings = Any  # hpcml.node.settings.Settings
-Workers = Any  # hpcml.node.settings.Workers
 Schema = Any  # hpcml.samples.Schema
 Progress = Any  # hpcml.samples.Progress
 Accounting = Any  # hpcml.report.ledger.Accounting

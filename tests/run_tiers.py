@@ -1,5 +1,8 @@
 """Run the tiers of tests that this machine can run, and say why not for the others: ``make test``, ``make quick``.
 
+``make test`` runs the part of each tier that :data:`FIRST` names, ``make test-rest`` what it leaves, and ``make test-all``
+both at once. A tier that FIRST does not name is all in ``make test``; a new file of another tier is in the rest.
+
 All tiers but the lab are one pytest, with a process for each processor (pytest-xdist). Beside it runs the lab tier, which
 needs root and installs what it lacks on Debian and Ubuntu (tests/lab/lab.py); where the machine has room its files are
 divided between two labs. What a lab's pytest writes grows in ``.pytest_cache/lab-N.txt`` and is shown at its end.
@@ -28,13 +31,42 @@ MOST_FAILURES = 10  # a broken lab fails every test, each only after its deadlin
 LAB = [sys.executable, str(ROOT / "tests/lab/lab.py")]
 APART = [sys.executable, str(ROOT / "tests/lab/apart.py")]
 ROOM_FOR_TWO = 8 << 30  # bytes of memory
-# The files of the lab tier for the second lab: about half of the time that all take. A new file is the first lab's.
+# The files of the lab tier for the second lab: about half of the time of either part. A new file is the first lab's.
 SECOND_LAB = (
     "test_attacks_files", "test_attacks_nodes", "test_attempts_on_nodes",
     "test_elastic_on_nodes", "test_exit_status_inside",
     "test_from_laptop", "test_inside_an_image", "test_losses", "test_notebooks", "test_preemption", "test_run",
     "test_security", "test_staging", "test_submit", "test_time_limit", "test_tunnel", "test_tunnel_breaks",
 )  # fmt: skip
+
+
+# What `make test` runs of the tiers that take long: files, and tests of files of which the rest takes long. It is chosen to
+# notice most planted faults in 8 minutes on 2 processors (tests/unit/test_tiers.py counts them).
+_PAGES = ("doctor", "first-run", "long-runs", "map", "report", "sites")
+FIRST: dict[str, tuple[str, ...]] = {
+    "docs": tuple(f"tests/test_docs_run.py::test_runnable_blocks_run[{page}.md]" for page in _PAGES),
+    "local": tuple(f"tests/local/{name}" for name in (
+        "test_a_run_that_ends_well.py", "test_late_cluster.py", "test_local.py", "test_long_runs.py", "test_map.py",
+        "test_ranks.py", "test_strangers.py",
+        "test_code.py::test_the_user_s_umask_is_for_script_tasks_and_results",
+        "test_connect.py::test_nobody_else_on_the_machine_is_answered_nor_plants_a_folder",
+        "test_forms.py::test_a_notebook_whose_kernel_dies_has_failed",
+        "test_forms.py::test_what_nccl_wrote_of_troubles_is_in_the_workers_log",
+        "test_jupyter.py::test_idle", "test_jupyter.py::test_only_the_user_reaches_its_files",
+        "test_runs_that_fail.py::test_a_folder_of_pythonpath_that_hides_dask_is_named",
+        "test_runs_that_fail.py::test_a_worker_restarts_after_a_cuda_error_that_takes_its_gpu",
+        "test_runs_that_fail.py::test_what_nobody_waited_for_is_told_of_a_script_that_ended_well",
+        "test_silent_ranks.py::test_a_stopped_run_can_be_cancelled",
+        "test_wire.py::test_a_peer_cannot_read_memory", "test_wire.py::test_nothing_is_unpickled",
+        "test_worlds.py::test_a_rank_that_is_its_own_mpi_world_ends_the_run_at_once",
+    )),
+    "lab": tuple(f"tests/lab/{name}" for name in (
+        "test_a_run_on_four_nodes.py", "test_attacks_files.py", "test_doctor.py", "test_exit_status.py", "test_golden.py",
+        "test_losses.py", "test_ranks_on_nodes.py", "test_run_ends.py", "test_security.py", "test_site_init.py",
+        "test_submit.py", "test_tunnel.py", "test_elastic_on_nodes.py::test_it_breathes_and_is_closed_to_others",
+    )),
+}  # fmt: skip
+PARTS = ("test", "rest", "all")
 
 
 class Tier(NamedTuple):
@@ -101,20 +133,24 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     names = [tier.name for tier in TIERS]
     parser.add_argument("tiers", nargs="*", metavar="TIER", help=f"of {', '.join(names)} (default: those of make test)")
+    parser.add_argument(
+        "--part", choices=PARTS, help="of each tier (default: test, or all of the tiers that are named)"
+    )
     parser.add_argument("--must-run", action="append", default=[], metavar="TIER", help="fail if it cannot run here")
     options = parser.parse_args()
     if unknown := [name for name in (*options.tiers, *options.must_run) if name not in names]:
         parser.error(f"no such tier: {', '.join(unknown)}")
     named = options.tiers or [name for name in names if name not in ONLY_WHEN_NAMED]
-    asked = [tier for tier in TIERS if tier.name in named]
+    part = options.part or ("all" if options.tiers else "test")
+    asked = [tier for tier in TIERS if tier.name in named and tests_of(tier, part).paths]
     labs = [tier for tier in asked if tier.slurm or tier.name == "lab"]
     others = [tier for tier in asked if tier not in labs]
     if labs and os.geteuid() == 0:
         lab("install", "--accounting")  # before all: the unit tier uses shellcheck, which comes with it
     compileall.compile_dir(ROOT / "hpcml", quiet=1)  # also where Python writes no bytecode: hundreds of processes
     with ThreadPoolExecutor() as pool:
-        of_labs = pool.submit(run_labs, labs)
-        runs = {tier.name: [run] for run in ([run_here(others)] if others else []) for tier in others}
+        of_labs = pool.submit(run_labs, labs, part)
+        runs = {tier.name: [run] for run in ([run_here(others, part)] if others else []) for tier in others}
         of_tiers, reasons = of_labs.result()
         runs |= of_tiers
     results = {tier.name: of_tier(tier, runs.get(tier.name, [])) for tier in asked}
@@ -131,6 +167,37 @@ def main() -> int:
     if bad:
         print(f"not good: {', '.join(bad)}")
     return 1 if bad else 0
+
+
+class Tests(NamedTuple):
+    """What a pytest runs: paths of files or tests, and tests of these files that it leaves out."""
+
+    paths: list[str]
+    without: list[str]
+
+    @property
+    def words(self) -> list[str]:
+        """Return the arguments of pytest."""
+        return [*self.paths, *(f"--deselect={name}" for name in self.without)]
+
+
+def tests_of(tier: Tier, part: str) -> Tests:
+    """Return the tests of a part of a tier; no paths if the part has none of them."""
+    first = FIRST.get(tier.name)
+    if part == "all":
+        return Tests(list(tier.paths), [])
+    if part == "test":
+        return Tests(list(tier.paths if first is None else first), [])
+    if first is None:
+        return Tests([], [])
+    return Tests([path for path in files_of(tier) if path not in first], [name for name in first if "::" in name])
+
+
+def files_of(tier: Tier) -> list[str]:
+    """Return the test files of a tier, in the order in which pytest begins them."""
+    places = [ROOT / path for path in tier.paths if "::" not in path]
+    files = [file for place in places for file in (sorted(place.rglob("test_*.py")) if place.is_dir() else [place])]
+    return [str(file.relative_to(ROOT)) for file in files]
 
 
 def of_tier(tier: Tier, runs: Sequence[Run]) -> Result:
@@ -153,15 +220,15 @@ def of_tier(tier: Tier, runs: Sequence[Run]) -> Result:
     return Result(len(words) - len(failed) - skipped, failed, skipped, round(seconds, 1))
 
 
-def run_here(tiers: Sequence[Tier]) -> Run:
+def run_here(tiers: Sequence[Tier], part: str) -> Run:
     """Run tiers in one pytest, a process for each processor."""
     show(f"{', '.join(tier.name for tier in tiers)}: {'; '.join(tier.proves for tier in tiers)}")
     few = len(tiers) == 1 and tiers[0].name == "one-run"
     spread = [] if few else ["-n", str(os.cpu_count() or 1), "--dist", "loadfile", "--no-loadscope-reorder"]
-    return pytest([], "here", [path for tier in tiers for path in tier.paths], *spread)
+    return pytest([], "here", [word for tier in tiers for word in tests_of(tier, part).words], *spread)
 
 
-def run_labs(tiers: Sequence[Tier]) -> tuple[dict[str, list[Run]], dict[str, str]]:
+def run_labs(tiers: Sequence[Tier], part: str) -> tuple[dict[str, list[Run]], dict[str, str]]:
     """Run tiers of labs one after the other; return their runs, and why a tier cannot run here."""
     runs: dict[str, list[Run]] = {}
     reasons: dict[str, str] = {}
@@ -169,10 +236,10 @@ def run_labs(tiers: Sequence[Tier]) -> tuple[dict[str, list[Run]], dict[str, str
         if reason := prepare_lab(tier):
             reasons[tier.name] = reason
             continue
-        parts = lab_parts(tier)
+        shares = lab_shares(tier, part)
         with ThreadPoolExecutor() as pool:
-            runs[tier.name] = list(pool.map(lambda part: pytest(*part, aside=True), parts))
-        for _, name, _ in parts:
+            runs[tier.name] = list(pool.map(lambda share: pytest(*share, aside=True), shares))
+        for _, name, _ in shares:
             show(f"\n== {tier.name}: {tier.proves}\n{(CACHE / f'{name}.txt').read_text(errors='replace')}")
     if runs:
         subprocess.run([*LAB, "down"], check=False)
@@ -196,19 +263,24 @@ def pytest(before: Sequence[str], name: str, paths: Sequence[str], *options: str
     return Run(code, report, time.monotonic() - start)
 
 
-def lab_parts(tier: Tier) -> list[tuple[list[str], str, list[str]]]:
-    """Return what runs of a tier of labs: the words before each pytest, its name, and its paths."""
+def lab_shares(tier: Tier, part: str) -> list[tuple[list[str], str, list[str]]]:
+    """Return what runs of a tier of labs: the words before each pytest, its name, and its arguments."""
+    tests = tests_of(tier, part)
     if tier.slurm:
         other = [] if tier.slurm == OWN else ["--slurm", tier.slurm]
-        return [([*APART, *other, "1"], tier.name, list(tier.paths))]
+        return [([*APART, *other, "1"], tier.name, tests.words)]
     if reason := no_second_lab():
         show(f"one lab, not two: {reason}")
-        return [([], "lab", list(tier.paths))]
+        return [([], "lab", tests.words)]
     lab("down")  # each of the two is started apart
-    files = sorted(path.relative_to(ROOT) for path in (ROOT / "tests/lab").glob("test_*.py"))
-    second = [str(path) for path in files if path.stem in SECOND_LAB]
-    first = [str(path) for path in files if path.stem not in SECOND_LAB]
-    return [([*APART, "1"], "lab-1", first), ([*APART, "2"], "lab-2", second)]
+    shares: tuple[list[str], list[str]] = ([], [])
+    for path in files_of(tier) if part == "all" else tests.paths:
+        shares[Path(path.partition("::")[0]).stem in SECOND_LAB].append(path)
+    return [
+        ([*APART, str(number)], f"lab-{number}", Tests(share, tests.without).words)
+        for number, share in enumerate(shares, 1)
+        if share
+    ]
 
 
 def no_second_lab() -> str:

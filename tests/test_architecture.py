@@ -13,7 +13,7 @@ import jinja2
 import jinja2.nodes
 import pytest
 
-from hpcml import assets, kinds, listening
+from hpcml import assets, hooks, kinds, listening
 from tests import words
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -150,6 +150,19 @@ def test_a_kind_is_imported_without_what_only_one_machine_needs() -> None:
     assert not re.findall(r"hpcml\.kinds\.\w+\.(?:node|login)\S*|hpcml\.(?:node|request|sites|samples)\S*", loaded)
 
 
+@pytest.mark.parametrize("site", ["local", "slurm"])
+def test_a_dry_run_imports_nothing_for_a_script_or_a_report(site: str, tmp_path: Path) -> None:
+    """It shows a summary: Jinja2 is half of what rendering costs, and a report reads samples and logs."""
+    (tmp_path / "a.py").write_text("print(1)\n")
+    code = ("import sys, json; from hpcml.cli.main import main; main(json.loads(sys.argv[1])); "
+            "print(json.dumps(sorted(sys.modules)), file=sys.stderr)")  # fmt: skip
+    command = ["submit", "--site", site, "--dry-run", "--nodes", "2", "a.py"]
+    done = subprocess.run([sys.executable, "-c", code, json.dumps(command)], env={"HOME": str(tmp_path), "PATH": "/usr/bin"},
+                          capture_output=True, text=True, check=True, cwd=tmp_path)  # fmt: skip
+    loaded = set(json.loads(done.stderr.splitlines()[-1]))
+    assert not loaded & {"jinja2", "hpcml.samples", "hpcml.report.attempts", "hpcml.failures.judgement"}
+
+
 def test_slurm_s_variables_are_named_behind_the_seam_alone() -> None:
     """Beside hpcml.schedulers by one module on the nodes, and by what a profile cites."""
     files = [path for folder in ("hpcml", "templates") for path in (ROOT / folder).rglob("*") if path.is_file()]
@@ -168,6 +181,14 @@ def test_every_value_in_a_template_passes_a_filter() -> None:
                     place = f"{path.name}:{node.lineno}"
                     assert isinstance(node, jinja2.nodes.Filter), place
                     assert node.name in FILTERS, place
+
+
+def test_each_name_in_the_table_of_hooks_is_a_function_that_the_core_calls() -> None:
+    texts = "\n".join(path.read_text() for name, path in MODULES.items() if name != "hooks")
+    for point, names in hooks.HOOKS.items():
+        assert all(callable(function) for function in hooks.added(point)), point
+        assert len(names) == len(set(names)) > 0, point
+        assert re.search(rf"""hooks\.(?:added|only|collected)\(\s*["']{re.escape(point)}["']""", texts), point
 
 
 # -- nobody else's code ---------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from distributed import Adaptive, Scheduler, Status
 from distributed.deploy.cluster import Cluster
 
-from hpcml import assets, files, listening, schedulers, subprocesses, units
+from hpcml import assets, files, listening, records, schedulers, subprocesses, units
 from hpcml.api import job_request
 from hpcml.errors import ALLOCATION_LOST, HpcmlError, SiteError, SlurmUnreachableError, StorageError, UsageError
 from hpcml.forms import Form
@@ -219,7 +219,7 @@ class ElasticCluster(SLURMCluster):  # type: ignore[misc]
         self._scheduler_name = loaded.site.scheduler
         self.directory = job_request.place(loaded, _FOLDER, spec.name)
         made = job_request.plan_at(loaded, spec, self.directory)
-        check_image(Prepared(loaded, spec, made, ""))
+        check_image(Prepared(loaded, spec, made))
         for text in made.notices:
             note(text)
         self.problem: HpcmlError | None = None
@@ -249,7 +249,7 @@ class ElasticCluster(SLURMCluster):  # type: ignore[misc]
             trial = self.directory / "trial.sh"
             files.write(trial, ElasticJob(f"tls://{address}:0", "trial", **about).job_script())
             schedulers.get(self._scheduler_name).check(trial)
-            if loaded.site.repairs:
+            if loaded.site.repairs.file_names:
                 file_names.keep()
             place, self._remove_scratch = _scratch_for(self)
             self._start_guard()
@@ -454,7 +454,7 @@ def _write(made: Plan, spec: RunRequest) -> None:
     paths = RunPaths(Path(made.directory))
     paths.logs.mkdir(mode=0o700)
     files.write(paths.library, assets.node_archive())
-    directories.write_json(paths.plan, layers.as_table(made))
+    directories.write_json(paths.plan, records.plain(made))
     lines = (f"export {name}={shlex.quote(value)}\n" for name, value in spec.environment)
     files.write(paths.variables, "".join(lines).encode(errors="surrogateescape"))
     if made.inside.job.image:

@@ -91,7 +91,7 @@ def map(  # noqa: A001 - as every library calls it
         raise SiteError("hpcml.map cannot run inside an image", place=made.inside.job.image, hint=hint)
     for text in made.notices:
         note(text)
-    if loaded.site.repairs:
+    if loaded.site.repairs.file_names:
         file_names.keep()
     job_request.make(top, loaded)
     lead = enter(made, job_request.program_folder(), spec.environment)

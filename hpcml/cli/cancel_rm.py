@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpcml import files, units, written
+from hpcml import files, hooks, units, written
 from hpcml.cli import common, ls
 from hpcml.errors import HpcmlError, StorageError, UsageError
 from hpcml.paths import RunPaths, sweep_folder
@@ -69,9 +69,8 @@ def run_cancel(options: Namespace) -> int:
 
 def _dividing(run: directories.Run) -> list[directories.Run]:
     """Return the other runs that divide the points of a sweep with this one and have not ended: they would take its."""
-    from hpcml.sweeps import record
-
-    return going(run.paths.directory.parent, [other for other in record.given(run).runs if other != run.id])
+    others = hooks.collected("runs that share work", run)
+    return going(run.paths.directory.parent, [other for other in others if other != run.id])
 
 
 def going(runs: Path, ids: Sequence[str]) -> list[directories.Run]:

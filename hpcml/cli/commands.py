@@ -101,7 +101,7 @@ GROUPS = {
             "build cpu", "check --gpu rapids-cu12.sif", values={"PROGRAM": {"apptainer": "", "singularity": ""}}),
         "fabric": Command(
             "measure the interconnect between nodes, or show a run's measurement", "[OPTIONS] [RUN]",
-            "--nodes 2 --gpus-per-node 4", "last", module="submit"),
+            "--nodes 2 --gpus-per-node 4", "last"),
     },
     "Install": {
         "completion": Command(

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpcml.cli import common, submit
+from hpcml.cli import common, misplaced
 from hpcml.errors import UsageError
 from hpcml.forms import Form
 from hpcml.remote import channel
@@ -87,7 +87,7 @@ def _submit(
     connect: Callable[[], Connection], command: str, options: Namespace, given: list[str], script: list[str]
 ) -> int:
     here = Path.cwd()
-    submit.check_misplaced(script, here, f"hpcml {command}")
+    misplaced.check(script, here, f"hpcml {command}")
     path, (_, *arguments), form = programs.named(script, here)
     if form is Form.PROGRAM and (here / path).is_file():
         path = here / path  # what PATH leads to on this laptop does not count

@@ -178,10 +178,10 @@ def _cause(row: run_status.Status) -> str:
     """Return why a run failed in some words, empty where its record has none."""
     if row.phase != "refused":
         return row.ending.cause
-    from hpcml.runs import why
+    from hpcml.failures import rules
 
-    answer = why.refused(row)
-    return answer.short if answer.rule else ""
+    rule = rules.of_refusal(row.message, row.ending.quote)
+    return rule.rule.short if rule else ""
 
 
 def table(rows: Sequence[Sequence[str]], width: int, causes: Sequence[str] = ()) -> list[str]:

@@ -6,6 +6,7 @@ import re
 import sys
 from typing import TYPE_CHECKING
 
+from hpcml import records
 from hpcml.cli import common
 from hpcml.errors import ConfigError, UsageError
 from hpcml.sites import layers, lookup
@@ -65,7 +66,7 @@ def _site_show(options: Namespace) -> int:
     loaded = common.load_site("".join(options.names), common.here(), options.set or ())
     if options.facts:
         return _show_facts(loaded, as_json=options.json)
-    table = layers.as_table(loaded.site)
+    table = records.plain(loaded.site)
     if options.json:
         origins = {key.replace("\0", "."): value.origin for key, value in loaded.layers.values.items()}
         common.print_json({"site": table, "chosen_because": loaded.chosen_because, "origins": origins})
@@ -107,7 +108,7 @@ def _show_facts(loaded: lookup.LoadedSite, *, as_json: bool) -> int:
 
 def _facts(loaded: lookup.LoadedSite) -> Iterator[tuple[str, object, Fact | str]]:
     """Yield key, value and fact; of a value that was set elsewhere, its origin in the place of a fact."""
-    for key, value in _flat(layers.as_table(loaded.site)):
+    for key, value in _flat(records.plain(loaded.site)):
         origin = loaded.layers.origin(key)
         if fact := loaded.site.facts.get(key):
             yield key, value, fact
@@ -173,7 +174,7 @@ def _values(loaded: lookup.LoadedSite) -> dict[str, tuple[object, Fact | str]]:
     """Return each setting of a profile, and how it is known or where it was set; and its facts that are no setting."""
     settings: dict[str, tuple[object, Fact | str]] = {
         key: (value, loaded.site.facts.get(key) or loaded.layers.origin(key))
-        for key, value in _flat(layers.as_table(loaded.site))
+        for key, value in _flat(records.plain(loaded.site))
         if key not in ("name", "description", "extends")
     }
     return settings | {key: (fact.value, fact) for key, fact in loaded.site.facts.items() if fact.value}

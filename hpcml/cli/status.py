@@ -7,7 +7,8 @@ import shlex
 import sys
 from typing import TYPE_CHECKING
 
-from hpcml.cli import common
+from hpcml import hooks, repairs
+from hpcml.cli import commands, common
 from hpcml.errors import MEANING, STOPPED, UNREACHABLE
 from hpcml.terminal import columns, fitted, say, say_fitted, say_state
 
@@ -39,19 +40,16 @@ def add_options(parser: ArgumentParser) -> None:
 def run(options: Namespace) -> int:
     """Show what is known of a run."""
     if options.follow:
-        from hpcml.cli import top
-
         options.once, options.interval = False, None
-        return top.run(options)
+        return commands.run("top", options)
     run, host = common.find_run(options), common.host_of(options)
     return show(run, as_json=options.json, all_notes=options.notes, host=host)
 
 
 def show(run: directories.Run, *, as_json: bool, all_notes: bool, host: str) -> int:
     """Print what is known of a run; ``host`` is how the laptop that asks names this machine, if one asks."""
-    from hpcml.cli.why import cause_of
     from hpcml.report import attempts
-    from hpcml.runs import report, request_cost
+    from hpcml.runs import request_cost
     from hpcml.runs import status as run_status
 
     run, status = run_status.now(run)
@@ -64,16 +62,17 @@ def show(run: directories.Run, *, as_json: bool, all_notes: bool, host: str) -> 
         named = re.sub("(?<=hpcml --host ).*(?= tunnel )", lambda _: shlex.quote(host), status.progress.jupyter)
         status = status.changed(jupyter=named)
     before = attempts.earlier(run.paths, status.progress.attempt)
-    lines = _lines(status, cause_of(run, status), before, request["asked"])
+    lines = _lines(status, hooks.only("cause of a state")(run, status), before, request["asked"])
     lines += [("results", common.typed(request["results"], sys.stdout))] if request["results"] else []
     notes = request["notes"]
     if notes and not all_notes:
         lines.append(("notes", f"{len(notes)}: hpcml status --notes {run.id}"))
     _say_lines(lines + [("note", str(text)) for text in notes if all_notes])
-    if status.over and (page := report.page_of(run)):
-        say(f"{'report':<10} {common.typed(page, sys.stdout)}")
-    for command in attempts.profile_commands(run.paths) if status.over else ():
-        say(f"{'profile':<10} {command}")  # whole: it is to be copied
+    if status.over:
+        for title, path in hooks.collected("files of an end", run):
+            say(f"{title:<10} {common.typed(path, sys.stdout)}")
+        for title, command in hooks.collected("commands of an end", run):
+            say(f"{title:<10} {command}")  # whole: it is to be copied
     for line in status.ending.quote:
         say(f"  | {line}")
     if status.phase == "prepared" and run.submission:
@@ -124,6 +123,8 @@ def _lines(
     keys = ("jupyter", "versions", "protocol", "address", "security", "fabric")
     lines += [(key, values[key]) for key in keys if values[key]]
     lines += [("differ", difference) for difference in progress.differences]
+    decisions = {name: repairs.Decision(**row) for name, row in progress.repairs.items()}
+    lines += [("repair", one.sentence(name)) for name, one in decisions.items() if one.state != repairs.APPLIED]
     lines += [("warning", warning) for warning in (*progress.warnings, *status.silences())]
     if names := status.written.brought:
         shown = ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")

@@ -1,4 +1,4 @@
-"""``hpcml submit``: from the options to a run, and to its end; ``hpcml rerun`` and ``hpcml fabric`` submit too."""
+"""``hpcml submit``: from the options to a run, and to its end; ``hpcml rerun`` submits too."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpcml import files
+from hpcml import files, hooks, records
 from hpcml.cli import commands, common
-from hpcml.errors import MEANING, HpcmlError, NotFoundError, StorageError, UsageError
+from hpcml.errors import MEANING, HpcmlError, StorageError, UsageError
 from hpcml.forms import Form
 from hpcml.options.parser import add_to
 from hpcml.options.reading import request_of
 from hpcml.options.table import OPTIONS, TAKES_VALUE
 from hpcml.origins import Origin
-from hpcml.runs import directories, programs, script_checks
+from hpcml.runs import directories, programs
 from hpcml.runs.directories import Table, complete
 from hpcml.sites import layers, powers
 from hpcml.terminal import Raw, note, say, say_fitted, say_lines, say_message
@@ -90,7 +90,8 @@ def script_spec(options: Namespace) -> RunRequest:
     from hpcml.runs.submit import script_request
 
     arguments = options.script_words if options.caller is None else options.caller.stage(options.script_words)
-    check_misplaced(arguments, common.here(), options.parser.prog)
+    for check in hooks.added("check of arguments"):
+        check(arguments, common.here(), options.parser.prog)
     spec = script_request(vars(options), arguments, options.parser)
     return spec if options.caller is None else options.caller.spec(spec)
 
@@ -123,7 +124,7 @@ def show(options: Namespace, prepared: submission.Prepared, *, asks: bool = True
     ``asks``: it asks for an allocation, which may cost something.
     """
     if options.json:
-        common.print_json(layers.as_table(prepared.plan))
+        common.print_json(records.plain(prepared.plan))
     elif options.dry_run == "script":
         Raw(sys.stdout).write(prepared.script.encode(), last=True)
         if asks:
@@ -308,20 +309,18 @@ def _show_failed_rank(run: directories.Run, last: run_status.Status, clear: Call
 
 def _tell_files(run: directories.Run, last: run_status.Status, host: str) -> None:
     """Say where a run's results, report, tasks' output and profiles are, and what it could have asked less of."""
-    from hpcml.report import attempts
-    from hpcml.runs import report, status
+    from hpcml.runs import status
 
-    page = report.page_of(run)
     lines = [("results", common.typed(run.paths.out, sys.stderr))] if status.has_results(run) else []
-    lines += [("report", common.typed(page, sys.stderr))] if page else []
+    lines += [(title, common.typed(path, sys.stderr)) for title, path in hooks.collected("files of an end", run)]
     lines += [("fetch", common.from_host(host, f"hpcml fetch {run.id}"))] if host and lines else []
-    lines += [("smaller", text) for text in report.smaller(page)] if page and not last.ending.exit_status else []
+    lines += hooks.collected("advice at an end", run, last)
     for title, text in lines:
         say_fitted(text, sys.stderr, first=f"  {title:<11}", rest=" " * 13)
     if "task-output" in last.progress.times:
         say(f"  tasks      output of the Dask tasks: hpcml logs {run.id} worker", sys.stderr)
-    for command in attempts.profile_commands(run.paths):
-        say(f"  profile    {command}", sys.stderr)  # whole: it is to be copied
+    for title, command in hooks.collected("commands of an end", run):
+        say(f"  {title:<11}{command}", sys.stderr)  # whole: it is to be copied
 
 
 def _tell_end(run: directories.Run, last: run_status.Status, *, as_json: bool) -> None:
@@ -333,16 +332,8 @@ def _tell_end(run: directories.Run, last: run_status.Status, *, as_json: bool) -
         explain(last)
     if not last.ending.exit_status or as_json:
         return
-    from hpcml.runs import bad_nodes, why
-
-    answer = why.of_status(run, last)
-    bad_nodes.remember(last, answer)
-    rest = answer.cause.removeprefix(last.message) if last.message else answer.cause
-    is_said = not rest or rest.startswith(" while ")  # when it happened is no news
-    if answer.failed and answer.rule not in ("", "exit") and not is_said:
-        say_message(f"hpcml: cause: {answer.sentence} More: hpcml why {run.id}.")
-    if answer.again:
-        say_message(f"hpcml: to run the script again: {answer.again}")
+    for tell in hooks.added("cause of an end"):
+        tell(run, last)
     if last.ending.by == "script" and last.hint:
         say_message(f"hpcml: {last.hint}")
 
@@ -360,57 +351,6 @@ def explain(last: run_status.Status) -> None:
         quote=last.ending.quote,
     )
     say_message(f"hpcml: {error}")
-
-
-# -- options of hpcml after the script ---------------------------------------------------------------------------------
-
-
-def check_misplaced(arguments: Sequence[str], here: Path, prog: str) -> None:
-    """Refuse options of hpcml among the script's arguments; after ``--`` all words are the script's.
-
-    Parameters
-    ----------
-    words
-        The script, or ``-m`` and the module, and what follows.
-    prog
-        The command, as ``hpcml submit``.
-
-    Raises
-    ------
-    UsageError
-        If the script's text has no such option: it would run with other settings than the user meant.
-    """
-    is_module = arguments[0] == "-m"
-    first = 1 if is_module else 0
-    if arguments[0] == "--" or arguments[first + 1 : first + 2] == ["--"] or not arguments[first:]:
-        return
-    script, arguments = " ".join(arguments[: first + 1]), arguments[first + 1 :]
-    own = list(arguments[: arguments.index("--")]) if "--" in arguments else list(arguments)
-    options = [word.partition("=")[0] for word in own]
-    asked = {word for word in TAKES_VALUE.keys() & options if word.startswith("--")}  # short ones may mean anything
-    file = script_checks.module_file(here / script[3:]) if is_module else here / script
-    if not asked or file is None or not file.is_file():
-        return  # a module of the environment may take any option
-    folder = here if is_module else file.resolve().parent
-    misplaced = asked - script_checks.options_taken(file, folder, asked)
-    if not misplaced:
-        return
-    moved: list[str] = []
-    rest = list(arguments)
-    for word, option in zip(own, options, strict=True):
-        if option in misplaced and word in rest:
-            at = rest.index(word)
-            count = 2 if TAKES_VALUE.get(word) and rest[at + 1 :] else 1
-            moved += rest[at : at + count]
-            del rest[at : at + count]
-    listed, alone = " and ".join(sorted(misplaced)), len(misplaced) == 1
-    verb, pronoun = ("comes", "it") if alone else ("come", "them")
-    what = f"{listed} {verb} after {file.name}, so hpcml would pass {pronoun} to {file.name}"
-    typed = script if is_module else shlex.quote(script)
-    before = " ".join(filter(None, [prog, shlex.join(moved), typed, shlex.join(rest)]))
-    hint = f"To use {listed} for hpcml, type: {before}. "
-    hint += f"To pass {listed} to {file.name}, type: {prog} {typed} -- {shlex.join(arguments)}."
-    raise UsageError(what, place=prog, hint=hint)
 
 
 # -- rerun -------------------------------------------------------------------------------------------------------------
@@ -568,56 +508,3 @@ def _recorded_spec(options: Namespace, recorded: Table, run: directories.Run) ->
     spec = spec.changed(script=script, form=form, root=root)
     spec = spec.changed(interpreter=recorded.texts("interpreter"), in_place=recorded.get("in_place", bool, False))
     return spec.changed(sources=()) if staged or not script.is_absolute() else spec
-
-
-# -- fabric ------------------------------------------------------------------------------------------------------------
-
-
-def add_fabric_options(parser: Parser) -> None:
-    """Add a submission's options, and the run whose measurement is shown instead."""
-    add_options(parser, "fabric")
-    parser.epilog = (
-        "Without RUN, hpcml submits a job that measures the interconnect between each pair of its nodes. "
-        "hpcml waits for the job's end, unless you add --detach."
-    )
-    parser.add_argument("run", metavar="RUN", nargs="?", default="", help="show the interconnect measurement of RUN")
-
-
-def run_fabric(options: Namespace) -> int:
-    """Show RUN's measurement, or submit the job that measures every node against every other."""
-    if options.run:
-        return _show_measurement(options)
-    if not (options.detach or options.dry_run or options.prepare or options.check):
-        options.wait = True
-    return start(options, service_spec(options, Form.FABRIC))
-
-
-def _show_measurement(options: Namespace) -> int:
-    for name in ("nodes", "gpus_per_node", "dry_run", "prepare", "check", "wait", "detach"):
-        if getattr(options, name):
-            option = f"--{name.replace('_', '-')}"
-            hint = f"Remove RUN to measure again, or remove {option} to show the measurement of RUN."
-            raise UsageError(f"{option} applies only to a new measurement", place="hpcml fabric RUN", hint=hint)
-    run = common.find_run(options)
-    attempts = sorted(run.paths.directory.glob("attempts/*/fabric.json"), key=lambda path: int(path.parent.name))
-    if not attempts:
-        hint = "CPU runs that use TLS do not measure the interconnect. To measure: hpcml fabric --nodes N."
-        raise NotFoundError("The run did not measure the interconnect", place=run.id, hint=hint)
-    table = directories.read_json(attempts[-1])
-    facts: Any = table.facts if table else {}
-    if options.json:
-        common.print_json(facts)
-        return 0
-    try:
-        verdict = facts["verdict"]
-        say_fitted(verdict["line"], sys.stdout, rest="  ")
-        for sentence in filter(None, (*verdict["problems"], verdict["remedy"])):
-            say_fitted(sentence, sys.stdout, first="  ", rest="    ")
-        for pair in facts["measurement"]["pairs"]:
-            rate = pair["bytes"] / 1024**3 / pair["seconds"] if pair["seconds"] else 0.0
-            say(f"  {pair['scope']:<7} {pair['source']} → {pair['target']}  {pair['error'] or f'{rate:.2f} GiB/s'}")
-    except (KeyError, TypeError, AttributeError) as error:
-        hint = "The file was changed or truncated. Measure again with hpcml fabric --nodes N."
-        message = f"The measurement is not complete ({type(error).__name__}: {error})"
-        raise StorageError(message, place=str(attempts[-1]), hint=hint) from error
-    return 0

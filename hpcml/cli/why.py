@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from hpcml.cli import common
 from hpcml.cli.ls import cut
 from hpcml.errors import StorageError
-from hpcml.terminal import say, say_fitted
+from hpcml.terminal import say, say_fitted, say_message
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -110,6 +110,20 @@ def cause_of(run: directories.Run, status: run_status.Status) -> str:
     answer = why.of_status(run, status)
     bad_nodes.remember(status, answer)
     return answer.sentence if answer.failed and answer.cause != status.message else ""
+
+
+def tell_end(run: directories.Run, status: run_status.Status) -> None:
+    """Say why a run failed that has just ended, where the line of its end has not said it, and how to run it again."""
+    from hpcml.runs import bad_nodes, why
+
+    answer = why.of_status(run, status)
+    bad_nodes.remember(status, answer)
+    rest = answer.cause.removeprefix(status.message) if status.message else answer.cause
+    is_said = not rest or rest.startswith(" while ")  # when it happened is no news
+    if answer.failed and answer.rule not in ("", "exit") and not is_said:
+        say_message(f"hpcml: cause: {answer.sentence} More: hpcml why {run.id}.")
+    if answer.again:
+        say_message(f"hpcml: to run the script again: {answer.again}")
 
 
 def _show(answer: Answer, command: str, host: str) -> None:

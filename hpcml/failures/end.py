@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from enum import StrEnum
 from typing import Any, NamedTuple
 
-from hpcml import errors
+from hpcml import errors, records
 
 _STATES = {errors.TIME_LIMIT: "TIMEOUT", errors.CANCELLED: "CANCELLED", errors.PREEMPTED: "PREEMPTED"}
 SLURM = "scheduler"  # in ``by``: the batch scheduler, which may be hpcml itself on this machine
 _NEEDED = ("over", "state", "exit_status", "by", "message", "hint")
 
 
+class MemoryLimit(StrEnum):
+    """Whose memory limit was reached where a process of the run was killed."""
+
+    NODE = "node"  # the job's on one node: the kernel killed the process
+    PROCESS = "process"  # the process's own share of it: hpcml killed the process
+
+
 class End(NamedTuple):
-    """How an attempt of a run ended."""
+    """How an attempt of a run ended.
+
+    ``message``, ``hint``, ``cause`` and ``warnings`` are for people: no code looks into them. What code decides by has
+    a field.
+    """
 
     exit_status: int = 0
     phase: str = ""  # in which it ended: queued, allocated, image, a stage of the kind's startup, driver
@@ -32,6 +44,10 @@ class End(NamedTuple):
     node: str = ""  # its node; where hpcml ended the run, the one that was lost or did not start, first of several
     log: str = ""  # the file of its output in the run's folder of logs
     log_begin: int = 0  # bytes of that file, or of the script's log, that earlier attempts wrote
+    memory_limit: str = ""  # of MemoryLimit, empty if none was reached; a text, because newer versions may have more
+    lost_nodes: tuple[str, ...] = ()  # where hpcml ended the run: all nodes that were lost or did not start
+    role: str = ""  # where hpcml ended the run: the role (Role.name) that was lost or did not start
+    reason: str = ""  # why hpcml or Slurm ended it: a row's name in failures.rules; empty: the exit status says all
 
     @property
     def state(self) -> str:
@@ -49,27 +65,16 @@ class End(NamedTuple):
 
     def as_json(self) -> dict[str, Any]:
         """Return the end as a JSON-ready table, which :func:`parse` reads."""
-        record = {"state": self.state, **self._asdict()}
-        record |= {name: list(value) for name, value in record.items() if isinstance(value, tuple)}
-        del record["ended_as"]
-        return record
+        table = {"state": self.state, **records.plain(self)}
+        del table["ended_as"]
+        return table
 
 
 def parse(table: Mapping[str, Any]) -> End:
-    """Return the end that a table of status.json holds; KeyError or TypeError if it lacks something or is damaged."""
+    """Return the end that a table of status.json holds; DamagedError if it lacks something or is damaged."""
     if missing := [name for name in _NEEDED if name not in table]:
-        raise KeyError(missing[0])
-    values: dict[str, Any] = {}
-    for name, default in End._field_defaults.items():
-        value = table.get("state" if name == "ended_as" else name, default)
-        if isinstance(default, tuple):
-            if not isinstance(value, (list, tuple)) or not all(isinstance(text, str) for text in value):
-                raise TypeError(f"{name} has the wrong type")
-            value = tuple(value)
-        elif default is None:
-            if value is not None and type(value) is not int:
-                raise TypeError(f"{name} has the wrong type")
-        elif type(value) is not type(default) and not (isinstance(default, float) and type(value) is int):
-            raise TypeError(f"{name} has the wrong type")
-        values[name] = value
-    return End(**values)
+        raise records.DamagedError(f"{missing[0]} is missing")
+    end = records.read(End, {**table, "ended_as": table["state"]})
+    if end.by != "script" and end.node and not end.lost_nodes:  # an older version wrote only the first
+        return end._replace(lost_nodes=(end.node,))
+    return end

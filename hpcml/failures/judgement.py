@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from hpcml import errors
 from hpcml.failures import evidence, output
-from hpcml.failures.end import End
+from hpcml.failures.end import End, MemoryLimit
 from hpcml.failures.evidence import Hit, Line, Piece, When
 from hpcml.failures.rule import Retry, Role, Rule
 from hpcml.failures.rules import BY_NAME, COLLECTIVE, filled
@@ -234,8 +234,10 @@ def _judged(case: Case, hits: Sequence[Hit]) -> Cause:
         return Cause(errors.MEANING[status], "saved and stopped", remedy=end.hint or remedy)
     if end.state == "TIMEOUT" or (not by_script and status == errors.TIME_LIMIT):
         return _time_limit(case, hits)
-    if not by_script and status == errors.CANCELLED and (hit := _known(end.message, Line(end.message, "record"))):
-        return Cause(end.message, hit.rule.short, True, hit.rule.name, end.hint)
+    if not by_script and (rule := BY_NAME.get(end.reason)):
+        nodes = end.lost_nodes if rule.retry is Retry.EXCLUDE else ()
+        remedy, lines = end.hint or rule.remedy, _quoted(case)
+        return Cause(end.message, rule.short, True, rule.name, remedy, rule.retry, lines, nodes=nodes)
     final = case.short_by_status(followed=False)
     if not by_script and status in final:
         return Cause(end.message, final[status], remedy=end.hint, evidence=_quoted(case))
@@ -377,7 +379,7 @@ def waited(hits: Sequence[Hit]) -> Cause | None:
 def _was_out_of_memory(case: Case, hits: Sequence[Hit]) -> bool:
     """Whether the script or the job was killed out of memory: only a kill that is confirmed counts."""
     end = case.end
-    if end.state == "OUT_OF_MEMORY" or (end.by != "script" and "limit was reached (out of memory)" in end.message):
+    if end.state == "OUT_OF_MEMORY" or end.memory_limit == MemoryLimit.NODE:
         return True
     is_open = end.exit_status in case.short_by_status(followed=True)
     killed = end.exit_status == 128 + signal.SIGKILL or (end.by != "script" and is_open)
@@ -417,7 +419,7 @@ def _out_of_memory(case: Case, hits: Sequence[Hit]) -> Cause:
     lines_of_roles = [hit.line for hit in confirmed if hit.rule.name == "oom-kill" and hit.line.source not in _NO_ROLES]
     roles = {line.source for line in lines_of_roles}
     alone = len(roles) == 1 and roles != {SCRIPT} and not any(line.node for line in lines_of_roles)
-    lost = {line.source for line in lines_of_roles if not line.node and f" {line.source} on " in end.message}
+    lost = {line.source for line in lines_of_roles if not line.node and line.source == end.role}
     who = case.subject if end.by == "script" else f"the {(lost or roles).pop()}" if lost or alone else ""
     clause = f"{who} was killed because the node's memory limit was reached" if who else cause.what
     lines = tuple(hit.line for hit in confirmed)[:_SHOWN]
@@ -434,16 +436,18 @@ def _lost(case: Case, hits: Sequence[Hit]) -> Cause:
         named = [hit for hit in hits if hit.rule.name == "node-failure"]
         nodes = tuple(dict.fromkeys(filter(None, _named_nodes(named))))
         return _by_rule(BY_NAME["node-failure"], evidence=tuple(hit.line for hit in named[:_SHOWN]), nodes=nodes)
-    status, record, node = end.exit_status, Line(end.message, "record", "status.json"), end.node
+    status, record = end.exit_status, Line(end.message, "record", "status.json")
     if root := _first(_roots(hits, with_script=status != errors.WORKERS_NEVER_CAME)):
         cause = _of(root, hits)
-        if root.rule.name in _OF_ANOTHER_NODE and not cause.nodes and node:
-            cause = cause._replace(nodes=(node,))
-        return cause._replace(followed=(record, *cause.followed)[:_SHOWN])
-    text = "\n".join((end.message, *end.quote))
-    end_hits = [hit for hit in evidence.hits_in(evidence.Piece(text, 0), "record") if hit.rule.role is Role.ROOT]
-    if end_hits := [hit._replace(line=hit.line._replace(node=node)) for hit in end_hits]:
-        return _of(end_hits[0], end_hits)._replace(followed=(record,))
+        nodes = cause.nodes or (end.lost_nodes if root.rule.name in _OF_ANOTHER_NODE else ())
+        return cause._replace(nodes=nodes, followed=(record, *cause.followed)[:_SHOWN])
+    in_quote = evidence.hits_in(evidence.Piece("\n".join(end.quote), 0), "record")  # of the log of ``end.node``
+    end_hits = [hit for hit in in_quote if hit.rule.role is Role.ROOT]
+    if end_hits := [hit._replace(line=hit.line._replace(node=end.node)) for hit in end_hits]:
+        cause = _of(end_hits[0], end_hits)
+        return cause._replace(nodes=cause.nodes or end.lost_nodes, followed=(record,))
+    if end.memory_limit == MemoryLimit.PROCESS:
+        return _by_rule(BY_NAME["worker-memory"], end.message, evidence=_quoted(case), nodes=end.lost_nodes)
     is_known = status not in (errors.ALLOCATION_LOST, 128 + signal.SIGKILL)
     short = case.short_by_status(followed=True).get(status, "ended")
     return Cause(end.message, short, is_known, "", end.hint, evidence=_quoted(case))

@@ -7,7 +7,7 @@ first group. docs/troubleshooting.md explains how a cause is found.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -60,6 +60,11 @@ def meaning(text: str, where: Where) -> Meaning | None:
     return None
 
 
+def of_refusal(message: str, quote: Iterable[str]) -> Meaning | None:
+    """Return the meaning of the scheduler's refusal of a job, by hpcml's message and the quoted answer."""
+    return meaning("\n".join((message, *quote)), Where.SUBMISSION)
+
+
 def of_xid(xid: int) -> str:
     """Return what an Xid, the GPU driver's number of an error, means, as a clause; empty if no rule knows it."""
     known = meaning(f"NVRM: Xid (PCI:0): {xid}, ", Where.LOG)
@@ -69,6 +74,8 @@ def of_xid(xid: int) -> str:
 ROOT, CASCADE, CONFIRMATION, TEARDOWN, WARNING = Role.ROOT, Role.CASCADE, Role.CONFIRMATION, Role.TEARDOWN, Role.WARNING
 _REFUSED, _ENTERING = Where.LOG | Where.SUBMISSION, Where.LOG | Where.IMAGE
 _ELSEWHERE = "Try another node. Report the faulty node and its error to the site's support."
+# Rows that ends of hpcml's own name (End.reason).
+NEVER_SATISFIED, BATCH_KILLED, NO_ADDRESS = "dependency", "batch-killed", "no-address"
 COLLECTIVE = "collective-timeout"  # the rule by which a rank waited too long for another that may still live
 _FEWER_RANKS = "Request more memory per node, or start fewer ranks on each node (--ranks)."
 _ONE_IMAGE = "Use the same image or environment on all nodes."
@@ -157,9 +164,7 @@ SLURM = (
          "Slurm could not store the job script",
          "Slurm's spool directory may be full: report this error to the site's support.",
          "job script not stored", where=Where.SUBMISSION),
-    Rule("dependency", ROOT,
-         r"DependencyNeverSatisfied|the job it depends on (?:ended otherwise|did not end as required)|"
-         r"the run never started: it waited for ",
+    Rule(NEVER_SATISFIED, ROOT, r"DependencyNeverSatisfied",
          "the job will never start: the job that it depends on did not end as required",
          "Cancel the run. Submit the run again after that other job has succeeded.", "dependency never satisfied"),
     Rule("step-memory", ROOT, r"Memory required by task is not available",
@@ -267,7 +272,7 @@ DASK = (
          "scattered data was lost when its worker ended, and Dask cannot compute this data again"),
     Rule("connect-timeout", CASCADE, r"Timed out trying to connect to '?(?:tcp|tls|ucx|ucxx)://",
          "a connection to the Dask scheduler or a worker timed out"),
-    Rule("no-address", ROOT, r"interface '?(\S+?)'? (?:doesn't have an|has no) IPv4 address",
+    Rule(NO_ADDRESS, ROOT, r"interface '?(\S+?)'? (?:doesn't have an|has no) IPv4 address",
          "the network interface {0} has no address on a node",
          "Set network.interface to an interface that all nodes have, or remove it.", "network interface missing"),
     Rule("comm-closed", CASCADE, r"CommClosedError: |StreamClosedError: Stream is closed",
@@ -671,8 +676,14 @@ IMAGES = (
          "In the build's output, the lines before the last line show the failed command.", where=Where.BUILD),
 )  # fmt: skip
 
-RULES = (*SLURM, *DASK, *FILES_AND_PYTHON, *library_rules.RULES, *GPU, *NETWORK, *IMAGES)
-BY_NAME = {rule.name: rule for rule in RULES}
+OWN = (  # what hpcml finds out itself: a field of the run's end names the row, and no text is looked at
+    Rule(BATCH_KILLED, ROOT, "", "the batch script was killed",
+         "A user, the site or the kernel killed the batch script on the first node. Submit the run again.",
+         "batch script killed", where=Where(0)),
+)  # fmt: skip
+
+RULES = (*SLURM, *DASK, *FILES_AND_PYTHON, *library_rules.RULES, *GPU, *NETWORK, *IMAGES)  # by texts of programs
+BY_NAME = {rule.name: rule for rule in (*RULES, *OWN)}
 
 
 # -- ends of roles, and images that could not be entered ---------------------------------------------------------------

@@ -170,6 +170,22 @@ def known_digest(image: Image) -> str:
     return str(record.get("digest", "")) if right and about.st_mtime >= image.modified - 1 else ""
 
 
+def check(path: Path, *, cuda: str, gpus: int) -> dict[str, object]:
+    """Refuse an image in which a run could not work, before nodes are asked for; return what is known of it.
+
+    Raises
+    ------
+    ImageError, NotFoundError
+        If it is missing, unreadable, no image, of another architecture, or does not fit the run.
+    """
+    image = inspect(path)
+    found = problems(image, cuda=cuda, gpus=gpus, machine=machine())
+    if fatal := [problem for problem in found if problem.fatal]:
+        raise ImageError(f"The image cannot be used: {fatal[0].what}", place=str(image.path), hint=fatal[0].hint)
+    facts = {"path": str(image.path), "size": image.size, "modified": image.modified, "labels": image.labels}
+    return {**facts, "digest": known_digest(image), "notes": [problem.what for problem in found]}
+
+
 def problems(image: Image, *, cuda: str, gpus: int, machine: str) -> list[Problem]:
     """Return the problems of running in an image, the fatal first.
 

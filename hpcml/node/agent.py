@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from hpcml.errors import signal_name
+from hpcml.failures.end import MemoryLimit
 from hpcml.node import files, processes, scratch, script_environment, stacks
 from hpcml.node.script_process import oom_kills
 from hpcml.node.settings import Context
@@ -46,7 +47,8 @@ class Slot:
     start_at: float = 0.0
     deaths: int = 0
     cause: str = ""
-    last_end: str = ""
+    last_end: str = ""  # for people
+    memory_limit: str = ""  # of failures.end.MemoryLimit: whose limit ended the last process here, empty for none
     done: bool = False
     failed: bool = False
     retired: bool = False
@@ -75,7 +77,11 @@ class Node:
     def mark(self, state: str) -> None:
         """Say on the shared file system what this node's task is doing."""
         children = {
-            "failed": [{"name": slot.name, "why": slot.last_end} for slot in self.slots if slot.failed],
+            "failed": [
+                {"name": slot.name, "why": slot.last_end, "memory_limit": slot.memory_limit}
+                for slot in self.slots
+                if slot.failed
+            ],
             "retired": [slot.name for slot in self.slots if slot.retired],
             "deaths": {slot.name: slot.deaths for slot in self.slots if slot.deaths},
             "last_ends": {slot.name: slot.last_end for slot in self.slots if slot.deaths},
@@ -286,7 +292,7 @@ def _start(node: Node, slot: Slot, serve: Callable[[Slot], int]) -> None:
             return 0
         return serve(slot)
 
-    slot.started = time.monotonic()
+    slot.started, slot.memory_limit = time.monotonic(), ""
     slot.pid = fork(work)
 
 
@@ -323,7 +329,7 @@ def _judge(node: Node, slot: Slot, code: int) -> None:
     if note == slot.note.NO_GPU:
         slot.cause = slot.cause or _NO_GPU
     plain = f"killed by {signal_name(-code)}" if code < 0 else f"exit status {code}"
-    how = slot.cause or _memory_kill(node, code) or plain
+    how = slot.cause or _memory_kill(node, slot, code) or plain
     slot.cause = ""
     age = time.monotonic() - slot.started
     slot.deaths += 1
@@ -350,6 +356,7 @@ def _check_memory(node: Node, limit: int) -> None:
     for slot in node.slots:
         if slot.pid and not slot.cause and (size := resident(slot.pid)) > MEMORY_TERMINATE * limit:
             slot.cause = f"over its memory limit: {in_mib(size)} of {in_mib(limit)}"
+            slot.memory_limit = MemoryLimit.PROCESS
             node.memory = node.memory or f"hpcml ended {node.members.noun} {slot.name}, which was {slot.cause}"
             _tell(f"{node.members.noun} {slot.name} is {slot.cause}. hpcml ends the {node.members.noun}.")
             end(slot, wait=False)
@@ -364,11 +371,12 @@ def _keep_going(node: Node) -> None:
             _tell(f"{node.members.noun} {slot.name} was stopped (SIGSTOP). hpcml continued the {node.members.noun}.")
 
 
-def _memory_kill(node: Node, code: int) -> str:
+def _memory_kill(node: Node, slot: Slot, code: int) -> str:
     """Return that the kernel killed a process when memory ran out, if it was killed and the kernel says so."""
     before, node.oom_kills = node.oom_kills, oom_kills()
     if code != -signal.SIGKILL or node.oom_kills <= before:
         return ""
+    slot.memory_limit = MemoryLimit.NODE
     why = "killed because the node's memory limit was reached (out of memory)"
     node.memory = node.memory or f"a {node.members.noun} was {why}"
     return why

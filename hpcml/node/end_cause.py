@@ -75,7 +75,8 @@ class EndRequests:
             self.listed_at, self.names = now, files.listed(attempt.directory)
             self._look_at_saves()
         if self.batch.began and not self.batch.alive:  # looked at each time: Slurm ends the other steps right after it
-            raise RunEndedError(End(errors.ALLOCATION_LOST, phase, "hpcml", "the batch script was killed"))
+            why = BY_NAME[rules.BATCH_KILLED].cause
+            raise RunEndedError(End(errors.ALLOCATION_LOST, phase, "hpcml", why, reason=rules.BATCH_KILLED))
         self._look_at_the_limit(left)
         if not (self.signalled or left < 0 or attempt.terminate.name in self.names):
             return

@@ -6,18 +6,22 @@ import contextlib
 import os
 import re
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from hpcml import errors
+from hpcml import errors, repairs
 from hpcml.failures.end import End
 from hpcml.files import size_of
 from hpcml.kind import Kind
+from hpcml.node import files
 from hpcml.node.end_cause import EndRequests
 from hpcml.node.outcome import EventLog, RunEndedError, say
 from hpcml.node.processes import OwnTime, Process
 from hpcml.node.script import interpreter
 from hpcml.node.settings import Context
 from hpcml.node.versions import Comparison
+from hpcml.repairs.table import REPAIRS, Repair
 from hpcml.units import expand_hosts
 
 TICK = 0.05  # seconds between looks at this node's processes
@@ -72,10 +76,10 @@ class RunState:
             self.events.write("warning", sentence=sentence, **facts)
 
     def end(
-        self, status: int, reason: str, hint: str = "", quote: tuple[str, ...] = (), node: str = ""
+        self, status: int, message: str, hint: str = "", quote: tuple[str, ...] = (), **fields: Any
     ) -> RunEndedError:
-        """Return the exception that ends the run in this phase."""
-        return RunEndedError(End(status, self.phase, "hpcml", reason, hint, quote, node=node))
+        """Return the exception that ends the run in this phase; ``fields`` are more of those of an end."""
+        return RunEndedError(End(status, self.phase, "hpcml", message, hint, quote, **fields))
 
     def judge(self, compared: Comparison) -> None:
         """End the run if a role has other versions than the driver; write down once when all have told theirs."""
@@ -105,6 +109,18 @@ class RunState:
                 self.warn(
                     f"{compared.clocks.note}. Report this to the site's support: logs and files have wrong times."
                 )
+
+    def note_repairs(self, versions: Mapping[str, str], rows: Sequence[Repair] = REPAIRS) -> None:
+        """Write down which repairs the run's processes apply, and say which are off for an untried release.
+
+        ``versions`` are by package; of UCX the node's probe knows the one that is loaded.
+        """
+        probe = files.read_json(self.context.attempt.probe_of(self.context.node)) or {}
+        loaded = {"ucx": str(probe.get("ucx", {}).get("version") or versions.get("ucx", ""))}
+        decisions = repairs.decisions({**versions, **loaded}, rows)
+        self.events.write("repairs", repairs={name: decision._asdict() for name, decision in decisions.items()})
+        for text in repairs.notes(decisions):
+            say(self.context, text)
 
     def tell_clocks(self) -> None:
         """Write down what is known of the clocks of nodes whose workers have not measured them."""

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcml.forms import Form
-from hpcml.node.settings import Settings
+from hpcml.settings import Settings
 
 # Calls that make a value and do nothing else: by the last name of what is called.
 _PURE = {

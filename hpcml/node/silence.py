@@ -16,6 +16,7 @@ from hpcml.failures.end import End
 from hpcml.files import write
 from hpcml.node.outcome import EventLog, report_end, say, write_status
 from hpcml.node.settings import Context
+from hpcml.paths import SCRIPT
 
 _STOPPED = ("T", "t")
 _STATES = {
@@ -53,7 +54,8 @@ def warn(context: Context, state: str, silent: float) -> None:
 def end(context: Context, pid: int, state: str, silent: float) -> None:
     """Write down that the supervisor is stopped, and kill it: then the batch script ends the rest."""
     reason = f"{_name(context)} did not answer for {silent:.0f} s{_STATES.get(state, '')}"
-    record = End(errors.ROLE_LOST, "driver", "hpcml", reason, _HINT)
+    record = End(errors.ROLE_LOST, SCRIPT, "hpcml", reason, _HINT, node=context.node, role=SCRIPT)
+    record = record._replace(lost_nodes=(context.node,))
     try:
         write_status(record, context, over=False)
         report_end(record, context)

@@ -22,6 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from hpcml import installed
 from hpcml.kind import Role
 from hpcml.node import files
 from hpcml.node.processes import Process
@@ -44,6 +45,7 @@ AGREE = {
     "scikit-learn": 2,
     "dask-ml": 2,
     "dask-cuda": 2,
+    "rapids-dask-dependency": 2,
     "dask-cudf": 2,
     "distributed-ucxx": 2,
     "ucxx": 2,
@@ -63,33 +65,12 @@ AGREE = {
     "mpi4py": 1,
 }
 NOTED = 10.0  # seconds between two nodes' clocks from which on it is told
-_OTHER_NAMES = {"libucx": "ucx", "nvidia-cuda-runtime": "cuda", "cuda-cudart": "cuda", "nvidia-nccl": "nccl"}
-_CUDA = re.compile(r"-cu(da)?1\d(x)?$")  # how wheels say for which CUDA they are
-_INSTALLED = re.compile(r"(.+?)-([^-]+)(-py\d[\d.]*)?\.(dist|egg)-info")
-_CONDA = re.compile(r"(ucx|cuda-cudart)-([^-]+)-[^-]+\.json")
 
 
 def here() -> dict[str, str]:
-    """Return the versions of this interpreter's packages, from the names of folders on its path: nothing is read."""
-    versions = {"python": ".".join(map(str, sys.version_info[:3]))}
-    for place in sys.path:
-        for entry in _names(place):
-            if match := _INSTALLED.fullmatch(entry):
-                name = _CUDA.sub("", re.sub(r"[-_.]+", "-", match[1]).lower())
-                name = _OTHER_NAMES.get(name, name)
-                if name in AGREE:
-                    versions.setdefault(name, match[2])  # the first on the path is the one that is imported
-    for entry in _names(f"{sys.prefix}/conda-meta"):
-        if match := _CONDA.fullmatch(entry):
-            versions.setdefault(_OTHER_NAMES.get(match[1], match[1]), match[2])
-    return dict(sorted(versions.items()))
-
-
-def _names(folder: str) -> list[str]:
-    try:
-        return os.listdir(folder or ".")
-    except OSError:
-        return []  # a path may name zip files and folders that are not there; Python passes over them too
+    """Return the versions of this interpreter and of its packages."""
+    python = ".".join(map(str, sys.version_info[:3]))
+    return dict(sorted({"python": python, **installed.versions(AGREE)}.items()))
 
 
 def _digest(versions: Mapping[str, str]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -51,6 +51,22 @@ def render(plan: Plan, folders: Sequence[Path] = ()) -> str:
         raise
     except Exception as error:  # an expression in a template can fail in any way
         raise _template_error(error, template.filename) from error
+
+
+def check(plan: Plan) -> None:
+    """Raise a UsageError if a value of the plan cannot stand in hpcml's own batch script, without rendering one."""
+    apart = plan._replace(inside=None, reasons=(), notices=())  # type: ignore[arg-type] # what no template shows
+    for text in _texts((*apart, plan.inside.job.image)):
+        _printable(text)
+
+
+def _texts(value: object) -> Iterator[str]:
+    """Yield the texts in a record of a plan."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, tuple):
+        for part in value:
+            yield from _texts(part)
 
 
 def _template_error(error: Exception, file: str | None) -> ConfigError:

@@ -7,24 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from hpcml import kinds, repairs, schedulers
+from hpcml import hooks, kinds, schedulers
 from hpcml.errors import ConfigError, SiteError, UsageError
 from hpcml.kind import Kind, Role
-from hpcml.node.settings import (
-    Attempts,
-    Code,
-    Deadlines,
-    Job,
-    Network,
-    Points,
-    Report,
-    Settings,
-    Workers,
-)
 from hpcml.paths import SCRIPT, RunPaths
 from hpcml.plan.container import Stage, entry, image_of, interpreter, kernels, stage
 from hpcml.request.record import NOT_SAID, RunRequest, job_name
 from hpcml.schedulers import JobLayout, JobRequest, Launcher
+from hpcml.settings import Attempts, Code, Deadlines, Job, Network, Points, Report, Settings, Workers
 from hpcml.sites.schema import Site
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -268,8 +258,7 @@ def _environment(site: Site, spec: RunRequest, kind: Kind) -> tuple[tuple[str, s
     inner = (("HPCML_CONTAINER_ENV", " ".join(inherited)),) if spec.image else ()  # beside the run's own
     if spec.image and spec.size.gpus_per_node and "CUPY_CACHE_DIR" not in site.environment:
         inner = (*inner, ("HPCML_CUPY_CACHE", kernels(spec.image)))
-    if not site.repairs:
-        inner = (*inner, repairs.OFF)
+    inner = (*inner, *hooks.collected("variables of a run", site.repairs._asdict()))
     options = _options_of_python(spec.code.interpreter[1:])
     inner = (*inner, *(pair for pair in options.items() if pair[0] not in inherited))
     shared = kind.environment(site, spec)
@@ -357,6 +346,7 @@ def _inside(site: Site, request: JobRequest, layout: JobLayout, kind: Kind, umas
     workers: Workers = kind.workers(site, spec, layout.memory)
     if workers.gpu and "rmm" in profilers:
         workers = workers._replace(gpu=workers.gpu._replace(rmm_log_directory=str(request.paths.profiles)))
+    advice = hooks.only("site's advice")(site.report.advice, kind) if site.report.advice else {}
     in_place = not spec.code.copied or (site.code.snapshot == "none" and not spec.code.staged)
     return Settings(
         kind=spec.kind,
@@ -407,44 +397,5 @@ def _inside(site: Site, request: JobRequest, layout: JobLayout, kind: Kind, umas
             max_node_hours=spec.attempts.max_node_hours,
         ),
         points=Points(spec.points.sweep, spec.points.at_once, spec.points.point_options),
-        report=Report(sample_every=float(site.report.sample_every), advice=advice(site, kind), profilers=profilers),
+        report=Report(sample_every=float(site.report.sample_every), advice=advice, profilers=profilers),
     )
-
-
-def advice(site: Site, kind: Kind) -> dict[str, dict[str, str]]:
-    """Return the site's changes of the report's rules by their names.
-
-    Raises
-    ------
-    ConfigError
-        If one lacks what a rule needs, or has a limit or a figure that is none.
-    """
-    if not site.report.advice:
-        return {}
-    from hpcml.report import advice as of_all_kinds
-
-    of_kind = [accounting] if (accounting := kind.accounting()) else []
-    rules = [rule.name for rule in (*of_all_kinds.RULES, *(rule for one in of_kind for rule in one.rules))]
-    figures = [*of_all_kinds.FIGURES, *(figure.name for one in of_kind for figure in one.figures)]
-    changed_rules: dict[str, dict[str, str]] = {}
-    for name, rule in site.report.advice.items():
-        place = f"report.advice.{name}"
-        if rule.off:
-            changed_rules[name] = {"off": "true"}
-            continue
-        set_keys = {key: text for key, text in rule._asdict().items() if isinstance(text, str) and text}
-        for key in ("above", "below"):
-            try:
-                float(set_keys.get(key, "0"))
-            except ValueError as error:
-                hint = f"Write {key} = 20."
-                raise ConfigError(f"'{set_keys[key]}' is not a number", place=f"{place}.{key}", hint=hint) from error
-        if name not in rules and not (rule.figure and rule.sentence and (rule.above or rule.below)):
-            hint = "A new rule needs the keys 'figure' and 'sentence', and 'above' or 'below'."
-            hint += f" Existing rules: {', '.join(rules)}."
-            raise ConfigError(f"Rule '{name}' is neither a known rule nor a complete new rule", place=place, hint=hint)
-        if rule.figure and rule.figure not in figures:
-            hint = f"Use one of: {', '.join(figures)}."
-            raise ConfigError(f"Unknown figure '{rule.figure}'", place=f"{place}.figure", hint=hint)
-        changed_rules[name] = set_keys
-    return changed_rules

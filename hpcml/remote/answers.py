@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from types import UnionType
 from typing import Annotated, Any, NamedTuple, TypedDict, Union, cast, get_args, get_origin, get_type_hints
 
-from hpcml import files
+from hpcml import files, records
 from hpcml.errors import ConfigError
 from hpcml.runs import status as run_status
 from hpcml.runs import view as views
@@ -166,8 +166,8 @@ class RunFacts(NamedTuple):
 
     def as_table(self) -> dict[str, Any]:
         """Return the facts as they travel; :func:`of_call` reads them."""
-        services = {name: service._asdict() for name, service in self.services.items()}
-        return {**self._asdict(), "services": services, "quote": list(self.quote)}
+        table: dict[str, Any] = records.plain(self)
+        return table
 
 
 class Relay(NamedTuple):

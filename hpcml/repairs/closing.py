@@ -19,5 +19,5 @@ class QuietClose:
 
     def worker_send(self, worker: str, msg: dict[str, Any]) -> None:
         """Send as Dask does, but nothing while the scheduler closes."""
-        if self.status not in (Status.closing, Status.closed) or not repairs.are_on():
+        if self.status not in (Status.closing, Status.closed) or not repairs.is_on("closing"):
             super().worker_send(worker, msg)  # type: ignore[misc]

@@ -42,6 +42,12 @@ class Marker(NamedTuple):
     offset: int
 
 
+def ucx_version() -> str:
+    """Return the version of the UCX that this process has loaded, which may not be the wheel's; empty without one."""
+    ucxx: Any = sys.modules.get("ucxx")
+    return ".".join(map(str, ucxx.get_ucx_version())) if ucxx else ""
+
+
 def mark() -> tuple[Marker, Any]:
     """Write a marker into this process's memory pool; return it and the buffer, which must be kept."""
     import rmm

@@ -17,7 +17,7 @@ _NO_FILE = "<dynamic-code>"
 
 def keep() -> None:
     """Have cloudpickle name the files of the functions that this process pickles; again it does nothing."""
-    if not repairs.are_on():
+    if not repairs.is_on("file_names"):
         return
     import cloudpickle
 

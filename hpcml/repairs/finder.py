@@ -39,8 +39,8 @@ class _Importlib:
 
 def install() -> None:
     """Have the finder look so from now on, where there is one; again it does nothing."""
-    if not repairs.are_on():
-        return
     loader = sys.modules.get(_LOADER)
-    if loader is not None and not isinstance(getattr(loader, "importlib", None), _Importlib):
+    if loader is None or isinstance(getattr(loader, "importlib", None), _Importlib):
+        return
+    if repairs.is_on("finder"):
         loader.importlib = _Importlib(loader.importlib)  # type: ignore[attr-defined]

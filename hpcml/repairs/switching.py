@@ -3,7 +3,7 @@
 Each read of a socket releases Python's lock, and a task can then keep it for 5 ms (``sys.setswitchinterval``). A read
 of a TLS socket returns at most 16 KiB, so a worker may receive only 4 MiB a second. While large data arrives, threads
 switch after 0.5 ms. Several threads in Python then use up to a third more processor time, so the short interval ends
-with the read. Figures: ``tests/bench/encrypted.py``.
+with the read. Figures: ``bench/encrypted.py``.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class _Interval:
 
 def install() -> None:
     """Shorten the interval during the large reads of this process; a second call has no effect."""
-    if not repairs.are_on():
+    if not repairs.is_on("switching"):
         return
     from distributed.comm import tcp
 

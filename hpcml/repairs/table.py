@@ -1,4 +1,4 @@
-"""The repairs: what each of them mends, where that is known upstream, and the release with which it was last needed."""
+"""The repairs: what each of them mends, where that is known upstream, and the releases that it was tried with."""
 
 from __future__ import annotations
 
@@ -9,32 +9,37 @@ class Repair(NamedTuple):
     """One module of this package."""
 
     module: str
-    package: str
-    """The package with the fault, named as in ``tests/versions-3.11.txt`` or ``containers/versions.toml``."""
-    needed_with: str
-    """The newest release of the package that has the fault."""
+    library: str
+    """The package with the fault, named as in :mod:`hpcml.installed`."""
+    tried: str
+    """The releases that have the fault and that the repair was tried with, as a specifier: ``==26.10.0``, or
+    ``>=26.8.0,<=26.10.0``. With any other release the repair is off.
+    """
     fixed_in: str
     """The release that no longer needs the repair; empty: no release so far."""
     fault: str
     upstream: str
     """The pull request that introduced the fault, an issue about it, or the patch in docs/upstream that fixes it."""
     gain: str
+    without_dask: bool = False
+    """Whether runs without a Dask cluster apply it too."""
 
 
 REPAIRS = (
     Repair(
         module="finder",
-        package="rapids-dask-dependency",
-        needed_with="26.10.0",
+        library="rapids-dask-dependency",
+        tried="==26.10.0",
         fixed_in="",
         fault="Two threads that import parts of Dask wait for each other forever",
         upstream="[patch](rapids-dask-dependency.patch)",
         gain="no hang",
+        without_dask=True,
     ),
     Repair(
         module="file_names",
-        package="cloudpickle",
-        needed_with="3.1.3",
+        library="cloudpickle",
+        tried="==3.1.3",
         fixed_in="",
         fault="The traceback of a task names `<dynamic-code>` instead of the script's file and shows no line",
         upstream="[cloudpickle#560](https://github.com/cloudpipe/cloudpickle/pull/560)",
@@ -42,8 +47,8 @@ REPAIRS = (
     ),
     Repair(
         module="closing",
-        package="distributed",
-        needed_with="2026.7.1",
+        library="distributed",
+        tried="==2026.7.1",
         fixed_in="",
         fault="While the Dask scheduler shuts down, it informs all workers about each worker that leaves",
         upstream="[patch](distributed-close.patch)",
@@ -51,8 +56,8 @@ REPAIRS = (
     ),
     Repair(
         module="switching",
-        package="distributed",
-        needed_with="2026.7.1",
+        library="distributed",
+        tried="==2026.7.1",
         fixed_in="",
         fault="Tasks that compute in Python slow down encrypted transfers to their worker",
         upstream="[distributed#6325](https://github.com/dask/distributed/issues/6325)",
@@ -60,8 +65,8 @@ REPAIRS = (
     ),
     Repair(
         module="spilling",
-        package="dask-cuda",
-        needed_with="26.10.0",
+        library="dask-cuda",
+        tried="==26.10.0",
         fixed_in="",
         fault="Each spill of GPU data allocates new host memory, and the chunk that is needed next is spilled first",
         upstream="[patch](dask-cuda-pinned.patch), [patch](dask-cuda-order.patch)",
@@ -69,8 +74,8 @@ REPAIRS = (
     ),
     Repair(
         module="dead_worker_memory",
-        package="libucx-cu13",
-        needed_with="1.21.0",
+        library="ucx",
+        tried="==1.21.0",
         fixed_in="",
         fault="The GPU memory of a killed worker stays allocated while another worker on the same node runs",
         upstream="no patch yet",

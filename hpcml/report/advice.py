@@ -6,8 +6,11 @@ The rules and figures here are of every kind of run; a kind has more (:class:`hp
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from hpcml.errors import ConfigError
+from hpcml.kind import Kind
 
 SHORTEST = 300.0  # seconds of a run under which most rules say nothing
 MOST = 3
@@ -104,6 +107,48 @@ RULES = (
         weight=0.1,
     ),
 )
+
+
+def of_site(rules: Mapping[str, Any], kind: Kind) -> dict[str, dict[str, str]]:
+    """Return a site's changes of the rules (:class:`hpcml.sites.schema.Advice`) for a kind of run, by their names.
+
+    Raises
+    ------
+    ConfigError
+        If one lacks what a rule needs, or has a limit or a figure that is none.
+    """
+    of_kind = [accounting] if (accounting := kind.accounting()) else []
+    known = [rule.name for rule in (*RULES, *(rule for one in of_kind for rule in one.rules))]
+    figures = [*FIGURES, *(figure.name for one in of_kind for figure in one.figures)]
+    changes: dict[str, dict[str, str]] = {}
+    for name, rule in rules.items():
+        if rule.off:
+            changes[name] = {"off": "true"}
+            continue
+        keys = ("figure", "above", "below", "sentence")
+        changes[name] = {key: text for key in keys if (text := getattr(rule, key))}
+        _check(name, rule, known, figures)
+    return changes
+
+
+def _check(name: str, rule: Any, known: Sequence[str], figures: Sequence[str]) -> None:
+    """Refuse a site's rule that lacks what a rule needs, or has a limit or a figure that is none."""
+    place = f"report.advice.{name}"
+    for key in ("above", "below"):
+        text = getattr(rule, key)
+        try:
+            float(text or "0")
+        except ValueError as error:
+            hint = f"Write {key} = 20."
+            raise ConfigError(f"'{text}' is not a number", place=f"{place}.{key}", hint=hint) from error
+    is_complete = rule.figure and rule.sentence and (rule.above or rule.below)
+    if name not in known and not is_complete:
+        hint = "A new rule needs the keys 'figure' and 'sentence', and 'above' or 'below'."
+        hint += f" Existing rules: {', '.join(known)}."
+        raise ConfigError(f"Rule '{name}' is neither a known rule nor a complete new rule", place=place, hint=hint)
+    if rule.figure and rule.figure not in figures:
+        hint = f"Use one of: {', '.join(figures)}."
+        raise ConfigError(f"Unknown figure '{rule.figure}'", place=f"{place}.figure", hint=hint)
 
 
 def changed(rules: Iterable[Rule], changes: Mapping[str, Mapping[str, object]]) -> tuple[Rule, ...]:

@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from hpcml import files
+from hpcml import files, records
 from hpcml.errors import STOPPED
 from hpcml.failures import judgement
 from hpcml.failures.end import End, parse
@@ -42,10 +42,9 @@ class Ending(NamedTuple):
 
     def as_json(self) -> dict[str, Any]:
         """Return it as a JSON-ready table."""
-        lines = {name: [line._asdict() for line in getattr(self, name)] for name in ("evidence", "followed")}
-        status = self.end.exit_status if self.end.over else None
-        others = {name: value for name, value in self._asdict().items() if name != "end"}
-        return {**self.end.as_json(), "exit_status": status, **others, **lines}
+        table = records.plain(self)
+        del table["end"]
+        return {**self.end.as_json(), "exit_status": self.end.exit_status if self.end.over else None, **table}
 
 
 def cause_sentence(cause: judgement.Cause) -> str:
@@ -105,7 +104,7 @@ def ending_of(paths: RunPaths, attempt: AttemptPaths, kind: Kind, times: Mapping
     """Return how the run ended by its own status.json, and why, by its logs."""
     try:
         end = parse(table(paths.status))._replace(over=True)  # the report is made while the roles are torn down
-    except (KeyError, TypeError):
+    except records.DamagedError:
         return Ending()
     form = Form.read(str(_code(paths).get("form", "")))
     judged = judgement.of_run(paths, attempt, judgement.Case(end, kind, times, form=form))

@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from hpcml import samples
+from hpcml import records, samples
 from hpcml.failures import stacks
 from hpcml.failures.end import End
 from hpcml.failures.evidence import table
@@ -16,6 +16,7 @@ from hpcml.failures.rules import of_xid
 from hpcml.forms import Form
 from hpcml.kind import Kind
 from hpcml.paths import RunPaths
+from hpcml.repairs import Decision
 from hpcml.report import advice, attempts, ledger, results, series
 from hpcml.report.advice import Advice
 from hpcml.report.attempts import Attempt, Ending, number
@@ -103,6 +104,7 @@ class Machines(NamedTuple):
     devices: tuple[GpuSummary, ...]
     topology: tuple[tuple[str, str], ...]  # a node, its hardware
     versions: tuple[tuple[str, str], ...]  # a library, its version
+    repairs: tuple[tuple[str, Decision], ...]  # by name, what became of each repair of a library
 
 
 class Interconnect(NamedTuple):
@@ -141,27 +143,21 @@ class Report(NamedTuple):
         """Return all but what pictures are drawn from as one JSON-ready table."""
         unit = self.hours.ledger.unit
         definitions = {name: part.text.format(unit=unit) for name, part in self.drawing.parts.items()}
+        table = records.plain(self._replace(drawing=Drawing({}, {}, None, ())), spread=_SPREAD)
+        del table["drawing"]
         return {
-            **self.run._asdict(),
-            "made": self.made,
-            "has_cluster": self.has_cluster,
-            **self.course._asdict(),
-            **self.hours._asdict(),
-            **self.findings._asdict(),
-            **self.machines._asdict(),
-            **self.interconnect._asdict(),
+            **table,
             "ending": self.course.ending.as_json(),
-            "phases": [phase._asdict() for phase in self.course.phases],
-            "ledger": {**self.hours.ledger._asdict(), "definitions": definitions},
-            "advice": [one._asdict() for one in self.findings.advice],
-            "functions": [one._asdict() for one in self.findings.functions],
+            "ledger": {**table["ledger"], "definitions": definitions},
             "results": [one.name for one in self.results.files],
-            "points": [one._asdict() for one in self.points.ended],
-            "attempts": [one._asdict() for one in self.hours.attempts],
-            "devices": [device._asdict() for device in self.machines.devices],
+            "points": table["points"]["ended"],
             "versions": dict(self.machines.versions),
+            "repairs": {name: decision._asdict() for name, decision in self.machines.repairs},
             "topology": dict(self.machines.topology),
         }
+
+
+_SPREAD = (Identity, Course, Hours, Findings, Machines, Interconnect)  # groups that the JSON does not show
 
 
 def accounting_of(kind: Kind) -> Accounting:
@@ -429,7 +425,12 @@ def _machines(measured: _Measured, each: int) -> Machines:
         tuple(_summary(name, gpu, process) for name, gpu, process in places),
         tuple((name, _topology(node)) for name, node in measured.by_node.items()),
         tuple(sorted((name, str(version)) for name, version in versions.items())),
+        tuple((name, _decision(_table(row))) for name, row in _table(measured.event("repairs").get("repairs")).items()),
     )
+
+
+def _decision(row: Mapping[str, Any]) -> Decision:
+    return Decision(*(str(row.get(name, "")) for name in Decision._fields))
 
 
 def _summary(name: str, gpu: series.Gpu, process: str) -> GpuSummary:

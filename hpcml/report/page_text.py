@@ -235,7 +235,8 @@ of them {{ report.hours.total.useful | hours }} useful. The rest of this page sh
 <section><h2>Warnings</h2>{% for text in report.course.ending.end.warnings %}<p>{{ text }}</p>{% endfor %}</section>
 {% endif %}
 {% if report.machines.versions %}
-<section><h2>Versions</h2><p class="soft versions">{% for name, version in report.machines.versions %}<span>{{ name }} {{ version }}</span> {% endfor %}</p></section>
+<section><h2>Versions</h2><p class="soft versions">{% for name, version in report.machines.versions %}<span>{{ name }} {{ version }}</span> {% endfor %}</p>
+{% for name, decision in report.machines.repairs %}<p class="soft">Repair {{ decision.sentence(name) }}.</p>{% endfor %}</section>
 {% endif %}
 {% if report.findings.unknown %}
 <section><h2>Not known</h2>{% for text in report.findings.unknown %}<p>{{ text }}</p>{% endfor %}</section>

@@ -17,9 +17,12 @@ from hpcml import errors, files
 from hpcml.errors import HpcmlError
 from hpcml.failures.rule import Retry
 from hpcml.failures.rules import BY_NAME
+from hpcml.request.record import RunRequest
 from hpcml.runs import directories
 from hpcml.runs.status import Status, status
+from hpcml.runs.submit import EXCLUDE_FAILED
 from hpcml.sites.layers import process_environment
+from hpcml.sites.schema import Site
 
 if TYPE_CHECKING:
     from hpcml.runs.why import Answer
@@ -194,3 +197,24 @@ def sentence(bad: Sequence[BadNode]) -> str:
         return f"{failure}: exclude the node with --exclude {names}"
     text = "; ".join(f"{one.node}: {one.why}" for one in bad[:3]) + ("; …" if len(bad) > 3 else "")
     return f"{len(bad)} nodes made runs fail in the last 24 hours ({text}): exclude the nodes with --exclude {names}"
+
+
+def excluded(site: Site, spec: RunRequest, *, look: bool) -> tuple[RunRequest, list[str]]:
+    """Return the request without the nodes that failed within a day, if the profile says so, and a note on them.
+
+    ``look``: the runs that ended within a day are judged first.
+    """
+    if site.scheduler != "slurm" or {"--exclude", "--nodelist"} & dict(spec.place.sbatch).keys():
+        return spec, []  # there are no nodes to choose, or the user chooses them
+    now = time.time()
+    if look:
+        learn(directories.runs_folder(site.paths.runs, process_environment()), site.name, now)
+    if not (bad := Memory(site.name).nodes(now)):
+        return spec, []
+    notes = [sentence(bad)]
+    if not site.slurm.exclude_failed:
+        return spec, notes
+    sites_own = [line.partition("=")[2] for line in site.slurm.extra if line.startswith("--exclude=")]
+    names = ",".join([*sites_own, *(one.node for one in bad)])
+    origin = (f"--exclude {names}", EXCLUDE_FAILED)
+    return spec.changed(sbatch=(*spec.place.sbatch, ("--exclude", names)), origins=(*spec.origins, origin)), notes

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from hpcml.forms import Form
 from hpcml.request.record import RunRequest
-from hpcml.runs import modules_reached, script_checks
+from hpcml.runs import modules_reached
 
 _DASK = re.compile(r"dask|coiled", re.IGNORECASE)
 _DISTRIBUTED = re.compile(r"distributed(\..*)?")  # Dask's; torch.distributed is another
@@ -33,7 +33,7 @@ def names_dask(spec: RunRequest) -> bool:
     if any(name.startswith("DASK_") for name, _ in spec.environment) or _in_words([code.script.name, *words[1:]]):
         return True
     if code.form is Form.MODULE:
-        file = script_checks.module_file(code.script)
+        file = modules_reached.module_file(code.script)
         return file is not None and _in_python(file, code.script.parent)
     if code.form is Form.SCRIPT and _in_python(code.script, code.script.resolve().parent):
         return True
@@ -80,7 +80,7 @@ def _paths(word: str, folder: Path) -> Iterator[tuple[Path, Path]]:
     path = folder / os.path.expandvars(name)
     if name and path.is_file():
         yield path, path.resolve().parent
-    elif name.replace(".", "").isidentifier() and (module := script_checks.module_file(folder / name)):
+    elif name.replace(".", "").isidentifier() and (module := modules_reached.module_file(folder / name)):
         yield module, folder
 
 
@@ -123,5 +123,5 @@ def _in_tree(tree: ast.Module) -> bool:
     of_hpcml = any(name.partition(".")[0] == "hpcml" for name in names)
     if of_hpcml and (attributes & {*_OF_HPCML} or names & {f"hpcml.{name}" for name in (*_OF_HPCML, "*")}):
         return True
-    texts = [*script_checks.texts(tree)]
+    texts = [*modules_reached.texts(tree)]
     return any(map(_DASK.search, (*names, *attributes, *texts))) or any(map(_DISTRIBUTED.fullmatch, names))

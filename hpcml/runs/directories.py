@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from hpcml import assets, files
+from hpcml import assets, files, records
 from hpcml.errors import NotFoundError, StorageError, did_you_mean, nearest
 from hpcml.paths import RESERVE_COUNT, RESERVE_SIZE, RunPaths
 from hpcml.schedulers import Submission
@@ -268,7 +268,9 @@ def load(directory: Path) -> Run:
     if not table or not table.facts:
         return Run(directory.name, paths, None)
     with complete(directory):
-        submission = table.record(Submission, ("exit_status",) if "error" in table.facts else ())
+        if "error" in table.facts and "exit_status" not in table.facts:
+            raise records.DamagedError("exit_status is missing")
+        submission = records.read(Submission, table.facts)
     if (submission.line or submission.requeue) and (job := begun_job(paths)):
         submission = submission._replace(job=job, line="")
     if submission.pid and "scheduler" not in table.facts:
@@ -465,18 +467,6 @@ class Table:
         """Return a number; KeyError or TypeError if it is none."""
         value = self.facts[key]
         return float(value) if isinstance(value, float) else self.get(key, int)
-
-    def record(self, schema: type[T], required: Sequence[str] = ()) -> T:
-        """Return a record whose fields' kinds are those of their defaults; ``required`` are keys that must be there."""
-        values: dict[str, object] = {}
-        for name, default in getattr(schema, "_field_defaults", {}).items():
-            if name not in self.facts and name not in required:
-                continue
-            if isinstance(default, tuple):
-                values[name] = self.texts(name)
-            else:
-                values[name] = self.number(name) if isinstance(default, float) else self.get(name, type(default))
-        return schema(**values)
 
 
 @contextlib.contextmanager

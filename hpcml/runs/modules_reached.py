@@ -204,3 +204,44 @@ def _files_of(folder: Path, name: tuple[str, ...]) -> Iterator[Path]:
         if file != place / part and file.name != "__init__.py":
             return
         place /= part
+
+
+# -- what a text tells -----------------------------------------------------------------------------------------------
+
+
+def module_file(module: Path) -> Path | None:
+    """Return the file of a module by its folder and its dotted name, None if it is not in that folder."""
+    stem = module.parent.joinpath(*module.name.split("."))
+    files = (stem / "__main__.py", stem.with_name(f"{stem.name}.py"))
+    return next((file for file in files if file.is_file()), None)
+
+
+def place(base: Path, file: object, line: int | None = None) -> str:
+    """Return a file as a user would name it from a folder, with a line."""
+    path = str(file)
+    path = path.removeprefix(f"{base}/")
+    return f"{path}:{line}" if line else path
+
+
+def texts(tree: ast.Module) -> Iterator[str]:
+    """Yield the texts in a file, but not its docstrings, which may show how it is submitted."""
+    docstrings: set[ast.AST] = set()
+    if "docopt" not in imported(tree):
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Module | ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and node.body:
+                first = node.body[0]
+                docstrings |= {first.value} if isinstance(first, ast.Expr) else set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in docstrings:
+            yield node.value
+
+
+def imported(tree: ast.Module) -> set[str]:
+    """Return the top-level names of all that a file imports, wherever it does."""
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {one.name.partition(".")[0] for one in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names.add(node.module.partition(".")[0])
+    return names

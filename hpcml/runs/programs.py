@@ -13,7 +13,7 @@ from typing import NamedTuple
 from hpcml.errors import UsageError
 from hpcml.forms import Form
 from hpcml.request import record
-from hpcml.runs import script_checks
+from hpcml.runs import modules_reached
 from hpcml.sites import layers
 
 _PYTHON = re.compile(r"(python|pypy|graalpy)[0-9.]*t?d?")
@@ -124,7 +124,7 @@ def _is_module(name: str, here: Path) -> bool:
     """Return whether a module of that name is in the current folder."""
     if not all(word.isidentifier() for word in name.split(".")):
         return False
-    return script_checks.module_file(here / name) is not None
+    return modules_reached.module_file(here / name) is not None
 
 
 def _in_environment(path: Path) -> bool:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from hpcml import files
 from hpcml.forms import Form
 from hpcml.request.record import Code, RunRequest
-from hpcml.runs import reach, script_checks, snapshot
+from hpcml.runs import modules_reached, reach, snapshot
 from hpcml.sites.schema import Code as Rules
 
 _NAMED = 3  # lines in a note
@@ -83,7 +83,7 @@ def decide(code: Code, rules: Rules, target: Path, sent_from: Path | None = None
 def _reach(code: Code) -> reach.Reach | None:
     """Return what the code reaches, None if it is not code that can be looked at."""
     if code.form is Form.MODULE:
-        file = script_checks.module_file(code.script)
+        file = modules_reached.module_file(code.script)
         return reach.of_python(file.resolve(), code.script.parent.resolve()) if file else None
     if code.form is Form.NOTEBOOK:
         return None

@@ -18,7 +18,7 @@ from hpcml.forms import Form
 from hpcml.options import batch_scripts
 from hpcml.plan.plan import Plan
 from hpcml.request.record import RunRequest
-from hpcml.runs import modules_reached, programs, script_checks
+from hpcml.runs import modules_reached, programs
 
 PAGE = "hpcml help ranks"
 _LAUNCHER = re.compile(
@@ -235,7 +235,7 @@ def check_script(
         The line that expects ranks, and the way to run it as one process.
     """
     is_module = spec.code.form is Form.MODULE
-    file = script_checks.module_file(spec.code.script) if is_module else spec.code.script
+    file = modules_reached.module_file(spec.code.script) if is_module else spec.code.script
     base = spec.code.script.parent if spec.code.staged or is_module else spec.code.cwd
     kind = kinds.get(spec.kind)
     if file and kind.ranks:
@@ -245,7 +245,7 @@ def check_script(
     ranks = expected(file, spec.code.script.parent if is_module else file.resolve().parent, variables) if file else None
     if file is None or ranks is None:
         return []
-    where = script_checks.place(base, ranks.file, ranks.line)
+    where = modules_reached.place(base, ranks.file, ranks.line)
     by_mpi = ranks.what.startswith(_OF_MPI)
     if kind.ranks:
         if by_mpi and ranks.certain and workers > 1:
@@ -278,7 +278,7 @@ def _check_address(script: Path, base: Path, nodes: int) -> None:
             problem = (
                 f"{found.what} leads each rank to its own node, but the run has {nodes} nodes: the ranks would hang"
             )
-            raise ScriptError(problem, place=script_checks.place(base, found.file, found.line), hint=hint)
+            raise ScriptError(problem, place=modules_reached.place(base, found.file, found.line), hint=hint)
 
 
 def _modules_of(script: Path, folder: Path) -> list[modules_reached.Module]:
@@ -296,9 +296,9 @@ def expected(script: Path, folder: Path, variables: Collection[str] = ()) -> Exp
     if not any(_MENTIONED.search(module.text) for module in modules):
         return None
     trees = [module.tree for module in modules_reached.reached_and_packages(script, folder)]
-    uses_dask = any(_DASK.fullmatch(name) for tree in trees for name in script_checks.imported(tree))
+    uses_dask = any(_DASK.fullmatch(name) for tree in trees for name in modules_reached.imported(tree))
     uses_dask = uses_dask or any(_connects(tree) for tree in trees)
-    uses_dask = uses_dask or any("dask" in text for tree in trees for text in script_checks.texts(tree))
+    uses_dask = uses_dask or any("dask" in text for tree in trees for text in modules_reached.texts(tree))
     project = _Project(folder, modules)
     certain = None if uses_dask else next(project.certain(set(variables)), None)
     if certain:
@@ -480,7 +480,7 @@ def _connects(tree: ast.Module) -> bool:
     """Return whether a script may call hpcml.connect(), which is for runs with a Dask cluster."""
     names = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
     names |= {node.name for node in ast.walk(tree) if isinstance(node, ast.alias)}
-    return "hpcml" in script_checks.imported(tree) and "connect" in names
+    return "hpcml" in modules_reached.imported(tree) and "connect" in names
 
 
 def _name(node: ast.expr) -> str:

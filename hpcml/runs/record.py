@@ -139,9 +139,10 @@ def end_of(run: directories.Run) -> End | None:
         return None if table is None else parse(table.facts)
 
 
-def cancelled(by: str, message: str, hint: str) -> End:
+def cancelled(by: str, message: str, hint: str, reason: str = "") -> End:
     """Return the end of a run that was cancelled, or dropped by Slurm, before it or its next attempt started."""
-    return End(CANCELLED, "queued", by, message, hint, ended_as="CANCELLED", time=round(time.time(), 3))
+    now = round(time.time(), 3)
+    return End(CANCELLED, "queued", by, message, hint, ended_as="CANCELLED", time=now, reason=reason)
 
 
 def events(run: directories.Run) -> list[Event]:

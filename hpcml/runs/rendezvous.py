@@ -21,7 +21,7 @@ from hpcml.errors import UsageError
 from hpcml.forms import Form
 from hpcml.plan.plan import Plan
 from hpcml.request.record import RunRequest
-from hpcml.runs import script_checks
+from hpcml.runs import modules_reached
 from hpcml.sites import layers
 from hpcml.sites.schema import Site
 from hpcml.units import counted
@@ -127,7 +127,7 @@ def _found(texts: Mapping[str, str]) -> Iterator[tuple[str, str]]:
         if found := _UNSAFE.search(text):
             line = text.count("\n", 0, found.start()) + 1
             words = " ".join(re.sub("[\"']", "", found[0]).split())
-            yield name if name == _COMMAND else script_checks.place(Path(), name, line), words
+            yield name if name == _COMMAND else modules_reached.place(Path(), name, line), words
 
 
 # -- the texts -------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from hpcml import units
 from hpcml.errors import ConfigError, StorageError
 from hpcml.plan import cost
-from hpcml.report import attempts
+from hpcml.records import read
 from hpcml.runs import directories
 from hpcml.runs import record as records
 from hpcml.runs.directories import Table, complete
@@ -33,6 +33,8 @@ def asked(run: directories.Run, planned: Planned) -> dict[str, Any]:
 
 def described(run: directories.Run, status: Status) -> dict[str, Any]:
     """Return a run's status with what was asked for, its results, attempts and notes: what ``status --json`` prints."""
+    from hpcml.report import attempts  # the reading of samples and logs, which a submission does without
+
     more = {
         "asked": asked(run, status.planned),
         "results": str(run.paths.out) if has_results(run) else "",
@@ -64,7 +66,7 @@ def _recorded(run: directories.Run, planned: Planned) -> dict[str, Any]:
         with complete(run.paths.directory):
             options = records.directives(plan)
             site = lookup.recorded(request.get("site", dict))
-            limits = Table(Table(plan.get("inside", dict)).get("attempts", dict, {})).record(_Limits)
+            limits = read(_Limits, Table(plan.get("inside", dict)).get("attempts", dict, {}))
     except (ConfigError, StorageError):  # another version of hpcml wrote it, or it is damaged
         return {}
     if not options:

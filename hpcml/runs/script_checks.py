@@ -18,8 +18,8 @@ from typing import NamedTuple
 from hpcml import assets
 from hpcml.errors import NotFoundError, ScriptError, UsageError, did_you_mean, nearest
 from hpcml.origins import Named
-from hpcml.runs import modules_reached
-from hpcml.sites import layers
+from hpcml.runs import modules_reached, packages
+from hpcml.runs.modules_reached import imported, module_file, place, texts
 
 _ANSWER = 2.0  # seconds for another interpreter to compile a script that does not compile here
 _NOTED = 3  # modules in a note
@@ -37,7 +37,6 @@ _PACKAGES = {
     "ucxx", "urllib3", "xarray", "xgboost", "yaml", "zarr", "zict",
 }  # fmt: skip
 _KNOWN = (sys.stdlib_module_names - _LOADED_BEFORE) | _PACKAGES
-_PROVIDED = ("hpcml", "dask_jobqueue", "dask_mpi")  # by the run itself (hpcml.kinds.dask.node.replacements)
 # Packages that open a Dask cluster in a cloud, on Kubernetes or YARN, or at a gateway.
 _CLUSTERS_ELSEWHERE = (
     "coiled",
@@ -229,19 +228,12 @@ def check_module_code(
     if stem.is_dir():
         hint = "Name a module of the package, or add a file __main__.py to the package."
         raise ScriptError(f"The package {module.name} cannot be run: it has no __main__", place=str(stem), hint=hint)
-    environment = _Environment(python)
+    environment = packages.Environment(python)
     beside = (folder / parts[0]).is_dir()
     if not image and not prepared and environment.readable and (beside or not environment.has(parts[0])):
         hint = "Submit from the folder that contains the module's top-level package, as for python -m."
         raise ScriptError(f"There is no module '{module.name}'", place=str(folder), hint=hint)
     return []
-
-
-def module_file(module: Path) -> Path | None:
-    """Return the file of a module by its folder and its dotted name, None if it is not in that folder."""
-    stem = module.parent.joinpath(*module.name.split("."))
-    files = (stem / "__main__.py", stem.with_name(f"{stem.name}.py"))
-    return next((file for file in files if file.is_file()), None)
 
 
 def check_code(
@@ -304,41 +296,10 @@ def check_code(
     ]
     if image:
         return warnings
-    environment = _Environment(python)
+    environment = packages.Environment(python)
     certain = imports.plain and not prepared
     warnings += _tell_missing(script, base, imports.needed, environment, certain=certain, dry_run=dry_run)
     return warnings + _read_in_place(imports.needed, environment)
-
-
-def check_packages(names: Sequence[str], python: str, option: str, *, sure: bool = False) -> None:
-    """Refuse an option that needs packages, if it is certain that the interpreter does not have one.
-
-    Parameters
-    ----------
-    sure
-        Whether it is certain if the interpreter's own folders do not have it: nobody adds such a package elsewhere.
-
-    Raises
-    ------
-    ScriptError
-        The package, and how it is added.
-    """
-    environment = _Environment(python)
-    for name in names if environment.readable and (environment.certain or sure) else ():
-        if not environment.has(name):
-            hint = f"Nothing was submitted. Install the package, usually with: {python} -m pip install {name}"
-            raise ScriptError(f"The run's environment lacks the package {name}", place=option, hint=hint)
-
-
-def installed(python: str) -> tuple[str, ...]:
-    """Return the top-level modules in an interpreter's folder for packages, as seen from here; none if not known."""
-    names: set[str] = set()
-    for folder in _Environment(python).folders[:1]:
-        with contextlib.suppress(OSError):
-            names |= {
-                name.partition(".")[0] for name in os.listdir(folder) if not name.endswith((".dist-info", ".pth"))
-            }
-    return tuple(sorted(name for name in names if name.isidentifier()))
 
 
 def unused_first_line(script: Path, base: Path, python: str) -> list[str]:
@@ -407,13 +368,6 @@ def _number_of_argument(value: ast.expr) -> int:
         return 0
     number = value.slice.value if isinstance(value.slice, ast.Constant) else 0
     return number if isinstance(number, int) else 0
-
-
-def place(base: Path, file: object, line: int | None = None) -> str:
-    """Return a file as a user would name it from a folder, with a line."""
-    path = str(file)
-    path = path.removeprefix(f"{base}/")
-    return f"{path}:{line}" if line else path
 
 
 def _does_not_compile(error: SyntaxError, where: str) -> ScriptError:
@@ -502,58 +456,9 @@ def _imports(tree: ast.Module) -> Iterator[tuple[str, int]]:
             yield node.module.partition(".")[0], node.lineno
 
 
-class _Environment:
-    """Where an interpreter finds modules, as far as its files tell; ``certain`` if nothing else can add to it."""
-
-    def __init__(self, python: str) -> None:
-        self.python, self.same = python, python == sys.executable
-        prefix = Path(python).parent.parent
-        self.certain = self.readable = False
-        self.folders: list[str] = []
-        settings = ""
-        with contextlib.suppress(OSError, UnicodeDecodeError):
-            settings = (prefix / "pyvenv.cfg").read_text()
-        closed = bool(settings) and "include-system-site-packages = true" not in settings.lower()
-        self.folders = [str(path) for path in prefix.glob("lib*/python3.*/site-packages")]
-        if self.same:
-            self.readable, self.certain = True, closed
-        elif self.folders and (closed or (prefix / "conda-meta").is_dir()):
-            self.readable = True
-            paths = layers.process_environment().get("PYTHONPATH", "").split(":")
-            self.folders += [*_named_by_pth(self.folders), *filter(None, paths)]
-
-    def has(self, name: str) -> bool:
-        """Whether a top-level module is there."""
-        if name in sys.stdlib_module_names or name in _PROVIDED:
-            return True
-        from importlib.machinery import PathFinder
-        from importlib.util import find_spec
-
-        if not self.same:
-            return PathFinder.find_spec(name, self.folders) is not None
-        try:
-            return name in sys.modules or find_spec(name) is not None
-        except (ImportError, ValueError):
-            return True  # a finder of the environment's own is broken: this is not the place to say so
-
-    def place(self, name: str) -> Path | None:
-        """Return the file of a top-level module, or the folder of a package; None if its place is not known."""
-        from importlib.machinery import PathFinder
-        from importlib.util import find_spec
-
-        try:
-            spec = find_spec(name) if self.same else PathFinder.find_spec(name, self.folders)
-        except (ImportError, ValueError, AttributeError):
-            return None
-        folders = list(spec.submodule_search_locations or ()) if spec else []
-        return (
-            Path(folders[0]) if folders else Path(spec.origin) if spec and spec.has_location and spec.origin else None
-        )
-
-
-def _read_in_place(needed: list[_Import], environment: _Environment) -> list[str]:
+def _read_in_place(needed: list[_Import], environment: packages.Environment) -> list[str]:
     """Return a note on the user's own packages in the environment that an edit changes: editable installations."""
-    names = dict.fromkeys(one.name for one in needed if one.name not in (*_PROVIDED, *sys.stdlib_module_names))
+    names = dict.fromkeys(one.name for one in needed if one.name not in (*packages.PROVIDED, *sys.stdlib_module_names))
     places = {name: environment.place(name) for name in names} if environment.readable else {}
     own = [
         f"{name} ({place})"
@@ -568,17 +473,8 @@ def _read_in_place(needed: list[_Import], environment: _Environment) -> list[str
     return [f"hpcml does not copy installed packages, and an edit changes {', '.join(own[:_NOTED])}{more}: {why}"]
 
 
-def _named_by_pth(folders: list[str]) -> list[str]:
-    """Return the folders that .pth files add; a line with code may add others."""
-    added: list[Path] = []
-    for path in (path for folder in folders for path in Path(folder).glob("*.pth")):
-        with contextlib.suppress(OSError, UnicodeDecodeError):
-            added += [path.parent / line.strip() for line in path.read_text().splitlines() if line.strip()]
-    return [str(folder) for folder in added if folder.is_dir()]
-
-
 def _tell_missing(
-    script: Path, base: Path, needed: list[_Import], environment: _Environment, *, certain: bool, dry_run: bool
+    script: Path, base: Path, needed: list[_Import], environment: packages.Environment, *, certain: bool, dry_run: bool
 ) -> list[str]:
     """Return a note of the modules that are not found; a ScriptError where it is certain that the script ends there."""
     if not environment.readable:
@@ -663,19 +559,6 @@ def options_taken(script: Path, folder: Path, options: Iterable[str]) -> set[str
     }
 
 
-def texts(tree: ast.Module) -> Iterator[str]:
-    """Yield the texts in a file, but not its docstrings, which may show how it is submitted."""
-    docstrings: set[ast.AST] = set()
-    if "docopt" not in imported(tree):
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Module | ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and node.body:
-                first = node.body[0]
-                docstrings |= {first.value} if isinstance(first, ast.Expr) else set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in docstrings:
-            yield node.value
-
-
 def _names(tree: ast.Module) -> Iterator[str]:
     """Yield the names of parameters and fields, and texts, which may be names of options."""
     for node in ast.walk(tree):
@@ -685,14 +568,3 @@ def _names(tree: ast.Module) -> Iterator[str]:
             yield node.target.id
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield node.value.replace("-", "_")
-
-
-def imported(tree: ast.Module) -> set[str]:
-    """Return the top-level names of all that a file imports, wherever it does."""
-    names: set[str] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            names |= {one.name.partition(".")[0] for one in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            names.add(node.module.partition(".")[0])
-    return names

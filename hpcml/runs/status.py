@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hpcml import files, kinds, schedulers, written
+from hpcml import files, kinds, repairs, schedulers, written
 from hpcml.errors import (
     ALLOCATION_LOST,
     ANSWER_LOST,
@@ -25,8 +25,10 @@ from hpcml.errors import (
 )
 from hpcml.failures import rules
 from hpcml.failures.end import SLURM, End
+from hpcml.failures.rules import NEVER_SATISFIED
 from hpcml.forms import Form
 from hpcml.kind import Stage
+from hpcml.records import read
 from hpcml.request.record import Awaited
 from hpcml.runs import directories, settling
 from hpcml.runs import record as records
@@ -86,6 +88,7 @@ class Progress(NamedTuple):
     staging: str = ""  # how the image is copied to the nodes, empty if it is not
     versions: str = ""  # of Python and the packages, in a sentence
     differences: tuple[str, ...] = ()  # between nodes, a sentence each
+    repairs: Mapping[str, Mapping[str, str]] = {}  # of libraries: by name, the fields of repairs.Decision
     jupyter: str = ""  # where JupyterLab answers, in a sentence, empty while it does not
     warnings: tuple[str, ...] = ()  # sentences
     setup_warnings: tuple[str, ...] = ()  # those of them that are about lines of runtime.setup
@@ -126,6 +129,10 @@ class Ending(NamedTuple):
     node: str = ""  # its node, or the first that was lost or did not start
     log: str = ""  # the file of its output in the run's folder of logs
     log_begin: int = 0  # bytes of that file, or of the script's log, that earlier attempts wrote
+    memory_limit: str = ""  # whose limit was reached, of failures.end.MemoryLimit
+    lost_nodes: tuple[str, ...] = ()  # nodes that were lost or did not start
+    role: str = ""  # the role that was lost or did not start
+    reason: str = ""  # the name of the rule that knows why hpcml or Slurm ended it
 
 
 class Status(NamedTuple):
@@ -196,6 +203,10 @@ class Status(NamedTuple):
             node=ending.node,
             log=ending.log,
             log_begin=ending.log_begin,
+            memory_limit=ending.memory_limit,
+            lost_nodes=ending.lost_nodes,
+            role=ending.role,
+            reason=ending.reason,
         )
 
     @property
@@ -362,7 +373,7 @@ def _from_files(run: directories.Run) -> Status:
             current = current.changed(seconds_before=current.progress.seconds_before + max(took, 0))
             current = current.changed(attempt=event.attempt, phase="starting", times={}, clocks={}, silent_workers={})
             current = current.changed(idle_since=0.0)
-            current = current.changed(versions="", fabric="", fabric_ok=True, differences=())
+            current = current.changed(versions="", fabric="", fabric_ok=True, differences=(), repairs={})
         current = _after(current, event)
     current = current.changed(message=_message(current))
     if end := record.end:
@@ -406,6 +417,10 @@ def _with_end(current: Status, end: End) -> Status:
         node=end.node,
         log=end.log,
         log_begin=end.log_begin,
+        memory_limit=end.memory_limit,
+        lost_nodes=end.lost_nodes,
+        role=end.role,
+        reason=end.reason,
     )
 
 
@@ -425,6 +440,9 @@ def _after(current: Status, event: Event) -> Status:
             return current.changed(phase="starting", staging=fields.get("mode", str))
         case "environment-ready":
             return current.changed(versions=fields.get("words", str), differences=fields.texts("differences"))
+        case "repairs":
+            decisions = read(dict[str, repairs.Decision], fields.facts["repairs"])
+            return current.changed(repairs={name: decision._asdict() for name, decision in decisions.items()})
         case "clock":
             clock = {fields.get("node", str): (fields.number("ahead"), fields.number("within"))}
             return current.changed(clocks={**reported.clocks, **clock})
@@ -601,7 +619,7 @@ def _never_started(current: Status, run: directories.Run) -> Status | None:
             continue  # removed: nobody knows how it ended
         if other.over and not one.met_by(other.ending.exit_status):
             message, hint = never_started(one, other)
-            return _with_end(current, records.cancelled(SLURM, message, hint))
+            return _with_end(current, records.cancelled(SLURM, message, hint, NEVER_SATISFIED))
     return None
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import shlex
-import shutil
 import signal
 import stat
 import sys
@@ -12,26 +10,15 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hpcml import __version__, assets, files, kinds, schedulers, subprocesses, written
-from hpcml.errors import HpcmlError, ImageError, SiteError, UsageError, did_you_mean, nearest
+from hpcml import __version__, assets, files, hooks, kinds, records, schedulers, subprocesses, written
+from hpcml.errors import HpcmlError, SiteError, UsageError, did_you_mean, nearest
 from hpcml.forms import Form
 from hpcml.options import script_lines
 from hpcml.options.reading import request_of
-from hpcml.origins import TYPED
 from hpcml.paths import RunPaths
 from hpcml.plan.plan import Plan, RunLocation, plan
 from hpcml.request.record import RunRequest, job_name
-from hpcml.runs import (
-    dask_named,
-    directories,
-    programs,
-    project,
-    ranks,
-    rendezvous,
-    script_checks,
-    settling,
-    snapshot,
-)
+from hpcml.runs import dask_named, directories, packages, programs, project, settling, snapshot
 from hpcml.runs import notes as notes_shown
 from hpcml.schedulers import Submission
 from hpcml.sites import layers, lookup
@@ -43,21 +30,36 @@ if TYPE_CHECKING:
 
 
 class Prepared(NamedTuple):
-    """A request on a site, its plan and script, with nothing written yet; ``notes`` are what its user should know.
+    """A request on a site and its plan, with nothing written yet; ``notes`` are what its user should know.
 
-    ``template`` is the file of a template other than hpcml's own; ``points`` are those of a sweep, as JSON. ``always``
-    and ``project_notes`` are those of the notes that each submission shows (:func:`hpcml.runs.notes.show`).
+    ``templates`` are the folders of templates other than hpcml's own, ``template`` the file that the script is made
+    from if it is in one of them; ``points`` are those of a sweep, as JSON. ``always`` and ``project_notes`` are those
+    of the notes that each submission shows (:func:`hpcml.runs.notes.show`).
     """
 
     loaded: LoadedSite
     spec: RunRequest
     plan: Plan
-    script: str
+    templates: tuple[Path, ...] = ()
     template: str = ""
     notes: tuple[str, ...] = ()
     points: str = ""
     always: tuple[str, ...] = ()
     project_notes: tuple[notes_shown.ProjectNote, ...] = ()
+
+    @property
+    def script(self) -> str:
+        """The batch script, rendered on each access: most dry runs show none, and Jinja2 takes longest to import."""
+        from hpcml.plan import batch_script
+
+        return batch_script.render(self.plan, self.templates)
+
+
+class Checked(NamedTuple):
+    """What a check of a plan tells: ``notes`` for the user, of which each submission shows those of ``always``."""
+
+    notes: list[str]
+    always: list[str] = []
 
 
 _ASKED_WITHIN = 2.0  # seconds for a question to the scheduler before a submission
@@ -90,7 +92,10 @@ def prepare_request(spec: RunRequest, *, by_hand: bool = False, dry_run: bool = 
     """
     place = spec.place
     loaded = lookup.load_here(place.site, spec.code.cwd, place.settings, place.line_settings)
-    spec, notes = _without_bad_nodes(loaded.site, spec, learn=not dry_run)
+    notes: list[str] = []
+    for adapt in hooks.added("change of a request"):
+        spec, more = adapt(loaded.site, spec, look=not dry_run)
+        notes += more
     prepared = prepare(loaded, spec, dry_run=dry_run)
     _check_partition(prepared)
     notes += prepared.notes
@@ -117,38 +122,20 @@ def _check_partition(prepared: Prepared) -> None:
             raise SiteError(f"There is no partition '{name}'", place="--partition", hint=hint)
 
 
-def _without_bad_nodes(site: Site, spec: RunRequest, *, learn: bool) -> tuple[RunRequest, list[str]]:
-    """Return the request without the nodes that failed within a day, if the profile says so, and a note on them."""
-    if site.scheduler != "slurm" or {"--exclude", "--nodelist"} & dict(spec.place.sbatch).keys():
-        return spec, []  # there are no nodes to choose, or the user chooses them
-    from hpcml.runs import bad_nodes
-
-    now = time.time()
-    if learn:
-        bad_nodes.learn(directories.runs_folder(site.paths.runs, layers.process_environment()), site.name, now)
-    if not (bad := bad_nodes.Memory(site.name).nodes(now)):
-        return spec, []
-    notes = [bad_nodes.sentence(bad)]
-    if not site.slurm.exclude_failed:
-        return spec, notes
-    sites_own = [line.partition("=")[2] for line in site.slurm.extra if line.startswith("--exclude=")]
-    names = ",".join([*sites_own, *(one.node for one in bad)])
-    origin = (f"--exclude {names}", EXCLUDE_FAILED)
-    return spec.changed(sbatch=(*spec.place.sbatch, ("--exclude", names)), origins=(*spec.origins, origin)), notes
-
-
 def prepare(loaded: LoadedSite, spec: RunRequest, run_id: str = "", *, dry_run: bool = False) -> Prepared:
-    """Plan and render a request without touching the disk; the run gets ``run_id``, or an id of its own.
+    """Plan a request without touching the disk; the run gets ``run_id``, or an id of its own.
+
+    A template of the user's own is tried: it can be wrong in any way. With hpcml's own the values are looked at.
 
     Raises
     ------
     HpcmlError
         Whatever is wrong with the request, the site or the template.
     """
-    from hpcml.plan import batch_script  # Jinja2, the longest import of all: after all that is cheap to refuse
+    from hpcml.plan import batch_script
 
-    if spec.code.form.traits.is_script:
-        _check_script(loaded.site, spec)
+    for check_request in hooks.added("check of a request"):
+        check_request(loaded.site, spec)
     run_id = run_id or directories.new_id(job_name(spec))
     folder = directories.runs_folder(loaded.site.paths.runs, layers.process_environment())
     directory = folder / run_id
@@ -177,37 +164,17 @@ def prepare(loaded: LoadedSite, spec: RunRequest, run_id: str = "", *, dry_run: 
     made = plan(
         _with_start(loaded.site, spec), staged, RunLocation(directory, sys.executable, __version__, layers.user_umask())
     )
-    if spec.code.form.traits.is_main:
-        set_here = {*loaded.site.environment, *(name for name, _ in spec.environment)}
-        set_here |= ranks.VARIABLES if _is_prepared(loaded.site) else set()
-        python, job = made.steps[-1].command[0], made.inside.job
-        nodes, late = 1 if job.one_machine else job.nodes, made.inside.workers.late
-        notes += ranks.check_script(spec, python, made.inside.worker_count, set_here, nodes, late=late)
-        notes += _check_code(loaded, spec, made, dry_run=dry_run)
-    if spec.code.form in (Form.MODULE, Form.PROGRAM):
-        notes += ranks.check_program(spec, made)
-    open_to_others = rendezvous.check(loaded.site, spec, made)
-    always += open_to_others
-    notes += open_to_others
-    notes += _two_pythons(spec, made)
-    notes += _check_python(loaded.site, spec, made)
+    for check_plan in hooks.added("check of a plan"):
+        checked: Checked = check_plan(loaded, spec, made, dry_run=dry_run)
+        always += checked.always
+        notes += checked.notes
     kinds.get(spec.kind).check(made.inside, made.scheduler)
-    script = batch_script.render(made, own_templates)
-    prepared = Prepared(loaded, spec, made, script, template, tuple(notes), always=tuple(always))
+    if template:
+        batch_script.render(made, own_templates)
+    else:
+        batch_script.check(made)
+    prepared = Prepared(loaded, spec, made, tuple(own_templates), template, tuple(notes), always=tuple(always))
     return prepared._replace(project_notes=project_notes)
-
-
-def _check_python(site: Site, spec: RunRequest, made: Plan) -> list[str]:
-    """Refuse a Python that lacks what the request needs; return a note of one for another processor."""
-    python = made.steps[-1].command[0]
-    if made.inside.job.image:
-        return []
-    notes = _check_processor(python)
-    if not _is_prepared(site):
-        for option, packages in kinds.get(spec.kind).packages(made.inside).items():
-            script_checks.check_packages(packages, python, option)
-        script_checks.check_packages(spec.code.form.traits.packages, python, "extra 'jupyter'", sure=True)
-    return notes
 
 
 def _with_start(site: Site, spec: RunRequest) -> Site:
@@ -225,75 +192,6 @@ def _with_project(loaded: LoadedSite, spec: RunRequest, target: Path) -> tuple[L
     if decision.in_place:
         loaded = loaded._replace(site=loaded.site._replace(code=loaded.site.code._replace(snapshot="none")))
     return loaded, decision.applied(spec), [decision.note] if decision.note else []
-
-
-def _check_script(site: Site, spec: RunRequest) -> None:
-    """Refuse what cannot be run, before anything is written."""
-    if spec.code.form is Form.PROGRAM:
-        in_image = site.runtime.kind == "image" or bool(spec.image)
-        path = None if in_image else layers.process_environment().get("PATH", "")
-        if not (in_image and spec.code.in_place):  # the image has other files
-            script_checks.check_program(spec.code.script, path, prepared=_is_prepared(site))
-        if programs.is_python(spec.code.script) and (not spec.code.arguments or spec.code.arguments[-1] == "-"):
-            hint = f"Name the script: hpcml submit -- {spec.code.script.name} SCRIPT."
-            raise UsageError("Python needs a script: a run has no standard input", place="--", hint=hint)
-    elif spec.code.form is Form.NOTEBOOK:
-        script_checks.check_notebook(spec.code.script, spec.code.arguments)
-    elif spec.code.form is Form.SCRIPT:
-        script_checks.check_file(spec.code.script)
-    if spec.code.interpreter and not (site.runtime.kind == "image" or spec.image):
-        path = layers.process_environment().get("PATH", "")
-        script_checks.check_program(Path(spec.code.interpreter[0]), path, prepared=_is_prepared(site))
-
-
-def _check_processor(python: str) -> list[str]:
-    """Return a note if the interpreter's file is for another processor than this machine's: the nodes' may differ."""
-    if python == sys.executable or not (kind := files.architecture_of(Path(python))) or kind == os.uname().machine:
-        return []
-    here = os.uname().machine
-    return [f"runtime.python ({python}) is for {kind}, but this machine is {here}: the run works only on {kind} nodes"]
-
-
-def _is_prepared(site: Site) -> bool:
-    """Whether the site changes the environment before the roles start."""
-    changed = {"PATH", "PYTHONPATH"} & site.environment.keys()
-    return bool(site.runtime.modules or site.runtime.setup or changed)
-
-
-def _check_code(loaded: LoadedSite, spec: RunRequest, made: Plan, *, dry_run: bool) -> list[str]:
-    """Return what is to be noted of the script's code, as the run's interpreter will see it."""
-    base = spec.code.script.parent if spec.code.staged else spec.code.cwd
-    python = made.steps[-1].command[0]
-    named = loaded.layers.named("runtime", "python")
-    image, prepared = bool(made.inside.job.image), _is_prepared(loaded.site)
-    if spec.code.interpreter:
-        python, named = shutil.which(spec.code.interpreter[0]) or spec.code.interpreter[0], TYPED
-    if spec.code.form is Form.MODULE:
-        return script_checks.check_module_code(
-            spec.code.script, python, named=named, image=image, prepared=prepared, dry_run=dry_run
-        )
-    notes = script_checks.check_code(
-        spec.code.script, base, python, named=named, image=image, prepared=prepared, dry_run=dry_run
-    )
-    if not spec.code.interpreter and not image:
-        notes += script_checks.unused_first_line(spec.code.script, base, python)
-    notes += script_checks.missing_argument(spec.code.script, base, len(spec.code.arguments))
-    return notes + script_checks.lost_input(spec.code.script, base)
-
-
-def _two_pythons(spec: RunRequest, made: Plan) -> list[str]:
-    """Return a note where the script runs by another Python than the workers, whose packages tasks import."""
-    program = Path(spec.code.interpreter[0]) if spec.code.interpreter else spec.code.script
-    if made.inside.job.image or not (
-        spec.code.interpreter or (spec.code.form is Form.PROGRAM and programs.is_python(program))
-    ):
-        return []
-    workers = made.steps[-1].command[0]
-    interpreter = shutil.which(program) or str(program)
-    if Path(interpreter).parent == Path(workers).parent:
-        return []
-    note = f"{interpreter} runs the script, but {workers} (runtime.python) runs the workers"
-    return [f"{note}: tasks import the packages of the workers' Python"]
 
 
 def _templates_of(cwd: Path) -> Path:
@@ -356,7 +254,7 @@ def submit(prepared: Prepared, *, by_hand: bool = False) -> directories.Run:
     paths = RunPaths(Path(made.directory))
     scheduler = schedulers.get(made.scheduler)
     line = scheduler.line(paths) if by_hand else ""
-    notes = [*prepared.notes, *_write(prepared, check_image(prepared))]
+    notes = [*prepared.notes, *_write(prepared, prepared.script, check_image(prepared))]
     begun = round(time.time(), 3)
 
     def write(answer: Submission) -> directories.Run:
@@ -397,29 +295,18 @@ def check_image(prepared: Prepared) -> dict[str, object]:
     settings = prepared.plan.inside
     if not settings.job.image:
         return {}
-    from hpcml.images import sif as images  # some milliseconds that only runs inside images need
-
-    inspection = images.inspect(Path(settings.job.image))
     gpus, cuda = settings.workers.gpu.count if settings.workers.gpu else 0, prepared.loaded.site.gpu.cuda
-    problems = images.problems(inspection, cuda=cuda, gpus=gpus, machine=images.machine())
-    if fatal := [problem for problem in problems if problem.fatal]:
-        raise ImageError(f"The image cannot be used: {fatal[0].what}", place=str(inspection.path), hint=fatal[0].hint)
-    image = {
-        "path": str(inspection.path),
-        "size": inspection.size,
-        "modified": inspection.modified,
-        "labels": inspection.labels,
-    }
-    return {**image, "digest": images.known_digest(inspection), "notes": [problem.what for problem in problems]}
+    image: dict[str, object] = hooks.only("check of an image")(Path(settings.job.image), cuda=cuda, gpus=gpus)
+    return image
 
 
-def _write(prepared: Prepared, image: dict[str, object]) -> list[str]:
-    """Write the run's directory; return what the user should know of its copy of the code."""
+def _write(prepared: Prepared, script: str, image: dict[str, object]) -> list[str]:
+    """Write the run's directory with its batch script; return what the user should know of its copy of the code."""
     loaded, spec, made = prepared.loaded, prepared.spec, prepared.plan
-    origins = {key.replace("\0", "."): layers.as_table(value) for key, value in loaded.layers.values.items()}
+    origins = {key.replace("\0", "."): records.plain(value) for key, value in loaded.layers.values.items()}
     request = {
         "version": made.version,
-        "spec": layers.as_table(spec.given()),
+        "spec": records.plain(spec.given()),
         "site": origins,
         "project": loaded.project.path,
     }
@@ -427,11 +314,11 @@ def _write(prepared: Prepared, image: dict[str, object]) -> list[str]:
     if image:
         request["image"] = image
     else:
-        request["modules"] = " ".join(script_checks.installed(made.steps[-1].command[0]))
+        request["modules"] = " ".join(packages.installed(made.steps[-1].command[0]))
     with directories.creating(Path(made.directory), loaded.site.paths.trust) as paths:
         directories.write_json(paths.request, request)
-        directories.write_json(paths.plan, layers.as_table(made))
-        files.write(paths.script, prepared.script)
+        directories.write_json(paths.plan, records.plain(made))
+        files.write(paths.script, script)
         if prepared.points:
             files.write(paths.points, prepared.points)
         if spec.environment:
@@ -448,15 +335,15 @@ def _write(prepared: Prepared, image: dict[str, object]) -> list[str]:
         lasting = not spec.code.staged  # what a laptop sent is copied whole: where it lies now, it is removed
         module = spec.code.form is Form.MODULE
         rules = loaded.site.code
-        script, root = spec.code.script, spec.code.root
-        taken = snapshot.take(script, paths.code, rules, linked=lasting, limited=lasting, module=module, root=root)
+        file, root = spec.code.script, spec.code.root
+        taken = snapshot.take(file, paths.code, rules, linked=lasting, limited=lasting, module=module, root=root)
         if needed := snapshot.needed(taken, paths.code):
             hint = "Increase the named limit (--set code.…=…), or run the script in its own folder "
             hint += "(--set code.snapshot=none)."
             raise UsageError("The copy of the code would lack required files", place=snapshot.listed(needed), hint=hint)
         if rules.snapshot != "none":
-            why = "the script is a link" if script.is_symlink() else ""
-            home = spec.code.top.resolve() if not why else script.parent
+            why = "the script is a link" if file.is_symlink() else ""
+            home = spec.code.top.resolve() if not why else file.parent
             settling.begin(paths, Path(made.directory), home, written.FROM_LAPTOP if spec.code.staged else why)
         if made.inside.job.image:
             linked = taken.places if loaded.site.code.snapshot != "none" else spec.code.sources

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hpcml import files, samples
+from hpcml import files, records, samples
 from hpcml.failures.rules import of_xid
 from hpcml.kind import Kind
 from hpcml.paths import AttemptPaths
@@ -90,7 +90,7 @@ class View(NamedTuple):
         status = self.status
         values = {**status.fields(), **self._asdict(), "state": status.state, "over": status.over}
         values |= {"limit": status.planned.time_limit, "node_count": self.node_count}
-        return {name: _plain_values(values[name]) for name in PRINTED}
+        return {name: records.plain(values[name], digits=3) for name in PRINTED}
 
 
 PRINTED = (
@@ -306,11 +306,3 @@ def _node(name: str, series: NodeSeries | None, newest: float) -> Node:
         disk=_both_ways(before.disk, last.disk, passed),
         gpus=tuple(gpus),
     )
-
-
-def _plain_values(value: object) -> Any:
-    if isinstance(value, tuple) and hasattr(value, "_asdict"):
-        return {name: _plain_values(part) for name, part in value._asdict().items()}
-    if isinstance(value, tuple):
-        return [_plain_values(part) for part in value]
-    return round(value, 3) if isinstance(value, float) else value

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from hpcml import schedulers, subprocesses
 from hpcml.errors import CANCELLED, HpcmlError, NotFoundError, SiteError, SlurmUnreachableError
+from hpcml.failures.rules import NEVER_SATISFIED
 from hpcml.origins import HPCML
 from hpcml.request.record import Awaited
 from hpcml.runs import directories
@@ -190,7 +191,7 @@ def main(directory: Path) -> None:
             time.sleep(_LOOK_AT_OTHERS)
         if not one.met_by(current.ending.exit_status):
             message, hint = run_status.never_started(one, current)
-            _end(run, "hpcml", message, hint)
+            _end(run, "hpcml", message, hint, NEVER_SATISFIED)
     subprocesses.become(["bash", str(run.paths.script)], process_environment(), program=HPCML)
 
 
@@ -202,7 +203,7 @@ def _look(directory: Path) -> run_status.Status:
         return run_status.Status(directory.name, phase="ended", message=error.message)
 
 
-def _end(run: directories.Run, by: str, message: str, hint: str = "") -> None:
+def _end(run: directories.Run, by: str, message: str, hint: str = "", reason: str = "") -> None:
     """Write that a run ended before it started, and end."""
-    directories.write_json(run.paths.status, records.cancelled(by, message, hint).as_json())
+    directories.write_json(run.paths.status, records.cancelled(by, message, hint, reason).as_json())
     sys.exit(CANCELLED)

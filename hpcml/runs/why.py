@@ -10,20 +10,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hpcml import kinds, schedulers
+from hpcml import kinds, records, schedulers
 from hpcml.errors import ALLOCATION_LOST, IDLE, ConfigError, NotFoundError, StorageError
 from hpcml.failures import evidence, judgement, stacks
 from hpcml.failures.end import SLURM
 from hpcml.failures.evidence import Line
 from hpcml.failures.judgement import Case, Cause
-from hpcml.failures.rule import Retry, Role, Where
-from hpcml.failures.rules import COLLECTIVE, meaning
+from hpcml.failures.rule import Retry, Role
+from hpcml.failures.rules import BATCH_KILLED, BY_NAME, COLLECTIVE, of_refusal
 from hpcml.failures.stacks import Group
 from hpcml.forms import Form
 from hpcml.paths import SCRIPT
 from hpcml.report import attempts
 from hpcml.request.record import RunRequest
-from hpcml.runs import directories, handle, script_checks
+from hpcml.runs import directories, handle, packages
 from hpcml.runs import stacks as live_stacks
 from hpcml.runs import status as run_status
 from hpcml.runs.directories import Table, complete
@@ -81,10 +81,8 @@ class Answer(NamedTuple):
 
     def as_json(self) -> dict[str, object]:
         """Return the answer as a JSON-ready mapping."""
-        lines = {
-            name: [line._asdict() for line in getattr(self, name)] for name in ("evidence", "followed", "warnings")
-        }
-        return {**self._asdict(), **lines, "waiting": [wait._asdict() for wait in self.waiting]}
+        table: dict[str, object] = records.plain(self)
+        return table
 
 
 def look(run: directories.Run) -> tuple[Status, Answer]:
@@ -119,7 +117,7 @@ def of_status(run: directories.Run, status: Status) -> Answer:
     judged = judgement.judge(_case(run, status), hits)
     if judged is None:
         return Answer(run.id, status.state, False, "the run succeeded: there is no failure to explain", warnings=lines)
-    if not judged.known or (status.state == "NODE_FAIL" and not judged.nodes):
+    if not judged.known or judged.rule == BATCH_KILLED or (status.state == "NODE_FAIL" and not judged.nodes):
         judged = _by_scheduler(run, status, judged)
     if judged.rule in ("no-module", "no-submodule"):
         judged = _removed_module(run, judged)
@@ -225,9 +223,9 @@ def _by_scheduler(run: directories.Run, status: Status, cause: Cause) -> Cause:
     named = ended.signal in {number.value for number in signal.Signals}  # Slurm may tell it late
     if status.ending.exit_status != ALLOCATION_LOST or not (named or status.ending.by == "hpcml"):
         return cause
-    remedy = "A user, the site or the kernel killed the batch script on the first node. Submit the run again."
-    problem = "the batch script was killed" + (f" by {signal.Signals(ended.signal).name}" if named else "")
-    return cause._replace(what=problem, short="batch script killed", known=True, rule="batch-killed", remedy=remedy)
+    rule = BY_NAME[BATCH_KILLED]
+    problem = rule.cause + (f" by {signal.Signals(ended.signal).name}" if named else "")
+    return cause._replace(what=problem, short=rule.short, known=True, rule=rule.name, remedy=rule.remedy)
 
 
 def _removed_module(run: directories.Run, cause: Cause) -> Cause:
@@ -241,7 +239,7 @@ def _removed_module(run: directories.Run, cause: Cause) -> Cause:
         if name not in recorded.get("modules", str, "").split():
             return cause
         python = str(plan.get("steps", list)[-1]["command"][0])
-    if name in script_checks.installed(python):
+    if name in packages.installed(python):
         remedy = (
             f"The environment of {python} has the module on this machine. Put this environment on a shared file system."
         )
@@ -270,7 +268,7 @@ def _first_node(run: directories.Run, status: Status, cause: Cause) -> Cause:
 
 def refused(status: Status) -> Answer:
     """Return why Slurm or hpcml did not take a run."""
-    rule = meaning("\n".join((status.message, *status.ending.quote)), Where.SUBMISSION)
+    rule = of_refusal(status.message, status.ending.quote)
     lines = tuple(Line(text, "record", "submission.json") for text in status.ending.quote[-3:])
     return Answer(
         status.run,

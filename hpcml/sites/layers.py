@@ -11,10 +11,12 @@ from typing import Any, NamedTuple, TypeVar, get_args, get_origin
 from hpcml import files
 from hpcml.errors import ConfigError, NotFoundError, did_you_mean, nearest
 from hpcml.origins import HPCML, Named, Origin
+from hpcml.repairs.table import REPAIRS
 from hpcml.sites import powers
 from hpcml.units import Memory, Seconds, TimeLimit
 
 T = TypeVar("T")
+_SWITCHES = "repairs"  # the table of which one word sets all keys: repairs = false
 
 
 class Value(NamedTuple):
@@ -77,7 +79,9 @@ class Layers:
 def _flatten(table: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
     for name, value in table.items():
         key = f"{prefix}{_escape(name)}"
-        if isinstance(value, dict) and value:
+        if key == _SWITCHES and isinstance(value, bool):
+            yield from ((f"{key}.{row.module}", value) for row in REPAIRS)
+        elif isinstance(value, dict) and value:
             yield from _flatten(value, f"{key}.")
         else:
             yield key, value
@@ -130,7 +134,9 @@ def from_assignments(assignments: Sequence[str], source: str = "--set") -> dict[
         key = key.strip()
         if not equals or not key or ".." in f".{key}.":
             raise ConfigError(f"'{assignment}' is not KEY=VALUE", place=source, hint="Example: --set workers.threads=8")
-        layers.values[key] = Value(_toml_value(text.strip()), source, Origin.TYPED)  # whose it is, who adds it says
+        value = _toml_value(text.strip())
+        for name, item in _flatten({key: value}) if key == _SWITCHES else [(key, value)]:
+            layers.values[name] = Value(item, source, Origin.TYPED)  # whose it is, who adds it says
     return layers.nested()
 
 
@@ -262,20 +268,6 @@ _EXAMPLES = {
 
 def _shown(key: str) -> str:
     return key.replace("\0", ".")
-
-
-def as_table(record: Any) -> Any:
-    """Return a record, and the records within it, as tables and lists that JSON and TOML know."""
-    names = getattr(record, "_fields", None) or tuple(getattr(record, "__dataclass_fields__", ()))
-    if names:
-        return {name: as_table(getattr(record, name)) for name in names}
-    if isinstance(record, dict):
-        return {name: as_table(value) for name, value in record.items()}
-    if isinstance(record, (tuple, list)):
-        return [as_table(value) for value in record]
-    if isinstance(record, (Memory, Seconds, TimeLimit)):
-        return record.text
-    return record if isinstance(record, (str, int, float, bool, type(None))) else str(record)
 
 
 def user_path(text: str) -> Path:

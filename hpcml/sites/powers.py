@@ -35,7 +35,7 @@ POWERS: dict[Power, frozenset[str]] = {
         "partitions.*.cpus_per_node", "partitions.*.whole_nodes", "qos.*.whole_nodes", "resources.exclusive",
     ]),
     Power.NONE: frozenset([
-        "description", "extends", "name", "repairs", "unsupported",
+        "description", "extends", "name", "unsupported",
         "code.max_file", "code.max_files", "code.max_total", "code.snapshot",
         "cost.ask", "cost.largest", "cost.unit", "cost.weights",
         "deadlines.answer", "deadlines.connect_notice", "deadlines.driver_grace", "deadlines.fabric",
@@ -56,6 +56,8 @@ POWERS: dict[Power, frozenset[str]] = {
         "paths.runs", "paths.scratch",
         "qos.*.description", "qos.*.max_jobs", "qos.*.max_nodes", "qos.*.max_time", "qos.*.min_nodes",
         "qos.*.partitions", "qos.*.without_gpus",
+        "repairs.closing", "repairs.dead_worker_memory", "repairs.file_names", "repairs.finder", "repairs.spilling",
+        "repairs.switching",
         "report.advice.*.above", "report.advice.*.below", "report.advice.*.figure", "report.advice.*.off",
         "report.advice.*.sentence", "report.sample_every",
         "resources.cpus_per_node", "resources.memory_per_node", "resources.node_gpus",

@@ -489,6 +489,29 @@ class Fact(NamedTuple):
     """The value, if the profile has no key for it, for example the lifetime of a certificate."""
 
 
+class Repairs(NamedTuple):
+    """Which known errors of Dask, RAPIDS, UCX and cloudpickle hpcml corrects during a run.
+
+    ``repairs = false`` sets all keys to false. A repair is also off if the installed version of its library differs
+    from the tested versions. `docs/upstream/README.md` lists these versions.
+    """
+
+    finder: bool = True
+    """Prevent a deadlock of two threads that import parts of Dask (rapids-dask-dependency)."""
+    file_names: bool = True
+    """Show file and line in tracebacks of tasks (cloudpickle)."""
+    closing: bool = True
+    """Close large Dask clusters faster (distributed)."""
+    switching: bool = True
+    """Receive large data faster beside tasks that compute in Python (distributed)."""
+    spilling: bool = True
+    """Spill GPU data to pinned host memory, and keep a part of the data on the GPU (dask-cuda). If ``false``,
+    ``gpu.spill_pinned`` and ``gpu.spill_order`` have no effect.
+    """
+    dead_worker_memory: bool = True
+    """Release the GPU memory of a killed worker on the other workers of its node (UCX)."""
+
+
 class Site(NamedTuple):
     """A machine, as its profile and the settings over it describe it.
 
@@ -505,10 +528,6 @@ class Site(NamedTuple):
     """
     scheduler: str = "slurm"
     """``slurm``: hpcml submits jobs to Slurm. ``local``: hpcml runs jobs on this machine."""
-    repairs: bool = True
-    """``true``: hpcml corrects known errors of Dask, RAPIDS, UCX and cloudpickle during a run. ``false``: hpcml does
-    not change these packages.
-    """
     unsupported: str = ""
     """The reason why hpcml does not work on this machine. hpcml then refuses each submission with this sentence
     (status 65).
@@ -526,6 +545,7 @@ class Site(NamedTuple):
     network: Network = Network()
     fabric: Fabric = Fabric()
     deadlines: Deadlines = Deadlines()
+    repairs: Repairs = Repairs()
     report: Report = Report()
     paths: Paths = Paths()
     code: Code = Code()

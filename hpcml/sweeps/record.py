@@ -209,6 +209,11 @@ def given(run: directories.Run) -> Given:
         return Given(keys, table.get("claims", str, ""), table.texts("runs"))
 
 
+def sharing(run: directories.Run) -> tuple[str, ...]:
+    """Return the runs that divide the points of a sweep with this one, which would take its points when it ends."""
+    return given(run).runs
+
+
 def records(run: directories.Run) -> dict[str, Ended]:
     """Return how the points of a run have ended, by key."""
     return {key: _ended(run, run.paths.record_of(key)) for key in _names(run, ".json")}

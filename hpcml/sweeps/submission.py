@@ -14,7 +14,7 @@ from hpcml.failures.judgement import Cause
 from hpcml.failures.rule import Retry
 from hpcml.failures.rules import BY_NAME
 from hpcml.request.record import Code, RunRequest
-from hpcml.runs import bad_nodes, directories, reach, script_checks, why
+from hpcml.runs import bad_nodes, directories, packages, reach, why
 from hpcml.runs import status as run_status
 from hpcml.runs import submit as runs_submit
 from hpcml.sites.schema import Partition
@@ -231,8 +231,8 @@ def check_packages(prepared: Prepared, more: Sequence[str]) -> None:
     runtime = prepared.loaded.site.runtime
     if not (prepared.plan.inside.job.image or runtime.modules or runtime.setup):
         python = prepared.plan.steps[-1].command[0]
-        script_checks.check_packages(("optuna",), python, "extra 'sweep'", sure=True)
-        script_checks.check_packages(more, python, "--sampler", sure=True)
+        packages.check_packages(("optuna",), python, "extra 'sweep'", sure=True)
+        packages.check_packages(more, python, "--sampler", sure=True)
     elif more:
         note(f"--sampler needs the package {', '.join(more)} in the nodes' Python, which this machine cannot check")
 

@@ -5,17 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from hpcml.forms import Form
-from hpcml.node.settings import (
-    Attempts,
-    Code,
-    Deadlines,
-    Job,
-    Network,
-    Points,
-    Report,
-    Settings,
-    Workers,
-)
+from hpcml.settings import Attempts, Code, Deadlines, Job, Network, Points, Report, Settings, Workers
 
 _USUAL = Settings(
     kind="dask",

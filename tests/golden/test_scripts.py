@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from golden_files import compare
 from hpcml.errors import ConfigError, UsageError
 from hpcml.plan import batch_script
 from matrix import (
@@ -27,13 +28,6 @@ from matrix import (
     missing,
     text,
 )
-
-
-def compare(file: Path, made: str, request: pytest.FixtureRequest) -> None:
-    if request.config.getoption("--bless"):
-        file.write_text(made, encoding="utf-8")
-    assert file.is_file(), "it is new: make bless, and read the difference"
-    assert made == file.read_text(encoding="utf-8"), "if that is meant: make bless, read the difference"
 
 
 @pytest.mark.parametrize(("site", "case"), PAIRS, ids=IDS)
@@ -107,6 +101,11 @@ def test_a_control_character_is_refused_in_words(subtests: pytest.Subtests) -> N
                 pytest.raises(UsageError, match="line break or a control character"),
             ):
                 batch_script.render(make("slurm", case, spec=spec))
+            with (
+                subtests.test("without rendering", case=ascii(case), spec=ascii(spec)),
+                pytest.raises(UsageError, match="line break or a control character"),
+            ):
+                batch_script.check(make("slurm", case, spec=spec))
 
 
 @pytest.mark.parametrize("bad", [":", "\\"])

@@ -174,7 +174,7 @@ MAY_NAME = {  # modules outside hpcml.schedulers that compare a scheduler's name
     "cli/run.py": "an allocation is Slurm's",
     "plan/plan.py": "a run in an allocation cannot outlive it",
     "runs/waiting.py": "says which allocation is meant",
-    "runs/submit.py": "a node is left out by an option of sbatch",
+    "runs/bad_nodes.py": "a node is left out by an option of sbatch",
 }
 
 

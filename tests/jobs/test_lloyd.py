@@ -1,6 +1,6 @@
 """jobs/lloyd: its kernels on CPUs, a thread for each thread of a block, and its work on Dask's workers, against scikit-learn.
 
-No GPU is needed. cuda_on_cpu.h has what the kernels use of CUDA; tests/bench/gpu (section lloyd) runs them on GPUs.
+No GPU is needed. cuda_on_cpu.h has what the kernels use of CUDA; bench/gpu (section lloyd) runs them on GPUs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The pages of the documentation that `make test` leaves out: `make test-slurms` names this file, no search finds it."""
+"""The pages of the documentation that `make test-all` leaves out: `make test-slurms` names this file, no search finds it."""
 
 from __future__ import annotations
 

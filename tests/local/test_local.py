@@ -25,7 +25,7 @@ def place():
     return sys._getframe().f_code.co_filename
 def off():
     import os
-    return os.environ.get("{repairs.OFF[0]}", "")
+    return os.environ.get("{repairs.NO_REPAIRS[0]}", "")
 if __name__ == "__main__":
     print(sum(client.gather(client.map(lambda number: number, range(40)))))
     roles = [off(), *client.run(off).values(), client.run_on_scheduler(off)]
@@ -39,8 +39,11 @@ def test_the_script_s_own_status(here: Here, word: str) -> None:
     """With the repairs of Dask, and with Dask as it was released."""
     done = here.submit(SCRIPT, "--set", f"repairs={word}", "--set", "workers.per_node=2")
     assert done.returncode == 3, done.stderr
-    assert done.stdout == ("780\nTrue ['']\n" if word == "true" else f"780\nFalse ['{repairs.OFF[1]}']\n")
-    assert here.json("status")["by"] == "script"
+    assert done.stdout == ("780\nTrue ['']\n" if word == "true" else f"780\nFalse ['{repairs.NO_REPAIRS[1]}']\n")
+    status = here.json("status")
+    assert status["by"] == "script"
+    states = {name: status["repairs"][name]["state"] for name in ("file_names", "closing", "switching")}
+    assert states == dict.fromkeys(states, "applied" if word == "true" else "off")
 
 
 # What the machine lacks: options, variables, the exit status, and what is said.

@@ -14,10 +14,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "pictures"))
 
 import browser
 
-import report_samples
 from homes import Here, here
 from hpcml import kinds
 from hpcml.report.page import make
+from tests import report_samples
 
 pytestmark = pytest.mark.local
 __all__ = ["here"]

@@ -19,15 +19,15 @@ from contextlib import closing
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "cli"))
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "bench"))
+sys.path.insert(1, str(Path(__file__).resolve().parents[2]))
 
 import browser
 import svg
 
-import report_samples
 from hpcml import kinds
 from hpcml.report.page import make
 from screen import ROWS, Cell, Line, Result, run
+from tests import report_samples
 
 PICTURES = Path(__file__).resolve().parents[2] / "docs/pictures"
 LAB = Path(__file__).resolve().parents[1] / "lab/lab.py"

@@ -17,9 +17,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
-from hpcml import listening, units
+from hpcml import listening, records, units
 from hpcml.cli import commands
-from hpcml.sites import layers, schema
+from hpcml.sites import schema
 from hpcml.terminal import folded
 from tests.site import contact
 
@@ -236,7 +236,7 @@ def _record(kind: Any) -> Any:
 
 def _key(record: Any, prefix: str, field: str) -> Iterator[str]:
     key, kind = f"{prefix}{field}", record.__annotations__[field]
-    default = layers.as_table(record._field_defaults[field])
+    default = records.plain(record._field_defaults[field])
     choices = " or ".join(f"`{choice}`" for choice in schema.CHOICES.get(key, ()))
     what = choices.replace(" or ", ", ", choices.count(" or ") - 1) or KINDS[get_origin(kind) or kind]
     if default or isinstance(default, (bool, int)):

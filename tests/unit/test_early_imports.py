@@ -14,7 +14,7 @@ from hpcml.forms import Form
 from hpcml.kinds.dask.node import gpus, replacements, workers
 from hpcml.node import script_process
 from hpcml.node.script import launcher
-from hpcml.node.settings import Gpu
+from hpcml.settings import Gpu
 from node_settings import settings as settings_of
 
 

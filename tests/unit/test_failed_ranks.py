@@ -19,6 +19,7 @@ from hpcml.kind import Kind
 from hpcml.kinds.dask import KIND as DASK
 from hpcml.kinds.ranks import KIND
 from hpcml.paths import RunPaths
+from hpcml.records import DamagedError
 from hpcml.report.attempts import cause_sentence
 
 OWN = "rank-n2-2.log"  # of the rank that failed first
@@ -173,7 +174,7 @@ def test_the_end_keeps_rank_node_and_log() -> None:
     assert parse({**end.as_json(), "rank": None}).rank is None
     assert parse({name: value for name, value in end.as_json().items() if name != "rank"}).rank is None
     for wrong in ("2", 2.0, True):
-        with pytest.raises(TypeError):
+        with pytest.raises(DamagedError):
             parse({**end.as_json(), "rank": wrong})
 
 

@@ -22,7 +22,7 @@ from hpcml.failures.end import End
 from hpcml.failures.evidence import Hit, Line, Piece
 from hpcml.failures.judgement import Case, Cause
 from hpcml.failures.rule import Role, Where
-from hpcml.failures.rules import BY_NAME, COLOURS, RULES, meaning
+from hpcml.failures.rules import BY_NAME, COLOURS, OWN, RULES, meaning
 from hpcml.forms import Form
 from hpcml.kinds.dask import KIND
 from hpcml.kinds.dask.node import messages, workers
@@ -57,8 +57,9 @@ def raised(*chain: tuple[str, str], **facts: Any) -> Case:
 
 
 def test_every_rule_has_its_recorded_text_and_no_other_rule_knows_it() -> None:
-    assert set(TEXTS) == set(BY_NAME)
-    assert len(RULES) == len(BY_NAME) >= 60
+    assert set(TEXTS) == {rule.name for rule in RULES}
+    assert len(RULES) == len(TEXTS) >= 60
+    assert len(BY_NAME) == len(RULES) + len(OWN)
     also = {
         ("comm-closed", "ucx-reset"), ("no-module", "import-name"), ("image-room", "quota"), ("lost-tasks", "lost-scattered"),
         ("prolog", "requeue-limit"), ("nccl-shm", "disk-full"), ("disk-full", "abort"), ("open-files", "comm-closed"),
@@ -137,7 +138,7 @@ def test_the_node_that_failed_is_never_the_one_whose_log_tells_it(
     told: list[str], node: str, nodes: tuple[str, ...]
 ) -> None:
     end = ended(errors.ROLE_LOST, "hpcml", "FAILED", "the scheduler was lost")
-    end = end._replace(end=end.end._replace(node=node))
+    end = end._replace(end=end.end._replace(lost_nodes=(node,) if node else ()))
     found = cause(end, [*hits(STEP_CANCELLED), *hits(*told, source="job", node="")])
     assert (found.rule, found.nodes) == ("node-failure", nodes)
 

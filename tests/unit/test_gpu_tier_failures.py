@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-TIER = Path(__file__).resolve().parents[1] / "bench/gpu"
+TIER = Path(__file__).resolve().parents[2] / "bench/gpu"
 
 
 @pytest.fixture
 def section(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Return the section as run.py sees it."""
-    monkeypatch.setattr(sys, "path", [str(TIER), str(TIER.parents[1] / "lab"), *sys.path])
+    monkeypatch.setattr(sys, "path", [str(TIER), str(TIER.parents[1] / "tests/lab"), *sys.path])
     before = set(sys.modules)
     yield importlib.import_module("section_failures")
     for name in set(sys.modules) - before:

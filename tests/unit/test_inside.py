@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from hpcml import records
 from hpcml.files import write
 from hpcml.kinds.dask.node import dask_worker, gpus, interconnect, losses, messages, tls
 from hpcml.node import agent, files, processes, script_environment, storage
@@ -32,7 +33,7 @@ def context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> node_settings.Co
     site = layers.build(schema.Site, layers.Layers())
     place = plan.RunLocation(tmp_path, "/usr/bin/python3", "0")
     spec = request.RunRequest.of(tmp_path / "job.py", ("a", ""), tmp_path, nodes=2)
-    table = layers.as_table(plan.plan(site, spec, place))
+    table = records.plain(plan.plan(site, spec, place))
     (tmp_path / "plan.json").write_text(json.dumps(table))
     for name, value in (("HPCML_RUN_DIR", str(tmp_path)), ("SLURM_JOB_NODELIST", "n[1-2]"), ("SLURMD_NODENAME", "n1")):
         monkeypatch.setenv(name, value)

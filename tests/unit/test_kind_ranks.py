@@ -19,12 +19,14 @@ import pytest
 
 from hpcml.errors import IMAGE, STOPPED, HpcmlError, NotFoundError
 from hpcml.forms import Form
-from hpcml.kinds.ranks.node import absence, interconnect, link, rapidsmpf, tasks
-from hpcml.kinds.ranks.node.connections import Connection
-from hpcml.kinds.ranks.node.processes import ENDING, FOLLOW, LEFT, Processes, Ranks
+from hpcml.kinds.ranks.node import absence, interconnect, rapidsmpf, tasks
+from hpcml.kinds.ranks.node.processes import ENDING, EVENTS, FOLLOW, LEFT, Processes, Ranks
 from hpcml.kinds.ranks.variables import World, of_rank, with_users_own
 from hpcml.node import job
 from hpcml.node.interconnect.measurement import parse_nccl_log
+from hpcml.node.link import line as line_of
+from hpcml.node.link.connections import Connection
+from hpcml.node.link.hub import Hub
 from hpcml.node.settings import Context
 from hpcml.options.reading import request_of
 from hpcml.paths import AttemptPaths, RunPaths
@@ -206,12 +208,12 @@ def test_a_user_s_own_value_wins_unless_it_cannot_work() -> None:
 
 
 @pytest.fixture
-def hub() -> Iterator[link.Hub]:
-    with link.Hub(["127.0.0.1", "127.0.0.2"], KEY) as made:
+def hub() -> Iterator[Hub]:
+    with Hub(["127.0.0.1", "127.0.0.2"], KEY, EVENTS) as made:
         yield made
 
 
-def served(hub: link.Hub, work: Any) -> tuple[Any, list[tuple[str, dict[str, Any]]]]:
+def served(hub: Hub, work: Any) -> tuple[Any, list[tuple[str, dict[str, Any]]]]:
     """Return what work in a thread gives, and the messages that the hub has got meanwhile."""
     answer: list[Any] = []
     thread = threading.Thread(target=lambda: answer.append(work()))
@@ -222,11 +224,11 @@ def served(hub: link.Hub, work: Any) -> tuple[Any, list[tuple[str, dict[str, Any
     return answer[0], messages + hub.receive(0.01)
 
 
-def test_a_node_tries_all_addresses_and_speaks_over_one(hub: link.Hub) -> None:
+def test_a_node_tries_all_addresses_and_speaks_over_one(hub: Hub) -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.3", 0))
         places = [closed.getsockname(), *hub.places]
-        (line, ways), messages = served(hub, lambda: link.connect(places, KEY, "n1"))
+        (line, ways), messages = served(hub, lambda: line_of.connect(places, KEY, "n1"))
     assert line is not None
     assert list(ways) == ["127.0.0.1", "127.0.0.2"]
     line.send(event="alive", processors=1.5)
@@ -239,12 +241,12 @@ def test_a_node_tries_all_addresses_and_speaks_over_one(hub: link.Hub) -> None:
     assert hub.receive(1) == [("n1", {"event": "lost", "why": "it closed the connection"})]
 
 
-def test_who_lacks_the_run_s_key_gets_no_line(hub: link.Hub) -> None:
-    (line, _), messages = served(hub, lambda: link.connect(hub.places, b"x" * 32, "n1"))
+def test_who_lacks_the_run_s_key_gets_no_line(hub: Hub) -> None:
+    (line, _), messages = served(hub, lambda: line_of.connect(hub.places, b"x" * 32, "n1"))
     assert messages == []
     assert not hub.lines
     with socket.create_connection(hub.places[0]) as stranger:
-        stranger.sendall(b"\xff" * link.LONGEST + b"\n")
+        stranger.sendall(b"\xff" * line_of.LONGEST + b"\n")
         for _ in range(4):
             assert hub.receive(0.05) == []
         stranger.settimeout(5)
@@ -259,9 +261,9 @@ def test_who_lacks_the_run_s_key_gets_no_line(hub: link.Hub) -> None:
 @pytest.mark.parametrize("change", [lambda text: text.replace(b"ok", b"no"), lambda text: text + text])
 def test_a_line_that_was_changed_or_said_again_ends_the_connection(change: Any) -> None:
     ours, theirs = socket.socketpair()
-    sender, passed = link.Line(Connection(ours, 1000), KEY, b"a", b"b"), theirs.recv
+    sender, passed = line_of.Line(Connection(ours, 1000), KEY, b"a", b"b"), theirs.recv
     sender.send(event="ok")
-    receiver = link.Line(Connection(theirs, 1000), KEY, b"b", b"a", change(passed(link.LONGEST)))
+    receiver = line_of.Line(Connection(theirs, 1000), KEY, b"b", b"a", change(passed(line_of.LONGEST)))
     receiver.receive()
     assert receiver.why == "it sent a line that is not authentic"
     sender.close()

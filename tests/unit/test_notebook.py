@@ -24,10 +24,11 @@ from hpcml.kinds.dask.node.jupyter import config as notebook_config
 from hpcml.kinds.dask.node.jupyter import server
 from hpcml.kinds.dask.node.jupyter.server import Session
 from hpcml.node import script_environment
-from hpcml.node.settings import Context, Settings
+from hpcml.node.settings import Context
 from hpcml.paths import RunPaths
 from hpcml.plan import plan
 from hpcml.request import record as request
+from hpcml.settings import Settings
 from hpcml.sites import layers, schema
 
 PLACE = plan.RunLocation(Path("/runs/jupyter-20261121-074500-1a2b"), "/usr/bin/python3", "0")

@@ -14,7 +14,7 @@ from hpcml.kinds.dask.login import plan as workers
 from hpcml.node import profilers
 from hpcml.plan.plan import RunLocation, plan
 from hpcml.request.record import RunRequest
-from hpcml.runs import script_checks
+from hpcml.runs import packages
 from matrix import site_of
 from node_settings import settings as settings_of
 
@@ -56,12 +56,12 @@ def test_a_package_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, name, SimpleNamespace(__spec__=1))
     assert profilers.missing(context) == ""
     closed = SimpleNamespace(readable=True, certain=True, has=lambda name: name == "bokeh")
-    monkeypatch.setattr(script_checks, "_Environment", lambda _: closed)
-    script_checks.check_packages(["bokeh"], "/usr/bin/python3", "--profile")
+    monkeypatch.setattr(packages, "Environment", lambda _: closed)
+    packages.check_packages(["bokeh"], "/usr/bin/python3", "--profile")
     with pytest.raises(ScriptError, match="lacks the package memray"):
-        script_checks.check_packages(["bokeh", "memray"], "/usr/bin/python3", "--profile")
+        packages.check_packages(["bokeh", "memray"], "/usr/bin/python3", "--profile")
     closed.certain = False  # the nodes will tell
-    script_checks.check_packages(["memray"], "/usr/bin/python3", "--profile")
+    packages.check_packages(["memray"], "/usr/bin/python3", "--profile")
 
 
 def test_a_place_that_cannot_be_written_ends_nothing(

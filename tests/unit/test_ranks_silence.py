@@ -19,12 +19,14 @@ import pytest
 
 from hpcml import errors
 from hpcml.failures.rules import Explanation
-from hpcml.kinds.ranks.node import absence, link, losses
+from hpcml.kinds.ranks.node import absence, losses
 from hpcml.kinds.ranks.node import ranks as agents
-from hpcml.kinds.ranks.node.processes import Ranks
+from hpcml.kinds.ranks.node.processes import EVENTS, Ranks
 from hpcml.kinds.ranks.variables import World
 from hpcml.node import agent
 from hpcml.node.hardware import network, sysfs
+from hpcml.node.link import line as line_of
+from hpcml.node.link.hub import Hub
 from hpcml.node.processes import Process
 from hpcml.node.settings import Context
 from hpcml.paths import RunPaths
@@ -35,9 +37,9 @@ ANSWER = 20.0
 PATIENCE = 60.0
 
 
-def connected(hub: link.Hub, node: str) -> link.Line:
+def connected(hub: Hub, node: str) -> line_of.Line:
     with ThreadPoolExecutor(1) as pool:
-        done = pool.submit(link.connect, hub.places, KEY, node)
+        done = pool.submit(line_of.connect, hub.places, KEY, node)
         while node not in hub.lines or not done.done():
             hub.receive(0.01)
         line = done.result()[0]
@@ -48,7 +50,7 @@ def connected(hub: link.Hub, node: str) -> link.Line:
 class Far:
     """The agent of a node whose ranks run, in this process; the supervisor is a process that sleeps."""
 
-    def __init__(self, folder: Path, hub: link.Hub, node: str) -> None:
+    def __init__(self, folder: Path, hub: Hub, node: str) -> None:
         self.run = RunPaths(folder)
         attempt = self.run.attempt(0)
         for place in (attempt.secret, attempt.nodes, self.run.logs):
@@ -71,13 +73,13 @@ class Far:
 
 
 @pytest.fixture
-def hub() -> Iterator[link.Hub]:
-    with link.Hub(["127.0.0.1"], KEY) as made:
+def hub() -> Iterator[Hub]:
+    with Hub(["127.0.0.1"], KEY, EVENTS) as made:
         yield made
 
 
 @pytest.fixture(params=["n1", "n2"])
-def far(request: pytest.FixtureRequest, tmp_path: Path, hub: link.Hub) -> Iterator[Far]:
+def far(request: pytest.FixtureRequest, tmp_path: Path, hub: Hub) -> Iterator[Far]:
     made = Far(tmp_path, hub, request.param)
     yield made
     made.supervisor.kill()
@@ -110,7 +112,7 @@ def test_neither_suspension_nor_clock_nor_hung_files_count_as_silence(
         assert far.ranks.look()
 
 
-def test_signs_of_life_come_while_a_file_system_blocks_the_supervisor(far: Far, hub: link.Hub) -> None:
+def test_signs_of_life_come_while_a_file_system_blocks_the_supervisor(far: Far, hub: Hub) -> None:
     hub.give_signs(0.01)  # and nobody calls hub.receive(), as in a supervisor that is blocked
     assert far.be_silent(ANSWER - 1)
     deadline = time.monotonic() + PATIENCE
@@ -120,7 +122,7 @@ def test_signs_of_life_come_while_a_file_system_blocks_the_supervisor(far: Far, 
     assert far.be_silent(ANSWER - 1)
 
 
-def test_an_end_that_reads_nothing_gets_no_heap_of_signs(far: Far, hub: link.Hub) -> None:
+def test_an_end_that_reads_nothing_gets_no_heap_of_signs(far: Far, hub: Hub) -> None:
     (line,) = hub.lines.values()
     line.connection.unsent = b"x"
     monitored = line.sent

@@ -21,11 +21,14 @@ import pytest
 from hpcml import errors, listening
 from hpcml.failures import judgement
 from hpcml.kinds.ranks import KIND
-from hpcml.kinds.ranks.node import connections, link, ports, rapidsmpf
+from hpcml.kinds.ranks.node import ports, rapidsmpf
 from hpcml.kinds.ranks.node import ranks as agents
-from hpcml.kinds.ranks.node.processes import Processes, Ranks
+from hpcml.kinds.ranks.node.processes import EVENTS, Processes, Ranks
 from hpcml.kinds.ranks.variables import World
 from hpcml.node import agent, supervisor
+from hpcml.node.link import connections
+from hpcml.node.link import line as line_of
+from hpcml.node.link.hub import Hub
 from hpcml.paths import AttemptPaths
 from node_settings import settings as settings_of
 
@@ -55,13 +58,13 @@ def until(condition: Callable[[], object], step: Callable[[], object] = lambda: 
 class Agents:
     """A hub with agents, which all live in this process, and what they have said."""
 
-    def __init__(self, hub: link.Hub, *nodes: str) -> None:
+    def __init__(self, hub: Hub, *nodes: str) -> None:
         self.hub, self.news = hub, list[tuple[str, dict[str, Any]]]()
         self.lines = {node: self.connect(node) for node in nodes}
 
-    def connect(self, node: str) -> link.Line:
+    def connect(self, node: str) -> line_of.Line:
         with ThreadPoolExecutor(1) as pool:
-            done = pool.submit(link.connect, self.hub.places, KEY, node)
+            done = pool.submit(line_of.connect, self.hub.places, KEY, node)
             until(done.done, self.look)
             line = done.result()[0]
         assert line
@@ -81,7 +84,7 @@ class Agents:
 
 @pytest.fixture
 def run() -> Iterator[Agents]:
-    with link.Hub(["127.0.0.1"], KEY) as hub, contextlib.closing(Agents(hub, "n1", "n2")) as made:
+    with Hub(["127.0.0.1"], KEY, EVENTS) as hub, contextlib.closing(Agents(hub, "n1", "n2")) as made:
         yield made
 
 
@@ -131,7 +134,7 @@ def test_a_hello_that_was_heard_before_opens_nothing(run: Agents) -> None:
     port = run.hub.places[0][1]
     heard: list[bytes] = []
     with listening.listen_tcp(listening.AGENTS, "127.0.0.1") as between, ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(link.connect, [between.getsockname()], KEY, "n3")
+        asked = pool.submit(line_of.connect, [between.getsockname()], KEY, "n3")
         with between.accept()[0] as caller:
             caller.sendall(b"0" * 32 + b"\n")
             heard.append(caller.recv(512))
@@ -185,7 +188,7 @@ def test_the_oldest_stranger_goes_unless_its_hello_is_there(run: Agents) -> None
     hub, port = run.hub, run.hub.places[0][1]
     hub.entrance.room = 3
     with contextlib.ExitStack() as opened, ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(link.connect, hub.places, KEY, "n3")
+        asked = pool.submit(line_of.connect, hub.places, KEY, "n3")
         until(asked.done, run.look)  # its hello has arrived, or the hub has it
         line = asked.result()[0]
         assert line
@@ -200,8 +203,8 @@ def test_a_hello_is_read_before_its_connection_is_turned_away(run: Agents) -> No
     with call(hub.places[0][1]) as caller:
         until(lambda: hub.entrance.strangers, run.look)
         (stranger,) = hub.entrance.strangers
-        line = link._introduce(caller, KEY, "n3")
-        ready: dict[link.Line, None] = {}
+        line = line_of.introduce(caller, KEY, "n3")
+        ready: dict[line_of.Line, None] = {}
         hub.entrance._turn_away(stranger, ready)
         assert [one.node for one in ready] == ["n3"]
         assert not line.why
@@ -210,7 +213,7 @@ def test_a_hello_is_read_before_its_connection_is_turned_away(run: Agents) -> No
 def test_an_agent_that_does_not_read_blocks_nobody() -> None:
     clock = SimpleNamespace(now=0.0)
     with contextlib.ExitStack() as opened:
-        hub = opened.enter_context(link.Hub(["127.0.0.1"], KEY, lambda: clock.now))
+        hub = opened.enter_context(Hub(["127.0.0.1"], KEY, EVENTS, lambda: clock.now))
         run = opened.enter_context(contextlib.closing(Agents(hub, "reads", "full", "slow")))
         for _ in range(1000):  # 60 MB
             if "full" in run.lost():
@@ -243,11 +246,13 @@ def test_an_agent_that_does_not_read_blocks_nobody() -> None:
 CROWD = """
 import contextlib, json, os, resource, signal, socket, sys, threading, time
 from concurrent.futures import ThreadPoolExecutor
-from hpcml.kinds.ranks.node import connections, link
+from hpcml.kinds.ranks.node.processes import EVENTS
+from hpcml.node.link import connections, line as line_of
+from hpcml.node.link.hub import Hub
 KEY, AGENTS, STRANGERS = b"k" * 32, int(sys.argv[1]), int(sys.argv[2])
 def resident():
     return int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-with link.Hub(["127.0.0.1"], KEY) as hub:
+with Hub(["127.0.0.1"], KEY, EVENTS) as hub:
     place, children = hub.places[0], []
     if not os.fork():  # strangers, of whom each says something, and comes again when it is turned away
         signal.alarm(300)
@@ -270,7 +275,7 @@ with link.Hub(["127.0.0.1"], KEY) as hub:
         signal.alarm(300)
         def connected(number):
             while True:
-                line = link.connect([place], KEY, f"n{number}")[0]
+                line = line_of.connect([place], KEY, f"n{number}")[0]
                 if line: return line
         with ThreadPoolExecutor(4) as pool: lines = list(pool.map(connected, range(AGENTS)))
         for line in lines: line.send(event="alive", processors=1)
@@ -316,9 +321,11 @@ def test_a_thousand_agents_and_a_thousand_strangers_at_once() -> None:
 FEW_FILES = """
 import contextlib, os, resource, socket, sys
 from concurrent.futures import ThreadPoolExecutor
-from hpcml.kinds.ranks.node import link
+from hpcml.kinds.ranks.node.processes import EVENTS
+from hpcml.node.link import line as line_of
+from hpcml.node.link.hub import Hub
 KEY = b"k" * 32
-with link.Hub(["127.0.0.1"], KEY) as hub:
+with Hub(["127.0.0.1"], KEY, EVENTS) as hub:
     others = []
     with contextlib.suppress(OSError):
         while True: others.append(os.open("/dev/null", os.O_RDONLY))
@@ -328,7 +335,7 @@ with link.Hub(["127.0.0.1"], KEY) as hub:
         for one in others[6:]: os.close(one)
         strangers = [socket.create_connection(place) for _ in range(12)]
         line = None
-        while line is None: line = link.connect([place], KEY, "n1")[0]
+        while line is None: line = line_of.connect([place], KEY, "n1")[0]
         line.send(event="alive", processors=1)
         while {"do": "start"} not in line.receive() and not line.why: pass
         os._exit(7 if not line.why else 8)
@@ -395,7 +402,7 @@ def test_strangers_do_not_keep_a_rank_out(monkeypatch: pytest.MonkeyPatch) -> No
 # -- the agent --------------------------------------------------------------------------------------------------------------
 
 
-def agent_of(folder: Path, hub: link.Hub, seconds: float = PATIENCE) -> agents.Ranks:
+def agent_of(folder: Path, hub: Hub, seconds: float = PATIENCE) -> agents.Ranks:
     attempt = AttemptPaths(folder)
     for place in (attempt.secret, attempt.nodes):
         place.mkdir(exist_ok=True)
@@ -409,7 +416,7 @@ def agent_of(folder: Path, hub: link.Hub, seconds: float = PATIENCE) -> agents.R
 
 
 def test_an_agent_whose_line_closes_before_the_start_connects_again(tmp_path: Path) -> None:
-    with link.Hub(["127.0.0.1"], KEY) as hub, ThreadPoolExecutor(1) as pool:
+    with Hub(["127.0.0.1"], KEY, EVENTS) as hub, ThreadPoolExecutor(1) as pool:
         run = Agents(hub)
         begun = agent_of(tmp_path, hub)
         ended = pool.submit(begun.serve)
@@ -431,7 +438,7 @@ def test_an_agent_whose_line_closes_before_the_start_connects_again(tmp_path: Pa
 
 
 def test_an_agent_that_reaches_nobody_in_time_says_so_and_is_not_at_fault(tmp_path: Path) -> None:
-    with link.Hub(["127.0.0.1"], KEY) as hub:
+    with Hub(["127.0.0.1"], KEY, EVENTS) as hub:
         begun = agent_of(tmp_path, hub, 0.0)
     assert begun.serve() == errors.WORKERS_NEVER_CAME
     mark = json.loads((tmp_path / "nodes/n1.json").read_text())
@@ -533,7 +540,7 @@ def test_an_address_without_a_way_is_not_reached() -> None:
     """The kernel says so at once, as of the address of all machines, to which TCP connects nobody."""
     with listening.listen_tcp(listening.AGENTS, "127.0.0.1") as listener:
         place = listener.getsockname()
-        reached = link.reach([("255.255.255.255", 9), place])
+        reached = line_of.reach([("255.255.255.255", 9), place])
         for connection in reached.values():
             connection.close()
     assert [*reached] == ["127.0.0.1"]

@@ -53,7 +53,7 @@ def test_nobody_is_told_who_goes_when_all_go(on: bool, tmp_path: Path, monkeypat
     """While the run continues, all are; without repairs at its end too, or hpcml/repairs/closing.py is not needed."""
     monkeypatch.setattr(PrivateScheduler, "socket_path", tmp_path / "s.sock", raising=False)
     if not on:
-        monkeypatch.setenv(*repairs.OFF)
+        monkeypatch.setenv(*repairs.NO_REPAIRS)
     running, closing = told(tmp_path, monkeypatch)
     assert running == 2
     assert (closing == 0) is on

@@ -10,6 +10,7 @@ from types import ModuleType
 
 import pytest
 
+from hpcml import repairs
 from hpcml.repairs import finder
 
 # A package that is being imported by a thread, which then needs Python's lock of all imports, while the main thread
@@ -44,13 +45,17 @@ print("came through:", sys.modules["dask.slow.part"].HERE)
 
 
 def test_a_part_is_looked_for_where_its_package_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a stand-in for RAPIDS' module, so everywhere."""
+    """With a stand-in for RAPIDS' module, so everywhere; that of an untried release stays as it is."""
     loader, package = ModuleType(finder._LOADER), ModuleType("package_in_the_making")
     loader.importlib = importlib  # type: ignore[attr-defined]
     package.__path__ = [str(tmp_path)]
     (tmp_path / "part.py").write_text("")
     for module in (loader, package):
         monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setattr(repairs, "_installed", lambda: {"rapids-dask-dependency": "26.12.0"})
+    finder.install()
+    assert vars(loader)["importlib"] is importlib
+    monkeypatch.setattr(repairs, "_installed", lambda: {"rapids-dask-dependency": "26.10.00"})
     finder.install()
     put = vars(loader)["importlib"]
     assert put is not importlib

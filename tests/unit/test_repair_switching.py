@@ -76,7 +76,7 @@ def test_a_small_read_does_not_change_the_interval() -> None:
 
 
 def test_without_repairs_the_interval_is_pythons(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(*repairs.OFF)
+    monkeypatch.setenv(*repairs.NO_REPAIRS)
     switching.install()
     assert intervals((switching.LARGE,)) == pytest.approx([USUAL, USUAL])
 

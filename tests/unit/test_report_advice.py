@@ -6,15 +6,14 @@ from pathlib import Path
 
 import pytest
 
-import report_samples
 from hpcml import kinds
 from hpcml.errors import ConfigError
 from hpcml.kinds.dask import KIND
 from hpcml.kinds.dask.accounting import ACCOUNTING
-from hpcml.plan import plan
 from hpcml.report import advice, contents, series
 from hpcml.sites import schema
-from report_samples import Shape
+from tests import report_samples
+from tests.report_samples import Shape
 
 RULES = (*advice.RULES, *ACCOUNTING.rules)
 FIGURES = (*advice.FIGURES, *(figure.name for figure in ACCOUNTING.figures))
@@ -59,7 +58,7 @@ def test_a_site_changes_adds_and_removes_rules(subtests: pytest.Subtests) -> Non
         )
     )
     assert [one.rule for one in advice.advise(RULES, figures, {})] == ["idle-tail"]
-    told = advice.advise(advice.changed(RULES, plan.advice(site, KIND)), figures, {})
+    told = advice.advise(advice.changed(RULES, advice.of_site(site.report.advice, KIND)), figures, {})
     assert {one.rule for one in told} == {"gpu-low", "energy"}
     assert next(one.sentence for one in told if one.rule == "energy") == "60 kWh, ?, ?, {x"
     for name, rule in {
@@ -68,7 +67,7 @@ def test_a_site_changes_adds_and_removes_rules(subtests: pytest.Subtests) -> Non
         "idle-tail": schema.Advice("no_such_figure"),
     }.items():
         with subtests.test(name), pytest.raises(ConfigError):
-            plan.advice(schema.Site(report=schema.Report(advice={name: rule})), KIND)
+            advice.of_site({name: rule}, KIND)
 
 
 def test_a_gpu_at_its_power_cap_is_not_hot() -> None:

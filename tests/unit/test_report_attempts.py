@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-import report_samples
 from hpcml import kinds
 from hpcml.report import attempts
 from hpcml.report.page import make
-from report_samples import Shape
+from tests import report_samples
+from tests.report_samples import Shape
 
 
 def test_all_attempts_are_told_and_added_up(tmp_path: Path) -> None:

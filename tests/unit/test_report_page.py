@@ -13,17 +13,18 @@ from urllib.parse import unquote_to_bytes
 import pytest
 from markupsafe import escape
 
-import report_samples
 from hpcml import kinds
 from hpcml.failures.end import End
 from hpcml.failures.evidence import Line as Evidence
 from hpcml.paths import sweep_folder
+from hpcml.repairs import Decision
 from hpcml.report import contents, page, series
 from hpcml.report.attempts import Ending
 from hpcml.report.contents import Interconnect, Machines
 from hpcml.report.ledger import Function
 from hpcml.report.page import Curve, make
-from report_samples import Shape
+from tests import report_samples
+from tests.report_samples import Shape
 
 DASK = kinds.get("dask")
 HOSTILE = (
@@ -71,7 +72,13 @@ def test_texts_of_others_stay_texts(tmp_path: Path) -> None:
     hostile = found._replace(
         run=found.run._replace(run=HOSTILE, site=HOSTILE, job=HOSTILE, script=HOSTILE),
         findings=found.findings._replace(unknown=(HOSTILE,)),
-        machines=Machines((HOSTILE,), devices, topology=((HOSTILE, HOSTILE),), versions=((HOSTILE, HOSTILE),)),
+        machines=Machines(
+            (HOSTILE,),
+            devices,
+            topology=((HOSTILE, HOSTILE),),
+            versions=((HOSTILE, HOSTILE),),
+            repairs=((HOSTILE, Decision("untried", HOSTILE, HOSTILE, HOSTILE)),),
+        ),
         interconnect=Interconnect(HOSTILE, fabric_ok=False, fabric_remedy=HOSTILE),
         drawing=found.drawing._replace(series={HOSTILE: hostile_node}),
     )
@@ -86,6 +93,13 @@ def test_texts_of_others_stay_texts(tmp_path: Path) -> None:
     assert "img" not in tags
     assert "{{ 7 * 7 }}" in text
     assert "49" not in re.findall(r"alert\(2\)&gt;&#34;&#39;(\d+)", text)
+
+
+def test_repairs_are_on_the_page_and_in_the_facts_for_programs(tmp_path: Path) -> None:
+    found = contents.load(report_samples.write(tmp_path / "run", Shape(seconds=60)), 0, DASK)
+    assert found.as_json()["repairs"] == {"closing": report_samples.REPAIRED}
+    sentence = "Repair closing is off: it was tested with distributed ==2026.7.1, not with 2026.9.0."
+    assert sentence in page.html(found)
 
 
 def test_results_are_on_the_page_and_their_names_stay_texts(tmp_path: Path) -> None:

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-import report_samples
 from hpcml.node import supervisor
 from hpcml.node.settings import Context
 from hpcml.paths import RunPaths
-from report_samples import Shape
+from tests import report_samples
+from tests.report_samples import Shape
 
 
 def context(paths: RunPaths, monkeypatch: pytest.MonkeyPatch) -> Context:

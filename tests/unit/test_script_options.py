@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcml.cli import commands, submit
+from hpcml.cli import commands, misplaced, submit
 from hpcml.errors import UsageError
 from hpcml.origins import Origin
 from hpcml.request.record import NOT_SAID, RunRequest
@@ -122,7 +122,7 @@ def test_a_script_without_such_lines_says_nothing(tmp_path: Path, capsys: pytest
 def refusal(tmp_path: Path, text: str, *words: str, script: str = "train.py") -> str:
     (tmp_path / "train.py").write_text(text)
     try:
-        submit.check_misplaced([*script.split(" "), *words], tmp_path, "hpcml submit")
+        misplaced.check([*script.split(" "), *words], tmp_path, "hpcml submit")
     except UsageError as error:
         return str(error)
     return ""

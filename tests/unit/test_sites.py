@@ -10,7 +10,7 @@ from typing import Any, get_args, get_origin
 
 import pytest
 
-from hpcml import origins
+from hpcml import origins, records
 from hpcml.errors import ConfigError
 from hpcml.sites import layers, lookup, powers, schema
 
@@ -74,7 +74,7 @@ def test_layers_from_general_to_special(environment: dict[str, str], tmp_path: P
         write(name, ("extends = 'slurm'\n" if number == 0 else "") + f"[defaults]\n{values}")
     (tmp_path / "project" / "deep" / "er").mkdir(parents=True)
     loaded = lookup.load("mine", environment, tmp_path / "project" / "deep" / "er")
-    assert [layers.as_table(getattr(loaded.site.defaults, key)) for key in keys] == ["0", "1", "2", "3"]
+    assert [records.plain(getattr(loaded.site.defaults, key)) for key in keys] == ["0", "1", "2", "3"]
     assert [loaded.layers.origin(f"defaults.{key}") for key in keys] == [str(tmp_path / name) for name in files]
     loaded = lookup.load("mine", {**environment, "HPCML_DEFAULTS__QOS": "e", "HPCML_DEFAULTS__TIME": "5"}, tmp_path / "project",
                         ("defaults.time=7",))  # fmt: skip

@@ -1,4 +1,4 @@
-"""What each version of Slurm said on the lab (tests/bench/record_slurm.py), and what hpcml reads of it."""
+"""What each version of Slurm said on the lab (bench/record_slurm.py), and what hpcml reads of it."""
 
 from __future__ import annotations
 

@@ -14,9 +14,9 @@ import pytest
 from hpcml.kinds.dask.login import plan as dask_plan
 from hpcml.kinds.dask.node import tls
 from hpcml.node.hardware import network, record, sysfs
-from hpcml.node.settings import Settings
 from hpcml.plan.plan import RunLocation, plan
 from hpcml.request.record import RunRequest
+from hpcml.settings import Settings
 from hpcml.sites import layers, lookup, schema
 from node_settings import settings
 

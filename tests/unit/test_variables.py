@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from hpcml import records
 from hpcml.cli import commands
 from hpcml.errors import HpcmlError
 from hpcml.options.reading import request_of
 from hpcml.plan import batch_script, plan
 from hpcml.request import variables
 from hpcml.request.record import Code, RunRequest
-from hpcml.sites import layers, schema
+from hpcml.sites import schema
 
 LOCATION = plan.RunLocation(Path("/runs/job-20261121-074500-1a2b"), "/usr/bin/python3", "0")
 
@@ -51,7 +52,7 @@ def test_no_value_is_in_plan_script_or_record() -> None:
     script = batch_script.render(made)
     assert '. "$HPCML_RUN_DIR/environment.sh"   # B TOKEN' in script
     assert dict(made.environment)["HPCML_CONTAINER_ENV"] == "B TOKEN"
-    told = script + json.dumps(layers.as_table(made)) + json.dumps(layers.as_table(spec.given()))
+    told = script + json.dumps(records.plain(made)) + json.dumps(records.plain(spec.given()))
     assert "secret-word" not in told
     assert "environment.sh" not in batch_script.render(plan.plan(schema.Site(), request(), LOCATION))
 

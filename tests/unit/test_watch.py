@@ -16,6 +16,7 @@ import pytest
 from hpcml import errors, schedulers
 from hpcml.cli import ls
 from hpcml.cli.progress import Progress
+from hpcml.cli.status import show as show_status
 from hpcml.failures.end import End
 from hpcml.failures.stacks import Frame, Process, grouped, wait_sentence, waits
 from hpcml.kinds.dask import KIND
@@ -179,9 +180,31 @@ def test_which_rank_the_others_wait_for(lines: list[int], sentence: str) -> None
 def test_the_keys_of_a_status_for_programs() -> None:
     assert " ".join(sorted(run_status.Status("r").as_json())) == (
         "address at_fault attempt brought by cause clocks command differences directory estimate exit_status expected fabric fabric_ok has_cluster hint idle_since in_image job job_state "
-        "jupyter kind log log_begin message node node_count nodes not_brought original phase protocol quote rank run seconds seconds_before security service setup_warnings silent silent_workers site staging "
+        "jupyter kind log log_begin lost_nodes memory_limit message node node_count nodes not_brought original phase protocol quote rank reason repairs role run seconds seconds_before security service setup_warnings silent silent_workers site staging "
         "state times versions warnings workers"
     )
+
+
+def test_repairs_are_in_the_record_and_in_the_log_those_that_are_off(
+    run: directories.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """UCX's release is that which the node's probe found loaded."""
+    attempt = run.paths.attempt(0)
+    context: Any = SimpleNamespace(run=run.paths, number=0, node="n1", attempt=attempt, settings=settings())
+    attempt.probe_of("n1").parent.mkdir(parents=True)
+    attempt.probe_of("n1").write_text('{"ucx": {"version": "1.18.0"}}')
+    state = RunState(context, KIND, EventLog(run.paths.events, 0), tmp_path)
+    state.note_repairs({"distributed": "2026.7.1", "ucx": "1.21.0"})
+    off = "repair dead_worker_memory is off: it was tested with ucx ==1.21.0, not with 1.18.0"
+    assert run.paths.job_log.read_text() == f"hpcml: {off}.\n"
+    status = run_status.status(run, ask=False)
+    states = {name: row["state"] for name, row in status.progress.repairs.items()}
+    assert status.as_json()["repairs"] == status.progress.repairs
+    assert states == {"closing": "applied", "switching": "applied", "dead_worker_memory": "untried"}
+    show_status(run, as_json=False, all_notes=False, host="")
+    assert [line for line in capsys.readouterr().out.splitlines() if line.startswith("repair ")] == [
+        f"repair     {off.removeprefix('repair ')}"
+    ]
 
 
 def test_the_time_of_attempts_before_is_kept(run: directories.Run) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hpcml import errors
 from hpcml.forms import Form
@@ -19,14 +19,15 @@ from hpcml.kind import (
     Request,
     RunState,
     Schema,
-    Settings,
     Site,
     Stage,
-    Workers,
 )
 from hpcml.kinds.dask.roles import SCHEDULER, WORKER
 
 _NODE = f"{__name__}.node"
+
+if TYPE_CHECKING:
+    from hpcml.settings import Settings, Workers
 
 
 class DaskKind(Kind):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hpcml import errors
 from hpcml.kind import (
@@ -17,12 +17,13 @@ from hpcml.kind import (
     Request,
     Role,
     RunState,
-    Settings,
     Site,
     Stage,
-    Workers,
 )
 from hpcml.kinds.ranks.roles import MPI, PROGRAMS, RANK
+
+if TYPE_CHECKING:
+    from hpcml.settings import Settings, Workers
 
 
 class RanksKind(Kind):

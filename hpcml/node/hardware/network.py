@@ -11,7 +11,8 @@ from pathlib import Path
 
 from hpcml.node import files
 from hpcml.node.hardware import record, sysfs
-from hpcml.node.settings import Context, Settings
+from hpcml.node.settings import Context
+from hpcml.settings import Settings
 from hpcml.units import RDMA
 
 _MOST_NAMES = 4  # of nodes in a sentence
@@ -100,7 +101,7 @@ def ucx_environment(*, single_node: bool, tcp: bool = True) -> dict[str, str]:
 
     Progress in a thread of its own: by default distributed-ucxx (0.52) has the event loop make progress whenever UCX's
     file descriptor says so, and where it says nothing, as after most transfers by cuda_ipc, looks again after a whole
-    second (``ucxx._lib_async.continuous_ucx_progress.BlockingMode``). tests/bench/gpu's section ``auth`` measures both.
+    second (``ucxx._lib_async.continuous_ucx_progress.BlockingMode``). bench/gpu's section ``auth`` measures both.
 
     A run of one node (``single_node``) stays on loopback. NVLink and shared memory are no network devices and stay;
     what goes is a port that other nodes could reach. UCX 1.21 cannot do without that of loopback: its connection

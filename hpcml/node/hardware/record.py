@@ -1,15 +1,15 @@
 """A node as the probe describes it: one record, its JSON, and the oldest drivers; who judges a node reads no other.
 
-It imports nothing but Python's own modules, since the login node reads it too. The JSON has a table for each record; a
+The login node reads it too. The JSON has a table for each record; a
 record in `_SPREAD` has its fields in the table of the record that holds it.
 """
 
 from __future__ import annotations
 
-import functools
 import re
-import types
-from typing import Any, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, NamedTuple, TypeVar
+
+from hpcml import records
 
 SCHEMA = 1  # of the JSON; a change that readers must know of raises it
 T = TypeVar("T")
@@ -320,7 +320,7 @@ _SPREAD = (Probing, System, Process, Network, Packages, Gpus, Link, Adapter, Gpu
 
 def to_json(node: Node) -> dict[str, Any]:
     """Return a node as a table for JSON; the reason of a part that could not be read is under ``PART_error``."""
-    table: dict[str, Any] = _plain(node)
+    table: dict[str, Any] = records.plain(node, spread=_SPREAD)
     errors = table.pop("errors")
     return table | {f"{part}_error": reason for part, reason in errors.items()}
 
@@ -333,52 +333,6 @@ def from_json(table: object) -> Node:
     return read(Node, table | {"errors": errors})
 
 
-def _plain(value: Any) -> Any:
-    if hasattr(value, "_fields"):
-        table: dict[str, Any] = {}
-        for name, field in value._asdict().items():
-            table |= _plain(field) if isinstance(field, _SPREAD) else {name: _plain(field)}
-        return table
-    if isinstance(value, dict):
-        return {name: _plain(item) for name, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, tuple) else value
-
-
 def read(kind: type[T], table: object) -> T:
     """Return a record from a table of JSON; raise ValueError if something is missing or of another type."""
-    record: T = _read(kind, table, "")
-    return record
-
-
-def _read(kind: Any, value: Any, place: str) -> Any:
-    if get_origin(kind) in (Union, types.UnionType):
-        return None if value is None else _read(get_args(kind)[0], value, place)
-    if hasattr(kind, "_fields"):
-        table = _expect(dict, value, place)
-        fields = {}
-        for name, field in _fields(kind).items():
-            if field not in _SPREAD and name not in table:
-                raise ValueError(f"{place}{name} is missing")
-            fields[name] = (
-                _read(field, table, place) if field in _SPREAD else _read(field, table[name], f"{place}{name}.")
-            )
-        return kind(**fields)
-    if get_origin(kind) is dict:
-        table = _expect(dict, value, place)
-        return {str(name): _read(get_args(kind)[1], item, f"{place}{name}.") for name, item in table.items()}
-    if get_origin(kind) is tuple:
-        return tuple(_read(get_args(kind)[0], item, place) for item in _expect(list, value, place))
-    if kind is float and isinstance(value, int):
-        value = float(value)
-    return _expect(kind, value, place)
-
-
-@functools.cache
-def _fields(kind: type) -> dict[str, Any]:
-    return get_type_hints(kind)
-
-
-def _expect(kind: type, value: Any, place: str) -> Any:
-    if isinstance(value, kind) and not (kind is int and isinstance(value, bool)):
-        return value
-    raise ValueError(f"{place.rstrip('.') or 'the probe'} is not of type {kind.__name__}")
+    return records.read(kind, table, whole=True, spread=_SPREAD)

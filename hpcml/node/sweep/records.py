@@ -155,11 +155,12 @@ def cause_of(
     """
     from hpcml.failures import evidence, judgement
     from hpcml.failures.end import End as RunEnd
+    from hpcml.failures.end import MemoryLimit
 
     others = [hit for hit in evidence.hits(run, _MOST_LOGS) if hit.line.source not in _OF_THE_POINT]
     hits = [hit for hit in others if hit.line.time > began - _SLACK]
     name = f"{log.parent.name}/{log.name}"
     hits += [hit for piece in evidence.pieces(log) for hit in evidence.hits_in(piece, SCRIPT, name=name)]
-    message, state = (_OUT_OF_MEMORY, "OUT_OF_MEMORY") if out_of_memory else ("", "FAILED")
-    end = RunEnd(status, SCRIPT, "script", message, ended_as=state)
+    message, limit = (_OUT_OF_MEMORY, MemoryLimit.NODE) if out_of_memory else ("", "")
+    end = RunEnd(status, SCRIPT, "script", message, ended_as="" if limit else "FAILED", memory_limit=limit)
     return judgement.judge(judgement.Case(end, error=error, last_error=evidence.last_error(log)), hits)

@@ -6,8 +6,8 @@ from hpcml import units
 from hpcml.errors import ConfigError, SiteError, UsageError, did_you_mean, nearest
 from hpcml.forms import Form
 from hpcml.kinds.dask.login.options import PROFILERS, asked
-from hpcml.node.settings import Gpu, Settings, Workers
 from hpcml.request.record import RunRequest
+from hpcml.settings import Gpu, Settings, Workers
 from hpcml.sites.schema import Site
 
 # KvikIO's own names (docs.rapids.ai, kvikio, Runtime Settings); "auto" is KvikIO's default, so nothing is said.

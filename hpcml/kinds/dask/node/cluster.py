@@ -28,6 +28,7 @@ from hpcml.node.script_process import Script, can_wait, world_of_one
 from hpcml.node.settings import Context
 from hpcml.node.silence import warn_after
 from hpcml.node.versions import Comparison
+from hpcml.paths import SCRIPT
 from hpcml.units import format_deadline
 
 ORDERLY = 2.0  # seconds that scheduler and workers have to close by themselves, a quarter if they never were all up
@@ -92,6 +93,7 @@ class Processes:
         self._until(lambda: len(self.present) >= count, settings.deadlines.workers, self._workers_missing)
         self._compare_versions()
         state.events.write("workers-ready", count=count, seconds=state.seconds)
+        state.note_repairs(self.versions.local)
         if settings.network.interconnect != "none" and (
             settings.workers.gpu or settings.network.interconnect == "rdma" or self.protocol == "ucx"
         ):
@@ -307,7 +309,9 @@ class Processes:
         """End the run if the scheduler is gone, and the script did not close it."""
         if self.channel.closed and not self.released:
             reason = f"the Dask scheduler on {self.context.node} was lost{losses.scheduler_end(self.context)}"
-            raise self.state.end(errors.ROLE_LOST, reason, quote=losses.scheduler_log(self.context))
+            raise self.state.end(
+                errors.ROLE_LOST, reason, quote=losses.scheduler_log(self.context), **losses.of_scheduler(self.context)
+            )
 
     def _check_workers(self) -> None:
         """End the run if no worker is left that could come back, or if the policy says so."""
@@ -322,7 +326,7 @@ class Processes:
         self.hangs.look(absent, final=len(final) == len(missing))
         if final and (self.context.settings.workers.on_loss == "fail" or none_left):
             reason = f"workers were lost: {losses.sentences(final)}"
-            raise self.state.end(errors.ROLE_LOST, reason, quote=final[0].quote, node=final[0].node)
+            raise self.state.end(errors.ROLE_LOST, reason, quote=final[0].quote, **losses.of_nodes(final))
 
     # -- its end --------------------------------------------------------------------------------------------------
 
@@ -415,7 +419,7 @@ class Hangs:
             reason = f"{sentence} {deadline:g} s"
             hint = "The scheduler is suspended (SIGSTOP), or busy with a very large task graph."
             hint += " To wait longer, increase deadlines.answer."
-            raise _ended(errors.ROLE_LOST, reason, hint)
+            raise _ended(errors.ROLE_LOST, reason, hint, **losses.of_scheduler(self.context))
         if silent > warn_after(deadline):
             self.warn(f"{sentence} {warn_after(deadline):g} s; the run ends after {deadline:g} s without an answer.")
 
@@ -450,5 +454,5 @@ class Hangs:
             raise _ended(errors.WORKERS_NEVER_CAME, sentence, hint)
 
 
-def _ended(status: int, reason: str, hint: str) -> RunEndedError:
-    return RunEndedError(End(status, "driver", "hpcml", reason, hint))
+def _ended(status: int, message: str, hint: str, **fields: Any) -> RunEndedError:
+    return RunEndedError(End(status, SCRIPT, "hpcml", message, hint, **fields))

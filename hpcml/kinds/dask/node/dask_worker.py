@@ -28,8 +28,9 @@ from hpcml.node import files, job, processes, profilers, script_environment
 from hpcml.node.agent import Slot
 from hpcml.node.hardware.network import NoProtocolError, choose_address, choose_protocol, ucx_environment
 from hpcml.node.processes import EndNote
-from hpcml.node.settings import Context, Settings
+from hpcml.node.settings import Context
 from hpcml.repairs import dead_worker_memory, file_names, switching
+from hpcml.settings import Settings
 from hpcml.units import in_mib
 
 ADDRESS = "scheduler-address"  # the file by which a node's worker task tells its workers where the scheduler is
@@ -235,7 +236,8 @@ async def _serve(
     worker.node, worker.restart_on_cuda_error = context.node, context.settings.workers.restart_on_cuda_error
     interconnect.Transfers(worker, folder, device)
     dask_state.add_metrics(worker)
-    holder = dead_worker_memory.Holder(worker) if pool and repairs.are_on() else None
+    repaired = bool(pool) and repairs.is_on("dead_worker_memory", dead_worker_memory.ucx_version())
+    holder = dead_worker_memory.Holder(worker) if repaired else None
     await worker
     if pool:
         event = {"event": "gpu-memory", "worker": worker.name, "pool": pool.size, "wanted": pool.wanted}

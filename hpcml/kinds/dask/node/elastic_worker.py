@@ -17,13 +17,15 @@ from typing import Any
 
 from distributed import Worker
 
+from hpcml import repairs
 from hpcml.errors import STORAGE
 from hpcml.kinds.dask.node import connection_limits, cuda_errors, temporary_directory
 from hpcml.kinds.dask.node.dask_worker import Share
 from hpcml.node import scratch
-from hpcml.node.settings import Context, Gpu, load
+from hpcml.node.settings import Context, load
 from hpcml.paths import AttemptPaths
 from hpcml.repairs import file_names, finder, switching
+from hpcml.settings import Gpu
 
 finder.install()
 connection_limits.guard()
@@ -110,6 +112,8 @@ def main() -> int:
         print(f"hpcml: {error}; {scratch.SET_SCRATCH}", file=sys.stderr)
         return STORAGE
     threading.Thread(target=scratch.sweep, args=(place,), daemon=True).start()
+    for text in repairs.notes_here():
+        print(f"hpcml: {text}", file=sys.stderr, flush=True)
     with folder:
         folder_path = str(folder.path)
         os.environ |= {"TMPDIR": folder_path, "DASK_TEMPORARY_DIRECTORY": folder_path}  # of what tasks start, too

@@ -19,7 +19,8 @@ from typing import Any, NamedTuple
 from hpcml import repairs
 from hpcml.node.hardware import nvml
 from hpcml.node.job import cpus
-from hpcml.node.settings import Context, Gpu
+from hpcml.node.settings import Context
+from hpcml.settings import Gpu
 
 GIB = 1024**3
 RESERVE = 3 * GIB  # least left beside the pool: a CUDA context (0.5 GiB), NCCL's buffers, cuBLAS's work space
@@ -172,7 +173,7 @@ def worker_options(context: Context, device: str, pool: Pool, *, memory_limit: i
         enable_cudf_spill=gpu.cudf_spill,
     )
     store_arguments = data(number)
-    if isinstance(store_arguments, tuple) and repairs.are_on():
+    if isinstance(store_arguments, tuple) and repairs.is_on("spilling"):
         pinned = pinned_memory(gpu, memory_limit)
         cyclic = gpu.spill_order == "keep"
         store_arguments = (

@@ -30,7 +30,8 @@ class Missing:
 
     ``final`` means that waiting longer would not help, and ``quote`` is its log's end only then: logs of nodes that may
     still come are not read at each look. ``remedy`` is what to do where an image was not entered; ``memory`` is which
-    of its workers was ended because it was out of memory, empty if none was. Without ``own_fault`` others may be why.
+    of its workers was ended because it was out of memory, a clause, empty if none was. ``memory_limit`` is whose limit
+    the worker had reached that has failed for good. Without ``own_fault`` others may be why.
     """
 
     node: str
@@ -41,6 +42,7 @@ class Missing:
     remedy: str = ""
     memory: str = ""
     own_fault: bool = True
+    memory_limit: str = ""  # of failures.end.MemoryLimit
 
     def sentence(self) -> str:
         """Return the node and the reason in one clause."""
@@ -76,7 +78,10 @@ def missing_nodes(
             if step_gone and not final:
                 why, final, own_fault = f"{_STEP_GONE} ({why})" if ended else _STEP_GONE, True, False
             quote = worker_log(context, node) if final else ()
-            missing.append(Missing(node, absent, why, final, quote, remedy, mark.get("memory", ""), own_fault))
+            failed = mark.get("failed") or [{}]
+            limit = failed[0].get("memory_limit", "")
+            memory = mark.get("memory", "")
+            missing.append(Missing(node, absent, why, final, quote, remedy, memory, own_fault, limit))
     return missing
 
 
@@ -102,6 +107,18 @@ def _reason(context: Context, node: str, mark: dict[str, Any], *, ended: bool) -
     return "the workers started but did not register with the scheduler", False, "", False
 
 
+def of_nodes(nodes: Sequence[Missing]) -> dict[str, Any]:
+    """Return the fields of the end of a run that has lost the workers of some nodes."""
+    lost = tuple(node.node for node in nodes)
+    limit = next((node.memory_limit for node in nodes if node.memory_limit), "")
+    return {"node": next(iter(lost), ""), "lost_nodes": lost, "role": WORKER.name, "memory_limit": limit}
+
+
+def of_scheduler(context: Context) -> dict[str, Any]:
+    """Return the fields of the end of a run that has lost its scheduler."""
+    return {"node": context.node, "lost_nodes": (context.node,), "role": SCHEDULER.name}
+
+
 def sentences(nodes: Sequence[Missing]) -> str:
     """Return what is known of some nodes in one line: of the first four, and how many others there are."""
     more = f"; and {len(nodes) - _NAMED} more nodes" if len(nodes) > _NAMED else ""
@@ -125,9 +142,8 @@ def of_the_scheduler(context: Context, closed: bool, late: float, *, step_gone: 
     name = f"the Dask scheduler on {context.node}"
     if status := _scheduler_status(context):
         if cause := not_entered(context, status, lambda most: scheduler_log(context, most)):
-            return End(
-                errors.IMAGE, "image", "hpcml", f"{context.node}: {cause.what}", cause.hint, quote, node=context.node
-            )
+            message, fields = f"{context.node}: {cause.what}", of_scheduler(context)
+            return End(errors.IMAGE, "image", "hpcml", message, cause.hint, quote, **fields)
         ended = rules.of_role(int(status), quote)
         reason, hint = f"{name} {ended.what}", ended.hint or hint
         if status == str(errors.START_FAILED) and quote and quote[-1].startswith("hpcml: "):
@@ -140,7 +156,7 @@ def of_the_scheduler(context: Context, closed: bool, late: float, *, step_gone: 
         reason = f"{name} did not start within {late:g} s"
     else:
         return None
-    return End(errors.START_FAILED, SCHEDULER.name, "hpcml", reason, hint, quote)
+    return End(errors.START_FAILED, SCHEDULER.name, "hpcml", reason, hint, quote, **of_scheduler(context))
 
 
 def scheduler_end(context: Context) -> str:
@@ -161,15 +177,15 @@ def of_the_workers(
     named = outside or final or nodes
     at_fault = tuple(missing.node for missing in named if missing.own_fault)
     quote = (named[0].quote or worker_log(context, named[0].node)) if named else ()
-    node = named[0].node if named else ""
+    fields = of_nodes(named)
     if outside:
         hint = outside[0].remedy
-        return End(errors.IMAGE, "image", "hpcml", sentences(named), hint, quote, at_fault=at_fault, node=node)
+        return End(errors.IMAGE, "image", "hpcml", sentences(named), hint, quote, at_fault=at_fault, **fields)
     when = f" within {late:g} s" if late else ""
     absent = sum(len(missing.workers) for missing in nodes)
     reason = f"{absent} of {absent + len(present)} workers did not start{when}: {sentences(named)}"
     hint = f"See the whole log: hpcml logs {context.run.directory.name} worker."
-    return End(errors.WORKERS_NEVER_CAME, "workers", "hpcml", reason, hint, quote, at_fault=at_fault, node=node)
+    return End(errors.WORKERS_NEVER_CAME, "workers", "hpcml", reason, hint, quote, at_fault=at_fault, **fields)
 
 
 def scheduler_log(context: Context, most: tuple[int, int] = _QUOTE) -> tuple[str, ...]:

@@ -35,7 +35,8 @@ from distributed.protocol.pickle import loads
 from hpcml import listening
 from hpcml.kinds.dask.node import late
 from hpcml.kinds.dask.node.opening import Opening, Place, module_for_workers, move_to_main
-from hpcml.node.settings import Settings, load
+from hpcml.node.settings import load
+from hpcml.settings import Settings
 
 _OPENING = {
     "hpcml",

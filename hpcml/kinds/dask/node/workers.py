@@ -19,7 +19,8 @@ from hpcml.kinds.dask.roles import WORKER
 from hpcml.node import agent, files, profilers, scratch
 from hpcml.node.hardware.preflight import Inspection, UnfitError
 from hpcml.node.processes import long_import
-from hpcml.node.settings import Context, Gpu, Settings, load
+from hpcml.node.settings import Context, load
+from hpcml.settings import Gpu, Settings
 
 _LIBRARY_LINES = 40  # lines of UCX's and NCCL's own logs that are kept of a node
 _TROUBLE = re.compile(r"NCCL WARN| UCX  (?:ERROR|FATAL) ")

@@ -7,8 +7,8 @@ from hpcml.forms import Form
 from hpcml.kind import Role
 from hpcml.kinds.ranks.login.options import OF_EACH_GPU, asked
 from hpcml.kinds.ranks.roles import MPI, RANK
-from hpcml.node.settings import Workers
 from hpcml.request.record import RunRequest
+from hpcml.settings import Workers
 from hpcml.sites.schema import Site
 
 _FORMS = (Form.SCRIPT, Form.MODULE, Form.PROGRAM, Form.FABRIC)

@@ -43,7 +43,8 @@ def end_without(state: RunState, missing: Sequence[str], lost: Mapping[str, str]
     status, phase = (errors.IMAGE, "image") if outside else (errors.WORKERS_NEVER_CAME, state.phase)
     hint, quote = refusals[first].why.hint, log_of(state.context, first)
     at_fault = tuple(node for node, refusal in refusals.items() if refusal.own_fault)
-    return End(status, phase, "hpcml", named + more, hint, quote, at_fault=at_fault, node=first)
+    end = End(status, phase, "hpcml", named + more, hint, quote, at_fault=at_fault, node=first)
+    return end._replace(lost_nodes=tuple(refusals), role=RANK.name)
 
 
 def of_lost(state: RunState, node: str, *, alone: bool) -> Refusal | None:

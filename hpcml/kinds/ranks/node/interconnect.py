@@ -38,7 +38,8 @@ from hpcml.node.interconnect.measurement import (
     read_counters,
 )
 from hpcml.node.interconnect.result import decide
-from hpcml.node.settings import Context, Settings, load
+from hpcml.node.settings import Context, load
+from hpcml.settings import Settings
 from hpcml.terminal import say
 
 _SUBSYSTEMS = "INIT,ENV,NET,P2P,SHM"  # of NCCL: what it read, and the way of each channel

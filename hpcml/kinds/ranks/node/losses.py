@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from hpcml import errors
 from hpcml.failures.end import End
 from hpcml.kinds.ranks.node import absence
-from hpcml.kinds.ranks.node.link import sign_every
+from hpcml.kinds.ranks.roles import RANK
 from hpcml.node.hardware import network
+from hpcml.node.link.messages import sign_every
 from hpcml.node.run_state import RunState
 
 WORDS = 2.0  # seconds in which what is known of a lost agent's end arrives
@@ -67,4 +68,6 @@ def _end(state: RunState, reason: str, suspect: str, node: str) -> End:
     if suspect:
         hint += f" If {suspect} fails again, exclude the node: --exclude {suspect}."
     quote, at_fault = absence.log_of(state.context, node), (suspect,) if suspect else ()
-    return End(status, state.phase, "hpcml", reason, hint, quote, at_fault=at_fault, node=suspect or node)
+    lost = suspect or node
+    end = End(status, state.phase, "hpcml", reason, hint, quote, at_fault=at_fault, node=lost)
+    return end._replace(lost_nodes=(lost,), role=RANK.name)

@@ -13,10 +13,10 @@ from typing import Any
 
 from hpcml import errors, listening
 from hpcml.failures.end import End
+from hpcml.failures.rules import NO_ADDRESS
 from hpcml.files import tail, write
 from hpcml.kind import FailedProcess, Hindrance
-from hpcml.kinds.ranks.node import absence, alone, interconnect, link, losses, ports
-from hpcml.kinds.ranks.node.link import Hub
+from hpcml.kinds.ranks.node import absence, alone, interconnect, losses, ports
 from hpcml.kinds.ranks.node.ranks import error_of, log_of, numbers_of
 from hpcml.kinds.ranks.node.rapidsmpf import Server, token_of
 from hpcml.kinds.ranks.roles import RANK
@@ -24,11 +24,14 @@ from hpcml.kinds.ranks.variables import OPEN, World
 from hpcml.node import files, stacks
 from hpcml.node.hardware import network, sysfs
 from hpcml.node.interconnect import record
+from hpcml.node.link.hub import Hub
+from hpcml.node.link.messages import NUMBER, Events, sign_every
 from hpcml.node.outcome import RunEndedError, end_of_hindrance, say
 from hpcml.node.processes import Process
 from hpcml.node.run_state import TICK, RunState
 from hpcml.node.versions import Comparison
 from hpcml.paths import SCRIPT
+from hpcml.repairs.table import REPAIRS
 from hpcml.units import format_deadline
 
 FOLLOW = 5.0  # seconds after the first failure, in which other ranks write their errors, until they are told to end
@@ -39,6 +42,14 @@ IDLE = 0.005  # of a processor, below which a node's ranks do nothing
 CLOSE = 2.0  # seconds in which the agents end by themselves
 _SHOWN = 40  # lines at the end of rank 0's log in which a port that is taken is looked for
 _NAMED = 4
+EVENTS: Events = {  # of the agents of ranks, beside those of every kind
+    "ready": {"reached": list, "versions": dict, "time": NUMBER},
+    "alive": {"processors": NUMBER},
+    "fabric": {"interface": str, "results": list, "log": dict, "moved": dict},
+    "nccl": {"interface": str, "log": dict},
+    "rank-ended": {"rank": int, "status": int, "memory": bool, "alone": str},
+    "alone": {"rank": int, "how": str},
+}
 _TRIES = 3  # times that the nodes try the first one's addresses before none is said to lead to all
 
 
@@ -48,8 +59,8 @@ class Processes:
     def __init__(self, state: RunState, folders: contextlib.ExitStack) -> None:
         self.state, self.context, self.settings = state, state.context, state.context.settings
         self.key = secrets.token_bytes(32)
-        self.hub = folders.enter_context(Hub(self._addresses(), self.key, lambda: state.clock.seconds))
-        self.hub.give_signs(link.sign_every(self.settings.deadlines.answer))
+        self.hub = folders.enter_context(Hub(self._addresses(), self.key, EVENTS, lambda: state.clock.seconds))
+        self.hub.give_signs(sign_every(self.settings.deadlines.answer))
         self.folders, self.ports = folders, ports.Ports(folders, state.context.node)
         self.world = World()
         self.lost: dict[str, str] = {}  # by node whose connection has ended: why, a clause
@@ -70,7 +81,8 @@ class Processes:
         try:
             best, _ = network.choose_address(self.settings.network.interface, single_node=single)
         except network.NoAddressError as error:
-            raise self.state.end(errors.START_FAILED, str(error), "Set network.interface in the profile.") from error
+            hint, node = "Set network.interface in the profile.", self.context.node
+            raise self.state.end(errors.START_FAILED, str(error), hint, node=node, reason=NO_ADDRESS) from error
         if single or self.settings.network.interface:
             return [best]
         others = [one for several in sysfs.addresses().values() for one in several if not one.startswith("127.")]
@@ -95,6 +107,7 @@ class Processes:
             if late or state.time_to_look():
                 self._end_without_nodes(late=late)
         state.judge(self.versions)
+        state.note_repairs(self.versions.local, [row for row in REPAIRS if row.without_dask])
         self.world = self._world()
         state.events.write("ranks-ready", address=self.world.address, seconds=state.seconds, security=OPEN)
         if interconnect.is_wanted(self.settings):

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from hpcml.errors import WORKERS_NEVER_CAME
+from hpcml.failures.end import MemoryLimit
 from hpcml.files import size_of
-from hpcml.kinds.ranks.node import alone, interconnect, link
+from hpcml.kinds.ranks.node import alone, interconnect
 from hpcml.kinds.ranks.node.rapidsmpf import token_of
 from hpcml.kinds.ranks.node.tasks import Tasks
 from hpcml.kinds.ranks.roles import PROGRAMS, RANK
@@ -20,6 +21,8 @@ from hpcml.kinds.ranks.variables import TOKEN, World, of_rank, with_users_own
 from hpcml.node import agent, files, job, processes, script_environment, silence, starts, versions
 from hpcml.node.hardware import sysfs
 from hpcml.node.hardware.preflight import Inspection, UnfitError
+from hpcml.node.link import line
+from hpcml.node.link.messages import sign_every
 from hpcml.node.script import worlds
 from hpcml.node.script_process import command_of_script, variables_of_script, world_of_one
 from hpcml.node.settings import Context, load
@@ -67,7 +70,7 @@ class Ranks:
         is_here = context.node == context.node_names[0]
         self.supervisor = processes.Process(*control["supervisor"]) if is_here else None
         self.clock, self.heard, self.warned = processes.OwnTime(), 0.0, False  # when the supervisor was last heard
-        self.line: link.Line | None = None
+        self.line: line.Line | None = None
         self.late = ""
         self.ways: dict[str, str] = {}
         self.next_sign = self.next_growth = 0.0
@@ -111,7 +114,7 @@ class Ranks:
         if self.line:
             print(f"hpcml: {self.late}. Connecting again.", flush=True)
             self.line.close()
-        self.line, self.ways = link.connect(self.places, self.key, self.context.node)
+        self.line, self.ways = line.connect(self.places, self.key, self.context.node)
         self.ready = False
         if self.line is None:
             time.sleep(AGAIN)
@@ -136,7 +139,7 @@ class Ranks:
             self.ready = True
             self._send(event="ready", reached=list(self.ways), versions=versions.here(), time=time.time())
         if time.monotonic() >= self.next_sign:
-            self.next_sign = time.monotonic() + link.sign_every(self.context.settings.deadlines.answer)
+            self.next_sign = time.monotonic() + sign_every(self.context.settings.deadlines.answer)
             used = _processor_seconds([slot.pid for slot in self.node.slots])
             self.line.give_sign(event="alive", processors=used)
         if self.world and time.time() >= self.next_growth:
@@ -290,7 +293,7 @@ class Ranks:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(pid, signal.SIGKILL)
         status = 128 - code if code < 0 else code
-        memory = bool(code) and "memory limit" in slot.last_end
+        memory = slot.memory_limit == MemoryLimit.NODE
         self._note_growth()
         rank = int(slot.name)
         is_alone = world_of_one(self.context, alone.record_of(self.context, rank))

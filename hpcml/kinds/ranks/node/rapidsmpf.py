@@ -11,7 +11,7 @@ from collections import Counter
 from typing import Self
 
 from hpcml import listening
-from hpcml.kinds.ranks.node.connections import LONGEST_HELLO, Connection, Entrance, Stranger
+from hpcml.node.link.connections import LONGEST_HELLO, Connection, Entrance, Stranger
 
 _VALUE = 1 << 20  # bytes of a value
 _TICK = 0.2  # seconds between looks at ranks whose time to wait is over

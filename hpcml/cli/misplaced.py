@@ -1,0 +1,59 @@
+"""Options of hpcml among the words after the script, which hpcml would pass to the script."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from hpcml.errors import UsageError
+from hpcml.options.table import TAKES_VALUE
+from hpcml.runs import modules_reached, script_checks
+
+
+def check(arguments: Sequence[str], here: Path, prog: str) -> None:
+    """Refuse options of hpcml among the script's arguments; after ``--`` all words are the script's.
+
+    Parameters
+    ----------
+    arguments
+        The script, or ``-m`` and the module, and what follows.
+    prog
+        The command, as ``hpcml submit``.
+
+    Raises
+    ------
+    UsageError
+        If the script's text has no such option: it would run with other settings than the user meant.
+    """
+    is_module = arguments[0] == "-m"
+    first = 1 if is_module else 0
+    if arguments[0] == "--" or arguments[first + 1 : first + 2] == ["--"] or not arguments[first:]:
+        return
+    script, arguments = " ".join(arguments[: first + 1]), arguments[first + 1 :]
+    own = list(arguments[: arguments.index("--")]) if "--" in arguments else list(arguments)
+    options = [word.partition("=")[0] for word in own]
+    asked = {word for word in TAKES_VALUE.keys() & options if word.startswith("--")}  # short ones may mean anything
+    file = modules_reached.module_file(here / script[3:]) if is_module else here / script
+    if not asked or file is None or not file.is_file():
+        return  # a module of the environment may take any option
+    folder = here if is_module else file.resolve().parent
+    misplaced = asked - script_checks.options_taken(file, folder, asked)
+    if not misplaced:
+        return
+    moved: list[str] = []
+    rest = list(arguments)
+    for word, option in zip(own, options, strict=True):
+        if option in misplaced and word in rest:
+            at = rest.index(word)
+            count = 2 if TAKES_VALUE.get(word) and rest[at + 1 :] else 1
+            moved += rest[at : at + count]
+            del rest[at : at + count]
+    listed, alone = " and ".join(sorted(misplaced)), len(misplaced) == 1
+    verb, pronoun = ("comes", "it") if alone else ("come", "them")
+    what = f"{listed} {verb} after {file.name}, so hpcml would pass {pronoun} to {file.name}"
+    typed = script if is_module else shlex.quote(script)
+    before = " ".join(filter(None, [prog, shlex.join(moved), typed, shlex.join(rest)]))
+    hint = f"To use {listed} for hpcml, type: {before}. "
+    hint += f"To pass {listed} to {file.name}, type: {prog} {typed} -- {shlex.join(arguments)}."
+    raise UsageError(what, place=prog, hint=hint)

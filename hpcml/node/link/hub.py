@@ -1,0 +1,106 @@
+"""The supervisor's end of the link: a line to the agent of each node, which both ends know to be the run's."""
+
+from __future__ import annotations
+
+import hmac
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Self
+
+from hpcml import listening
+from hpcml.node.link.connections import Entrance, Stranger
+from hpcml.node.link.line import MOST_UNSENT, Line, nonce, proof
+from hpcml.node.link.messages import EVENTS, Events, is_one_of
+
+
+class Hub:
+    """The supervisor's end: a listener on each address of the first node, and a line for each node's agent.
+
+    ``events`` are those of the kind, beside :data:`EVENTS`.
+    ``now`` is the clock by which an agent that reads nothing is lost.
+    """
+
+    def __init__(
+        self, addresses: list[str], key: bytes, events: Events, now: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.key, self.events, self.lines = key, EVENTS | events, dict[str, Line]()
+        self.listeners = [listening.listen_tcp(listening.AGENTS, address, backlog=1024) for address in addresses]
+        self.entrance = Entrance(self.listeners, self._admit, MOST_UNSENT, nonce, now)
+        self.began: dict[str, float] = {}  # by node, when its connection was accepted, in seconds since 1970
+        self.news: list[tuple[str, dict[str, Any]]] = []
+        self.over = threading.Event()
+
+    def give_signs(self, every: float) -> None:
+        """Send a sign of life to each agent, from a thread that touches no file: a hung file system is no silence."""
+
+        def work() -> None:
+            while not self.over.wait(every):
+                with self.entrance.lock:
+                    for line in self.lines.values():
+                        line.give_sign(do="hear")
+
+        threading.Thread(target=work, daemon=True).start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.over.set()
+        self.entrance.close()
+
+    @property
+    def places(self) -> list[tuple[str, int]]:
+        """The addresses and ports, in the order of preference."""
+        return [listener.getsockname() for listener in self.listeners]
+
+    def receive(self, timeout: float) -> list[tuple[str, dict[str, Any]]]:
+        """Return messages with their nodes, waiting at most ``timeout`` seconds for the first.
+
+        A node's first message is ``{"event": "connected"}``, its last one ``{"event": "lost", "why": …}``. A message
+        that no agent sends closes the line.
+        """
+        lines = self.entrance.wait(timeout)
+        with self.entrance.lock:
+            for line in lines:
+                self._hear(line)
+            news, self.news = self.news, []
+        return news
+
+    def _hear(self, line: Line) -> None:
+        for message in line.receive() if self.lines.get(line.node) is line else ():
+            if is_one_of(self.events, message):
+                self.news.append((line.node, message))
+            else:
+                line.connection.end(f"it sent a message that no agent sends ({str(message)[:80]})")
+                break
+        if line.why:
+            self.drop(line)
+
+    def drop(self, line: Line) -> None:
+        """Close a node's line: the node is lost, unless its agent has connected again."""
+        self.entrance.drop(line)
+        if self.lines.get(line.node) is line:
+            del self.lines[line.node]
+            self.news.append((line.node, {"event": "lost", "why": line.why}))
+
+    def _admit(self, stranger: Stranger, hello: bytes) -> Line | None:
+        """Return the line of a node whose agent has signed the greeting with the run's key."""
+        words = hello.split(b" ")
+        if len(words) != 3 or not hmac.compare_digest(words[0], proof(self.key, stranger.greeting, *words[1:])):
+            return None
+        both = stranger.greeting.rstrip() + words[1]
+        line = Line(stranger.connection, self.key, b"hub" + both, b"agent" + both, stranger.said)
+        line.node = words[2].decode(errors="replace")
+        if before := self.lines.get(line.node):  # its agent has connected again
+            before.connection.end("its agent has connected again")
+            self.drop(before)
+        self.lines[line.node], self.began[line.node] = line, stranger.began
+        self.news.append((line.node, {"event": "connected"}))
+        return line
+
+    def send(self, **message: object) -> None:
+        """Send a message to every node, without waiting for any."""
+        with self.entrance.lock:
+            for line in self.lines.values():
+                line.send(**message)

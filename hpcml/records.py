@@ -1,0 +1,272 @@
+"""Records as JSON: a typed record (a NamedTuple) from a table of a file, and back.
+
+Keys that a record does not have are ignored: a newer version may have written them. A field with a default may be
+missing: an older version did not write it. A value of another type is damage, named by its key (``inside.job.nodes``).
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Mapping
+from enum import Enum
+from functools import cache
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+T = TypeVar("T")
+_MOST_NUMBER = 1e21  # a larger number is no amount of anything, and some are no float
+_Read = Callable[[Any, list[str]], Any]  # returns a value, a blank one where it adds a problem to the list
+
+
+class DamagedError(ValueError):
+    """A table lacks a value, or has one of another type; the message begins with the value's key."""
+
+
+def read(kind: type[T], table: object, *, whole: bool = False, spread: tuple[type, ...] = ()) -> T:
+    """Return the record that a table of JSON holds.
+
+    Parameters
+    ----------
+    whole
+        Whether each field must be there, also one that has a default.
+    spread
+        Records whose fields are in the table of the record that holds them.
+
+    Raises
+    ------
+    DamagedError
+        If a value is missing or has another type.
+    """
+    problems: list[str] = []
+    form: Any = kind
+    record: T = _reader(form, "none" if whole else "defaults", spread)(table, problems)
+    if problems:
+        raise DamagedError(problems[0].lstrip())
+    return record
+
+
+def salvage(kind: type[T], table: object) -> tuple[T, list[str]]:
+    """Return what a table of JSON holds of a record, and a problem for each value that has another type.
+
+    What is missing or damaged is the field's default, or empty.
+    """
+    problems: list[str] = []
+    form: Any = kind
+    record: T = _reader(form, "all", ())(table, problems)
+    return record, [problem.lstrip() for problem in problems]
+
+
+def plain(value: Any, *, digits: int | None = None, spread: tuple[type, ...] = ()) -> Any:
+    """Return a value, and all that it holds, as tables, lists and what else JSON and TOML know.
+
+    ``digits`` are those that a float keeps after the point; ``spread`` is as in :func:`read`.
+    """
+    if isinstance(value, float) and digits is not None:
+        return round(value, digits)
+    if value is None or type(value) in (str, int, float, bool):
+        return value
+    if fields := getattr(value, "_fields", None):
+        table: dict[str, Any] = {}
+        for name in fields:
+            part = plain(getattr(value, name), digits=digits, spread=spread)
+            table |= part if isinstance(getattr(value, name), spread) else {name: part}
+        return table
+    if isinstance(value, Mapping):
+        return {name: plain(part, digits=digits, spread=spread) for name, part in value.items()}
+    if isinstance(value, (tuple, list)):
+        return [plain(part, digits=digits, spread=spread) for part in value]
+    return value.text if hasattr(value, "text") else str(value)
+
+
+def blank(kind: Any) -> Any:
+    """Return the empty value of a type: of a record the one with its defaults."""
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        return blank(arguments[0])
+    if kind is Any or type(None) in arguments:
+        return None
+    if fields := getattr(kind, "_fields", None):
+        hints, defaults = fields_of(kind), kind._field_defaults
+        return kind(*[defaults[name] if name in defaults else blank(hints[name]) for name in fields])
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return next(iter(kind))
+    if origin in (Union, types.UnionType):
+        return blank(arguments[0])
+    return {} if origin and issubclass(origin, Mapping) else (origin or kind)()
+
+
+@cache
+def fields_of(kind: type) -> dict[str, Any]:
+    """Return the types of a record's fields by name."""
+    return get_type_hints(kind, include_extras=True)
+
+
+@cache
+def _reader(kind: Any, may_miss: str, spread: tuple[type, ...]) -> _Read:
+    """Return the function that reads a value; ``may_miss``: ``none`` of a record's fields, ``defaults`` or ``all``."""
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        return _checked(arguments[1], blank(arguments[0]))
+    if origin in (Union, types.UnionType):
+        inner = [part for part in arguments if part is not type(None)]
+        read_one = _number if set(inner) == {int, float} else _reader(inner[0], may_miss, spread)
+        if len(inner) == len(arguments):
+            return read_one
+        return lambda value, problems: None if value is None else read_one(value, problems)
+    if hasattr(kind, "_fields"):
+        return _of_record(kind, may_miss, spread)
+    if origin is not None and issubclass(origin, Mapping):
+        return _of_mapping(_reader(arguments[1], may_miss, spread))
+    if origin is tuple:
+        return _of_list([_reader(part, may_miss, spread) for part in arguments if part is not Ellipsis], kind)
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return _of_enum(kind)
+    return _LEAVES.get(kind, _anything)
+
+
+def _anything(value: Any, _problems: list[str]) -> Any:
+    return value
+
+
+def _text(value: Any, problems: list[str]) -> str:
+    if type(value) is str:
+        return value
+    problems.append(" is not a text")
+    return ""
+
+
+def _flag(value: Any, problems: list[str]) -> bool:
+    if type(value) is bool:
+        return value
+    problems.append(" is not true or false")
+    return False
+
+
+def _whole(value: Any, problems: list[str]) -> int:
+    if type(value) is int and -_MOST_NUMBER < value < _MOST_NUMBER:
+        return value
+    problems.append(" is not a whole number")
+    return 0
+
+
+def _number(value: Any, problems: list[str]) -> int | float:
+    if (type(value) is float or type(value) is int) and -_MOST_NUMBER < value < _MOST_NUMBER:
+        return value
+    problems.append(" is not a number")
+    return 0
+
+
+_LEAVES: dict[Any, _Read] = {
+    str: _text,
+    bool: _flag,
+    int: _whole,
+    float: lambda value, problems: float(_number(value, problems)),
+}
+
+
+def _of_enum(kind: type[Enum]) -> _Read:
+    members = {member.value: member for member in kind}
+    first = next(iter(kind))
+
+    def read_member(value: Any, problems: list[str]) -> Enum:
+        if type(value) is str and value in members:
+            return members[value]
+        problems.append(f" is not one of {', '.join(map(str, members))}")
+        return first
+
+    return read_member
+
+
+def _checked(check: Callable[[Any], Any], empty: Any) -> _Read:
+    """Return the function that reads what a function of the annotation checks; it raises ValueError for the rest."""
+
+    def read_checked(value: Any, problems: list[str]) -> Any:
+        try:
+            return check(value)
+        except ValueError as error:
+            problems.append(f" {error}")
+            return empty
+
+    return read_checked
+
+
+def _of_record(kind: Any, may_miss: str, spread: tuple[type, ...]) -> _Read:
+    defaults = kind._field_defaults
+    fields = [
+        (
+            name,
+            _reader(hint, may_miss, spread),
+            defaults[name] if name in defaults else blank(hint),
+            may_miss == "all" or (may_miss == "defaults" and name in defaults),
+            hint in spread,
+        )
+        for name, hint in fields_of(kind).items()
+    ]
+
+    def read_record(table: Any, problems: list[str]) -> Any:
+        if not isinstance(table, dict):
+            problems.append(" is not a table")
+            return blank(kind)
+        values = []
+        for name, read_field, empty, may_be_missing, is_spread in fields:
+            if is_spread:
+                values.append(read_field(table, problems))
+                continue
+            value = table.get(name, problems)  # which no table of JSON has
+            if value is not problems:
+                count = len(problems)
+                value = read_field(value, problems)
+                if len(problems) > count:
+                    problems[count:] = [_below(name, problem) for problem in problems[count:]]
+                    value = value if hasattr(value, "_fields") else empty
+            else:
+                value = empty
+                if not may_be_missing:
+                    problems.append(f"{name} is missing")
+            values.append(value)
+        return kind._make(values)
+
+    return read_record
+
+
+def _below(name: object, problem: str) -> str:
+    return f"{name}{problem}" if problem[0] == " " else f"{name}.{problem}"
+
+
+def _of_mapping(read_part: _Read) -> _Read:
+    def read_mapping(table: Any, problems: list[str]) -> dict[str, Any]:
+        if not isinstance(table, dict):
+            problems.append(" is not a table")
+            return {}
+        parts = {}
+        for name, value in table.items():
+            count = len(problems)
+            part = read_part(value, problems)
+            if len(problems) > count:
+                problems[count:] = [_below(name, problem) for problem in problems[count:]]
+            else:
+                parts[name] = part
+        return parts
+
+    return read_mapping
+
+
+def _of_list(readers: list[_Read], kind: Any) -> _Read:
+    """Return the function that reads a list as a tuple: of any length, or of one value for each reader."""
+    any_length = get_args(kind)[-1] is Ellipsis
+
+    def read_list(values: Any, problems: list[str]) -> tuple[Any, ...]:
+        if not isinstance(values, (list, tuple)):
+            problems.append(" is not a list")
+            return ()
+        if any_length:
+            count = len(problems)
+            items = tuple([readers[0](value, problems) for value in values])
+            if len(problems) > count:
+                problems[count:] = [_below("[]", problem) for problem in problems[count:]]
+            return items
+        if len(values) != len(readers):
+            problems.append(f" does not have {len(readers)} values")
+            return tuple(map(blank, get_args(kind)))
+        return tuple([read_item(value, problems) for read_item, value in zip(readers, values, strict=True)])
+
+    return read_list

@@ -1,0 +1,127 @@
+"""All checks of what a run starts, before it is submitted: script, interpreter, packages, launchers of ranks."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from pathlib import Path
+
+from hpcml import files, kinds
+from hpcml.errors import UsageError
+from hpcml.forms import Form
+from hpcml.origins import TYPED
+from hpcml.plan.plan import Plan
+from hpcml.request.record import RunRequest
+from hpcml.runs import packages, programs, ranks, rendezvous, script_checks
+from hpcml.runs.submit import Checked
+from hpcml.sites import layers
+from hpcml.sites.lookup import LoadedSite
+from hpcml.sites.schema import Site
+
+
+def check_request(site: Site, spec: RunRequest) -> None:
+    """Refuse a script that cannot be run, before anything is planned."""
+    if not spec.code.form.traits.is_script:
+        return
+    if spec.code.form is Form.PROGRAM:
+        in_image = site.runtime.kind == "image" or bool(spec.image)
+        path = None if in_image else layers.process_environment().get("PATH", "")
+        if not (in_image and spec.code.in_place):  # the image has other files
+            script_checks.check_program(spec.code.script, path, prepared=_is_prepared(site))
+        if programs.is_python(spec.code.script) and (not spec.code.arguments or spec.code.arguments[-1] == "-"):
+            hint = f"Name the script: hpcml submit -- {spec.code.script.name} SCRIPT."
+            raise UsageError("Python needs a script: a run has no standard input", place="--", hint=hint)
+    elif spec.code.form is Form.NOTEBOOK:
+        script_checks.check_notebook(spec.code.script, spec.code.arguments)
+    elif spec.code.form is Form.SCRIPT:
+        script_checks.check_file(spec.code.script)
+    if spec.code.interpreter and not (site.runtime.kind == "image" or spec.image):
+        path = layers.process_environment().get("PATH", "")
+        script_checks.check_program(Path(spec.code.interpreter[0]), path, prepared=_is_prepared(site))
+
+
+def check_plan(loaded: LoadedSite, spec: RunRequest, made: Plan, *, dry_run: bool) -> Checked:
+    """Refuse what a plan's script cannot be run with; return the notes on it.
+
+    Raises
+    ------
+    HpcmlError
+        Whatever is certain to fail: the script's syntax, a package that is missing, ranks without ``--ranks``.
+    """
+    notes: list[str] = []
+    if spec.code.form.traits.is_main:
+        set_here = {*loaded.site.environment, *(name for name, _ in spec.environment)}
+        set_here |= ranks.VARIABLES if _is_prepared(loaded.site) else set()
+        python, job = made.steps[-1].command[0], made.inside.job
+        nodes, late = 1 if job.one_machine else job.nodes, made.inside.workers.late
+        notes += ranks.check_script(spec, python, made.inside.worker_count, set_here, nodes, late=late)
+        notes += _check_code(loaded, spec, made, dry_run=dry_run)
+    if spec.code.form in (Form.MODULE, Form.PROGRAM):
+        notes += ranks.check_program(spec, made)
+    open_to_others = rendezvous.check(loaded.site, spec, made)
+    notes += [*open_to_others, *_two_pythons(spec, made), *_check_python(loaded.site, spec, made)]
+    return Checked(notes, always=open_to_others)
+
+
+def _check_code(loaded: LoadedSite, spec: RunRequest, made: Plan, *, dry_run: bool) -> list[str]:
+    """Return what is to be noted of the script's code, as the run's interpreter will see it."""
+    base = spec.code.script.parent if spec.code.staged else spec.code.cwd
+    python = made.steps[-1].command[0]
+    named = loaded.layers.named("runtime", "python")
+    image, prepared = bool(made.inside.job.image), _is_prepared(loaded.site)
+    if spec.code.interpreter:
+        python, named = shutil.which(spec.code.interpreter[0]) or spec.code.interpreter[0], TYPED
+    if spec.code.form is Form.MODULE:
+        return script_checks.check_module_code(
+            spec.code.script, python, named=named, image=image, prepared=prepared, dry_run=dry_run
+        )
+    notes = script_checks.check_code(
+        spec.code.script, base, python, named=named, image=image, prepared=prepared, dry_run=dry_run
+    )
+    if not spec.code.interpreter and not image:
+        notes += script_checks.unused_first_line(spec.code.script, base, python)
+    notes += script_checks.missing_argument(spec.code.script, base, len(spec.code.arguments))
+    return notes + script_checks.lost_input(spec.code.script, base)
+
+
+def _two_pythons(spec: RunRequest, made: Plan) -> list[str]:
+    """Return a note where the script runs by another Python than the workers, whose packages tasks import."""
+    program = Path(spec.code.interpreter[0]) if spec.code.interpreter else spec.code.script
+    if made.inside.job.image or not (
+        spec.code.interpreter or (spec.code.form is Form.PROGRAM and programs.is_python(program))
+    ):
+        return []
+    workers = made.steps[-1].command[0]
+    interpreter = shutil.which(program) or str(program)
+    if Path(interpreter).parent == Path(workers).parent:
+        return []
+    note = f"{interpreter} runs the script, but {workers} (runtime.python) runs the workers"
+    return [f"{note}: tasks import the packages of the workers' Python"]
+
+
+def _check_python(site: Site, spec: RunRequest, made: Plan) -> list[str]:
+    """Refuse a Python that lacks what the request needs; return a note of one for another processor."""
+    python = made.steps[-1].command[0]
+    if made.inside.job.image:
+        return []
+    notes = _check_processor(python)
+    if not _is_prepared(site):
+        for option, needed in kinds.get(spec.kind).packages(made.inside).items():
+            packages.check_packages(needed, python, option)
+        packages.check_packages(spec.code.form.traits.packages, python, "extra 'jupyter'", sure=True)
+    return notes
+
+
+def _check_processor(python: str) -> list[str]:
+    """Return a note if the interpreter's file is for another processor than this machine's: the nodes' may differ."""
+    if python == sys.executable or not (kind := files.architecture_of(Path(python))) or kind == os.uname().machine:
+        return []
+    here = os.uname().machine
+    return [f"runtime.python ({python}) is for {kind}, but this machine is {here}: the run works only on {kind} nodes"]
+
+
+def _is_prepared(site: Site) -> bool:
+    """Whether the site changes the environment before the roles start."""
+    changed = {"PATH", "PYTHONPATH"} & site.environment.keys()
+    return bool(site.runtime.modules or site.runtime.setup or changed)

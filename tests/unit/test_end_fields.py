@@ -1,0 +1,101 @@
+"""What code decides by of a run's end: its fields, whatever its sentences say, and what an older version wrote."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from failure_texts import TEXTS
+from hpcml import errors
+from hpcml.failures import judgement
+from hpcml.failures.end import SLURM, End, MemoryLimit, parse
+from hpcml.failures.evidence import Piece, hits_in
+from hpcml.failures.judgement import Case, Cause
+from hpcml.failures.rule import Retry, Role, Where
+from hpcml.failures.rules import BATCH_KILLED, NEVER_SATISFIED, NO_ADDRESS, RULES
+from hpcml.kind import Kind
+from hpcml.kinds import KINDS
+
+EXCLUDING = [
+    rule for rule in RULES if (rule.retry, rule.role) == (Retry.EXCLUDE, Role.ROOT) and Where.LOG in rule.where
+]
+NAMED = {"node-failure", "credential"}  # whose lines name a node themselves
+
+
+def judged(end: End, kind: Kind | None = None, log: str = "", source: str = "worker") -> Cause:
+    found = judgement.judge(Case(end, kind), hits_in(Piece(log, 1), source))
+    assert found
+    return found
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=lambda kind: kind.name)
+def test_each_rule_that_excludes_a_node_names_the_lost_node_of_every_kind(
+    kind: Kind, subtests: pytest.Subtests
+) -> None:
+    assert len(EXCLUDING) >= 14
+    for rule in EXCLUDING:
+        for text in TEXTS[rule.name]:
+            with subtests.test(rule.name, text=text):
+                end = End(errors.ROLE_LOST, "driver", "hpcml", "any sentence", quote=(text,), node="n3")
+                cause = judged(parse(end.as_json()), kind)
+                assert (cause.rule, cause.retry) == (rule.name, Retry.EXCLUDE)
+                assert cause.nodes == ("n3",) or (rule.name in NAMED and cause.nodes)
+
+
+@pytest.mark.parametrize(
+    "message", ["workers were lost: n1: it was killed", "rank 3 on n2 was killed: out of memory", "limit was reached"]
+)
+def test_memory_is_the_cause_by_its_field_alone(message: str) -> None:
+    end = End(errors.ROLE_LOST, "driver", "hpcml", message)
+    assert judged(end).rule == ""
+    assert judged(end._replace(message=f"{message} (out of memory)")).rule == ""
+    assert judged(end._replace(memory_limit=MemoryLimit.NODE)).rule == "oom-kill"
+    assert judged(end._replace(memory_limit=MemoryLimit.PROCESS, lost_nodes=("n1",))).rule == "worker-memory"
+    assert judged(end._replace(memory_limit="of a newer version")).rule == ""
+
+
+def test_the_role_that_memory_ended_is_the_one_that_the_end_names() -> None:
+    log = "slurmstepd-n1: error: Detected 1 oom_kill event in StepId=7.1. Some of the step tasks have been OOM Killed."
+    end = End(errors.ROLE_LOST, "driver", "hpcml", "any sentence", memory_limit=MemoryLimit.NODE)
+    both = [*hits_in(Piece(log, 1), "scheduler"), *hits_in(Piece(log, 1), "worker")]
+    for role in ("scheduler", "worker"):
+        cause = judgement.judge(Case(end._replace(role=role)), both)
+        assert cause
+        assert cause.what == f"the {role} was killed because the node's memory limit was reached"
+
+
+@pytest.mark.parametrize(
+    ("reason", "by", "status"),
+    [
+        (BATCH_KILLED, "hpcml", errors.ALLOCATION_LOST), (NEVER_SATISFIED, SLURM, errors.CANCELLED),
+        (NO_ADDRESS, "hpcml", errors.START_FAILED),
+    ],
+)  # fmt: skip
+def test_a_reason_names_its_rule(reason: str, by: str, status: int) -> None:
+    cause = judged(End(status, "driver", by, "any sentence", "any step", reason=reason))
+    assert (cause.what, cause.rule, cause.known, cause.remedy) == ("any sentence", reason, True, "any step")
+    assert judged(End(status, "driver", by, "any sentence", reason="of a newer version")).rule == ""
+
+
+def test_the_end_that_an_older_version_wrote_has_the_first_lost_node() -> None:
+    end = End(errors.ROLE_LOST, "driver", "hpcml", "workers were lost: n3: …; n4: …", node="n3")
+    new = ("memory_limit", "lost_nodes", "role", "reason")
+    old = {name: value for name, value in end.as_json().items() if name not in new}
+    assert parse(old) == end._replace(ended_as="FAILED", lost_nodes=("n3",))
+    by_script = {**old, "by": "script", "rank": 1}
+    assert parse(by_script).lost_nodes == ()
+    for name in new:
+        with pytest.raises(TypeError):
+            parse({**old, name: 1})
+
+
+def test_a_status_shows_the_fields_of_its_end(tmp_path: Path) -> None:
+    from hpcml.runs.status import Status, _with_end
+
+    end = End(81, "driver", "hpcml", "m", memory_limit=MemoryLimit.NODE, lost_nodes=("n3", "n4"), role="worker")
+    end = end._replace(reason="r", over=True)
+    status = _with_end(Status(tmp_path.name), end)
+    assert status.end._replace(phase="driver", ended_as="") == end
+    shown = status.as_json()
+    assert (shown["memory_limit"], shown["lost_nodes"], shown["role"]) == ("node", ("n3", "n4"), "worker")

@@ -1,0 +1,85 @@
+"""What tests/run_tiers.py runs: every test file once, and in `make test` what notices nearly all planted faults."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from tests import run_tiers
+from tests.run_tiers import FIRST, ROOT, TIERS, Tier
+
+RUN_BY_DEFAULT = [tier for tier in TIERS if tier.name not in run_tiers.ONLY_WHEN_NAMED]
+ENOUGH = 0.956  # of the planted faults: 455 of 476
+
+
+def _files() -> set[str]:
+    return {str(path.relative_to(ROOT)) for path in (ROOT / "tests").rglob("test_*.py")}
+
+
+def _tests_in(path: str) -> list[str]:
+    return re.findall(r"^(?:async )?def (test_\w+)", (ROOT / path).read_text(encoding="utf-8"), re.MULTILINE)
+
+
+def test_each_file_is_in_one_tier() -> None:
+    files = [file for tier in RUN_BY_DEFAULT for file in run_tiers.files_of(tier)]
+    assert sorted(files) == sorted(_files())
+
+
+@pytest.mark.parametrize("tier", RUN_BY_DEFAULT, ids=lambda tier: tier.name)
+def test_each_test_is_in_one_part(tier: Tier) -> None:
+    """A file that no table names, such as a new one, is in the rest, or in a tier that `make test` runs whole."""
+    first, rest = run_tiers.tests_of(tier, "test"), run_tiers.tests_of(tier, "rest")
+    if tier.name not in FIRST:
+        assert (first.paths, rest.paths) == (list(tier.paths), [])
+        return
+    whole = {path for path in first.paths if "::" not in path}
+    single = [path for path in first.paths if "::" in path]
+    assert whole | set(rest.paths) == set(run_tiers.files_of(tier))
+    assert not whole & set(rest.paths)
+    assert rest.without == single
+    assert {path.partition("::")[0] for path in single} <= set(rest.paths)
+    assert first.words == first.paths
+    assert rest.words == [*rest.paths, *(f"--deselect={name}" for name in single)]
+
+
+def test_each_name_in_the_table_is_a_test() -> None:
+    """``--deselect`` takes the beginnings of names: no other test's name begins so."""
+    assert FIRST.keys() <= {tier.name for tier in RUN_BY_DEFAULT}
+    for path in (path for paths in FIRST.values() for path in paths):
+        file, _, name = path.partition("::")
+        assert (ROOT / file).is_file(), path
+        if name:
+            function, bracket, _ = name.partition("[")
+            tests = _tests_in(file)
+            assert function in tests, path
+            assert bracket or [test for test in tests if test.startswith(function)] == [function], path
+
+
+def test_the_second_lab_s_files_are_there() -> None:
+    assert {f"tests/lab/{name}.py" for name in run_tiers.SECOND_LAB} <= _files()
+
+
+@pytest.mark.parametrize("part", ["test", "rest", "all"])
+def test_each_lab_has_its_share(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tier,) = (tier for tier in TIERS if tier.name == "lab")
+    monkeypatch.setattr(run_tiers, "no_second_lab", lambda: "")
+    monkeypatch.setattr(run_tiers, "lab", lambda *_words: "")
+    shares = [[word for word in words if not word.startswith("-")] for _, _, words in run_tiers.lab_shares(tier, part)]
+    expected = run_tiers.files_of(tier) if part == "all" else run_tiers.tests_of(tier, part).paths
+    assert len(shares) == 2
+    assert sorted(shares[0] + shares[1]) == sorted(expected)
+
+
+def test_make_test_notices_nearly_all_planted_faults() -> None:
+    rows = json.loads((ROOT / "docs/benchmarks/mutations.json").read_text(encoding="utf-8"))["faults"]
+    paths = [path for tier in RUN_BY_DEFAULT for path in run_tiers.tests_of(tier, "test").paths]
+
+    def runs(test: str) -> bool:
+        file, function = test.partition("::")[0], test.partition("[")[0]
+        return any(path in (test, function, file) or Path(path) in Path(file).parents for path in paths)
+
+    missed = [row["breaks"] for row in rows if not any(map(runs, row["noticed"].values()))]
+    assert len(missed) <= (1 - ENOUGH) * len(rows), missed
