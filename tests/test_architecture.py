@@ -15,7 +15,7 @@ import jinja2
 import jinja2.nodes
 import pytest
 
-from hpcml import assets, hooks, listening
+from hpcml import assets, hooks, kinds, listening
 from tests import words
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -59,6 +59,7 @@ def _packages(path: Path) -> set[str]:
 
 
 MODULES = _modules()
+KINDS = {f"hpcml/kinds/{kind}/__init__.py" for kind in kinds.KINDS}
 
 
 def test_imports_go_in_one_direction() -> None:
@@ -77,10 +78,12 @@ def test_the_nodes_side_needs_no_package_but_those_that_are_there() -> None:
 
 
 def test_what_travels_with_a_run_is_all_that_the_nodes_side_imports() -> None:
-    """But for the names of hpcml that only the login node's side has."""
+    """But for the names of hpcml, and methods of a kind, that only the login node's side has."""
     travels = set(assets.node_side())
     for path in travels:
-        of_the_login_node = ("hpcml.api.", "hpcml.runs.") if path == "hpcml/__init__.py" else ()
+        of_the_login_node: tuple[str, ...] = ("hpcml.api.", "hpcml.runs.") if path == "hpcml/__init__.py" else ()
+        if path in KINDS:
+            of_the_login_node = (f"{path.removesuffix('/__init__.py').replace('/', '.')}.login",)
         for name in _imports(ROOT / path):
             if name.startswith(of_the_login_node):
                 continue
@@ -95,8 +98,8 @@ def test_what_travels_with_a_run_is_all_that_the_nodes_side_imports() -> None:
     [
         "units", "errors", "paths", "request.option", "request.options", "request.record", "options.table",
         "plan.plan",
-        "plan.batch_script", "plan.container", "kinds.dask.options", "kinds.dask.plan",
-        "kinds.ranks.options", "kinds.ranks.plan", "kinds.ranks.variables", "schedulers.slurm_options",
+        "plan.batch_script", "plan.container", "kinds.dask.login.options", "kinds.dask.login.plan",
+        "kinds.ranks.login.options", "kinds.ranks.login.plan", "kinds.ranks.variables", "schedulers.slurm_options",
     ],
 )  # fmt: skip
 def test_what_decides_neither_acts_nor_reads_a_clock(name: str) -> None:
@@ -129,6 +132,24 @@ def test_what_is_asked_for_often_imports_little(command: list[str], tmp_path: Pa
                           capture_output=True, text=True, check=True, cwd=tmp_path)  # fmt: skip
     loaded = {module.partition(".")[0] for module in json.loads(done.stderr.splitlines()[-1])}
     assert not loaded & {"dask", "distributed", "rich", "jinja2", "numpy", "cryptography", "tornado"}
+
+
+def test_one_kind_of_run_is_imported_by_few() -> None:
+    """By the table of kinds, and by what a script calls; all others take a kind from the table."""
+    of_a_kind = tuple(f"hpcml.kinds.{kind}" for kind in kinds.KINDS)
+    importers = {
+        name
+        for name, path in MODULES.items()
+        if not f"hpcml.{name}".startswith(of_a_kind) and any(word.startswith(of_a_kind) for word in _imports(path))
+    }
+    assert importers == {"kinds", "script_api", "api.elastic"}
+
+
+def test_a_kind_is_imported_without_what_only_one_machine_needs() -> None:
+    """Its module stands on both sides: methods import what they need of the folders ``login`` and ``node``."""
+    code = "import sys, hpcml.kinds; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True).stdout
+    assert not re.findall(r"hpcml\.kinds\.\w+\.(?:node|login)\S*|hpcml\.(?:node|request|sites|samples)\S*", loaded)
 
 
 @pytest.mark.parametrize("site", ["local", "slurm"])

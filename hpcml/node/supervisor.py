@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import importlib
 import os
 import re
 import signal
@@ -117,7 +116,7 @@ def _warn_of_setup(state: RunState) -> None:
 def _processes(state: RunState, folders: contextlib.ExitStack) -> Processes:
     """Return the kind's processes; an error of a socket is no error of storage."""
     try:
-        processes: Processes = importlib.import_module(state.kind.processes).Processes(state, folders)
+        processes = state.kind.processes(state, folders)
     except OSError as error:
         if error.errno not in _OF_SOCKETS:
             raise

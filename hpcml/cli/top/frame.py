@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from hpcml.cli.ls import cut_name
-from hpcml.runs.view import Gpu, Node, View, Work
-from hpcml.samples import total
+from hpcml.runs.view import Gpu, Node, View
+from hpcml.samples import Work, total
 from hpcml.terminal import cells, fit, folded, shown
 from hpcml.units import counted, format_bytes, format_seconds
 
