@@ -155,7 +155,7 @@ class EndRequests:
         settings, seconds = self.context.settings, self.longest_save
         grace = settings.deadlines.script_grace
         if 2 * seconds > grace:
-            left = f"{grace:g} s after a cancellation or preemption (deadlines.driver_grace)"
+            left = f"{grace:g} s after a cancellation or preemption (deadlines.script_grace)"
         elif 2 * seconds > self.lead or (self.lead > settings.job.signal_lead and not self._knows_its_end):
             left = f"{settings.job.signal_lead:g} s before the time limit (slurm.signal_lead)"
         else:

@@ -28,12 +28,13 @@ from hpcml.failures.end import SLURM, End, Reason
 from hpcml.forms import Form
 from hpcml.kind import Stage
 from hpcml.kinds.dask import KIND as DASK
+from hpcml.recorded import Event
 from hpcml.records import read
 from hpcml.request.record import Awaited
 from hpcml.runs import directories, settling
 from hpcml.runs import record as records
 from hpcml.runs.directories import complete
-from hpcml.runs.record import Event, Planned
+from hpcml.runs.record import Planned
 from hpcml.schedulers import JobState, Submission
 from hpcml.sites.layers import process_environment
 from hpcml.states import Wait
@@ -396,9 +397,8 @@ def _from_files(run: directories.Run) -> Status:
 
 def _login_host(run: directories.Run) -> str:
     """Return how a laptop reaches this machine: as the run's site says, else by the user and the host's name."""
-    request = directories.read_json(run.paths.request)
-    with complete(run.paths.directory):
-        host = request.get("site", dict, {}).get("login.host") if request else None
+    request = records.Record(run.paths).request
+    host = request.site.get("login.host") if request else None
     if isinstance(host, dict) and host.get("value"):
         return shlex.quote(str(host["value"]))
     user = process_environment().get("USER", "")

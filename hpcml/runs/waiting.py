@@ -159,9 +159,8 @@ def resolve(folder: Path, site: Site, asked: Sequence[Awaited]) -> tuple[tuple[A
                 current.allocation.silent, transient=True, place=run.id, hint="Try again in some minutes."
             )
         if run.submission.scheduler != site.scheduler or (not here and current.planned.site != site.name):
-            where = (
-                "in an allocation" if run.submission.scheduler == "allocation" else f"on site {current.planned.site}"
-            )
+            has_job = schedulers.get(run.submission.scheduler).OWN_JOBS
+            where = f"on site {current.planned.site}" if has_job else "in an allocation"
             problem = f"A run on site {site.name} cannot wait for {run.id}, which is {where}"
             hint = f"Wait first: hpcml wait {run.id} && hpcml submit …"
             raise SiteError(problem, place="--after", hint=hint)

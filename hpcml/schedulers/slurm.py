@@ -39,7 +39,8 @@ from hpcml.sites.schema import Site
 from hpcml.states import Wait
 from hpcml.subprocesses import Answer, CommandMissingError, run
 
-ONE_MACHINE = False
+ONE_MACHINE, OWN_JOBS = False, True
+NODE_OPTIONS: tuple[str, ...] = ("--exclude", "--nodelist")
 lay_out = slurm_options.lay_out
 step_on = slurm_options.step_on
 shell_on = slurm_options.shell_on

@@ -95,7 +95,7 @@ def test_the_end_that_an_older_version_wrote_has_the_first_lost_node() -> None:
     by_script = {**old, "by": "script", "rank": 1}
     assert parse(by_script).lost_nodes == ()
     for name in new:
-        with pytest.raises(DamagedError):
+        with pytest.raises(DamagedError, match="is not a"):
             parse({**old, name: 1})
 
 

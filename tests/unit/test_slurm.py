@@ -285,7 +285,7 @@ def test_a_job_that_has_ended_meanwhile_is_found(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_shell_shares_the_job_with_the_run_s_steps() -> None:
-    assert {"--overlap", "--mem=0", "--mpi=none", "--jobid=7"} <= {*schedulers.get("slurm").shell_on("7", "n1")}
+    assert {"--overlap", "--mem=0", "--mpi=none", "--jobid=7"} <= {*slurm.shell_on("7", "n1")}
 
 
 @pytest.mark.parametrize("word", [

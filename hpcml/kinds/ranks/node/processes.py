@@ -125,7 +125,7 @@ class Processes:
         return False
 
     def _check_interconnect(self) -> None:
-        """Have the agents make an all-reduce; ``fabric.require`` decides what its result means."""
+        """Have the agents make an all-reduce; ``interconnect.require`` decides what its result means."""
         state, limit = self.state, self.settings.deadlines.interconnect
         state.phase = "fabric"
         state.events.write("fabric-checking")
