@@ -103,6 +103,9 @@ class RunningScript(Protocol):
     def describe_end(self, status: int) -> str:
         """Return how the script ended, as a clause."""
 
+    def only_exited(self, status: int) -> bool:
+        """Whether that clause says no more than the exit status."""
+
     def failed_process(self) -> FailedProcess:
         """Return which of the script's processes failed first."""
 

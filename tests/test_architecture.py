@@ -542,3 +542,76 @@ def test_words_that_are_out_are_used_nowhere_else() -> None:
         if path not in allowed.get(word, ())
     ]
     assert not problems, "\n".join(problems)
+
+
+# -- facts are fields ----------------------------------------------------------------------------------------------------
+
+# Names of sentences for people: of an end, a status, a slot of an agent, an answer, a finding, an error.
+SENTENCES = {"message", "hint", "last_end", "last_ends", "warnings", "setup_warnings", "sentence", "next_step"}
+CUTS = {"startswith", "endswith", "removeprefix", "removesuffix", "partition", "rpartition", "split", "rsplit",
+        "splitlines", "find", "rfind", "index", "rindex", "count"}  # fmt: skip
+SEARCHES = {"search", "match", "fullmatch", "findall", "finditer"}
+# What may look at a sentence all the same, and why that decides nothing.
+LOOKS_AT_SENTENCES = {
+    ("cli.why", "cause_of"): "the same sentence is not shown twice",
+    ("cli.why", "tell_end"): "the same sentence is not shown twice",
+    ("node.run_state", "warn"): "the same warning is not given twice",
+    ("runs.status", "_with_files"): "the same warning is not given twice",
+    ("runs.listing", "_read"): "the same error is not shown twice",
+    ("failures.judgement", "_of_child"): "what torchrun printed of a process of the user's",
+}
+
+
+def _sentences_looked_at(tree: ast.AST) -> list[ast.expr]:
+    """Return the expressions that compare a sentence with a text, cut it, or search in it."""
+
+    def is_sentence(node: ast.expr) -> bool:
+        if isinstance(node, ast.Subscript):
+            return isinstance(node.slice, ast.Constant) and node.slice.value in SENTENCES
+        return isinstance(node, ast.Attribute) and node.attr in SENTENCES
+
+    found: list[ast.expr] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Compare):
+            texts = any(isinstance(operator, ast.In | ast.NotIn | ast.Eq | ast.NotEq) for operator in node.ops)
+            found += [node] if texts and any(map(is_sentence, (node.left, *node.comparators))) else []
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            cuts = node.func.attr in CUTS and is_sentence(node.func.value)
+            searches = node.func.attr in SEARCHES and any(map(is_sentence, node.args))
+            found += [node] if cuts or searches else []
+    return found
+
+
+def test_no_code_decides_by_a_sentence_for_people() -> None:
+    """A better wording would change what hpcml does: what code decides by has a field (hpcml/failures/end.py)."""
+    places = set()
+    for name, path in MODULES.items():
+        tree = ast.parse(path.read_text())
+        for function in ast.walk(tree):
+            if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef) and _sentences_looked_at(function):
+                places.add((name, function.name))
+    assert places == {*LOOKS_AT_SENTENCES}
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        '"out of memory" in end.message', 'slot.last_end == "killed"', 'status.message.startswith("the time limit")',
+        'end.hint.rpartition("s were lost: ")', 're.search("held by", run.message)', 'PATTERN.match(mark["last_ends"])',
+        'sentence not in state.warnings', 'answer.next_step.split(":")',
+    ],
+)  # fmt: skip
+def test_looks_at_sentences_are_found(code: str) -> None:
+    assert _sentences_looked_at(ast.parse(code))
+    assert not _sentences_looked_at(ast.parse("end.memory_limit == MemoryLimit.NODE and not end.message"))
+
+
+def test_no_rule_knows_a_line_that_hpcml_writes() -> None:
+    """But for the ends of workers and the waits for a file system, which have no record but the log yet."""
+    from hpcml.failures.rules import RULES
+
+    own = {rule.name for rule in RULES if re.search(r"hpcml: ", rule.pattern)}
+    assert own == {
+        "worker-memory", "worker-oom", "worker-exit", "worker-segfault", "worker-abort", "worker-bus", "worker-killed",
+        "frozen", "thawed",
+    }  # fmt: skip

@@ -13,7 +13,7 @@ import time
 import traceback
 
 from hpcml import errors, hooks, written
-from hpcml.failures.end import SLURM, End, MemoryLimit
+from hpcml.failures.end import SLURM, End, MemoryLimit, Reason
 from hpcml.files import size_of, tail, write
 from hpcml.kind import Kind, Processes, RunningScript
 from hpcml.node import attempts, end_cause, files, scratch, script_process, stacks, starts, storage
@@ -263,8 +263,9 @@ def _end_of(state: RunState, script: RunningScript, status: int, must_end: End |
     by = "hpcml" if settings.code.form in state.kind.programs and status == errors.START_FAILED else "script"
     hint = script_process.next_step(state.context) if status else ""
     limit = MemoryLimit.NODE if starved else ""
-    message = script.describe_end(status)
-    return End(status, SCRIPT, by, message, hint, quote, ended_as, memory_limit=limit, **failed._asdict())
+    end = End(status, SCRIPT, by, script.describe_end(status), hint, quote, ended_as, memory_limit=limit)
+    reason = Reason.EXIT if by == "script" and script.only_exited(status) else ""
+    return end._replace(reason=reason, **failed._asdict())
 
 
 def _look_for_hang(state: RunState, hang: FileSystemHang, *, told_to_end: bool) -> None:

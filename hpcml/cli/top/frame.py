@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from hpcml.cli.ls import cut_name
+from hpcml.failures.end import Reason
 from hpcml.runs.view import Gpu, Node, View
 from hpcml.samples import Work, total
 from hpcml.terminal import cells, fit, folded, shown
@@ -115,7 +116,7 @@ def _state(view: View) -> str:
 def _facts(view: View) -> list[tuple[str, str]]:
     status, exit_status = view.status, view.status.ending.exit_status
     rows = []
-    if status.over and exit_status is not None and f"status {exit_status}" not in status.message:
+    if status.over and exit_status is not None and status.ending.reason != Reason.EXIT:
         rows.append(("exit", str(exit_status)))
     if view.cause:
         rows.append(("cause", view.cause))
@@ -200,6 +201,7 @@ class _Row(NamedTuple):
     memory_text: str = ""
     extra: tuple[str, ...] = ()
     text: str = ""
+    waits: bool = False  # whether ``text`` is of something that may still come
 
 
 def table(view: View, width: int, room: int) -> list[Line]:
@@ -245,14 +247,19 @@ def _use(node: Node) -> float | None:
 
 
 def _of_node(view: View, node: Node, row: Callable[[Node], _Row]) -> _Row:
-    return row(node)._replace(name=_name(view, node), text=_trouble(view, node))
+    return row(node)._replace(name=_name(view, node), text=_trouble(view, node), waits=_waits(view, node))
 
 
 def _trouble(view: View, node: Node) -> str:
     """Return why there is nothing to show of a node, or what is wrong with it."""
     if not node.sampled:
-        return "no data" if view.status.over else "no data yet"
+        return "no data yet" if _waits(view, node) else "no data"
     return f"no data for {duration(node.silent)}" if node.silent and not view.status.over else ""
+
+
+def _waits(view: View, node: Node) -> bool:
+    """Whether the first sample of a node may still come."""
+    return not node.sampled and not view.status.over
 
 
 def _name(view: View, node: Node) -> str:
@@ -266,7 +273,7 @@ def _gpu_rows(view: View) -> list[_Row]:
     for node in view.nodes:
         name, trouble = _name(view, node), _trouble(view, node)
         if trouble or not node.gpus:
-            rows.append(_Row(name, text=trouble or "no GPU"))
+            rows.append(_Row(name, text=trouble or "no GPU", waits=_waits(view, node)))
             continue
         for place, gpu in enumerate(node.gpus):
             rows.append(
@@ -359,7 +366,7 @@ def _laid_out(rows: Sequence[_Row], titles: _Titles, width: int) -> list[Line]:
         name = _end(shown(row.name), names)
         first = Piece(name + " " * (names - cells(name)) + (f"  {row.sub:>{subs}}" if subs else "") + "  ")
         if row.text:
-            style = "dim" if not row.name or "yet" in row.text else "red"
+            style = "dim" if not row.name or row.waits else "red"
             lines.append((first, Piece(row.text, style)))
             continue
         rest = "".join(f"  {row.extra[place] if row.extra else '':>{one}}" for place, one in enumerate(extras) if one)

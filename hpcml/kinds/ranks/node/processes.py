@@ -432,6 +432,13 @@ class Ranks:
             how = f"was killed by {errors.signal_name(number)}"
         return f"rank {rank} on {self.node_by_rank[rank]} {how}{followed}"
 
+    def only_exited(self, status: int) -> bool:
+        """Whether that says no more than the exit status."""
+        if not self.failures:
+            return status != errors.STOPPED
+        _, end = self.failures[0]
+        return len(self.failures) == 1 and not end["memory"] and not errors.signal_of_status(int(end["status"]))
+
     def hindrance(self) -> Hindrance | None:
         """Return that the ranks did not find each other, or that another program has rank 0's port, if it is so."""
         if hindrance := self.alone.hindrance():
