@@ -65,7 +65,7 @@ def add_options(parser: ArgumentParser) -> None:
 
 def run(options: Namespace) -> int:
     """Make all checks, print the problems, and return 0 unless one of them is red."""
-    from hpcml.doctor import checks, nodes
+    from hpcml.doctor import checks, job
     from hpcml.doctor.finding import Examination
 
     patience = common.parsed(units.parse_seconds, options.patience, "--patience", "30s")
@@ -81,12 +81,12 @@ def run(options: Namespace) -> int:
     wanted = common.load_site(options.site or "", here, options.set or ())
     code = Code(here / "doctor", (wanted.site.runtime.container,), here, form=Form.DOCTOR)
     spec = request_of(vars(options), code)._replace(name="doctor")
-    loaded, spec = nodes.request(wanted, spec)
+    loaded, spec = job.request(wanted, spec)
     exam = Examination(loaded, wanted, spec, layers.process_environment(), seconds)
     findings = checks.examine(exam)
     if options.node:
         common.end_by_signals()  # as by Ctrl-C the job is cancelled
-        findings += nodes.look(exam, patience, lambda text: say(f"hpcml: {text}", sys.stderr))
+        findings += job.look(exam, patience, lambda text: say(f"hpcml: {text}", sys.stderr))
     return show(findings, as_json=options.json, show_all=options.all)
 
 

@@ -133,7 +133,7 @@ def _is_over(run: directories.Run) -> bool:
     from hpcml.runs import record
 
     try:
-        end = record.end_of(run)
+        end = record.Record(run.paths).end
     except StorageError:  # its results are brought all the same
         return False
     return end is not None and end.over

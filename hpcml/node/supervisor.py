@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import importlib
-import json
 import os
 import re
 import signal
@@ -26,6 +25,7 @@ from hpcml.node.run_state import RunState
 from hpcml.node.script_process import HUNG_AFTER, FileSystemHang
 from hpcml.node.settings import Context, load
 from hpcml.paths import SCRIPT
+from hpcml.recorded import Recorded
 
 SLOW_TICK = 5.0  # seconds between looks at what changes slowly: the room of the run's file system, a script that hangs
 NO_FOLDER = "The folder from which you submitted must exist on the compute nodes."
@@ -102,7 +102,7 @@ def _supervise(context: Context, kind: Kind) -> int:
 def _warn_of_setup(state: RunState) -> None:
     """Warn of the lines of runtime.setup that failed, which setup.sh counted: ``2:1`` is line 2 with exit status 1."""
     failed = re.findall(r"(?<!\S)(\d{1,4}):(\d{1,3})(?!\S)", os.environ.get("HPCML_SETUP", ""))
-    lines = json.loads(state.context.run.plan.read_text())["setup"] if failed else []
+    lines = Recorded(state.context.run).plan.setup if failed else ()
     for number, status in failed:
         if not 0 < int(number) <= len(lines):  # a line of the setup has changed the variable itself
             continue

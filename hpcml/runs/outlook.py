@@ -195,9 +195,9 @@ def _runs_like(prepared: Prepared) -> Iterator[directories.Run]:
     run_ids = directories.ids(folder, made.name)
     for run_id in reversed(directories.newest(folder, run_ids, _LOOKED_AT)):
         run = directories.load(folder / run_id)
-        asked = directories.read_json(run.paths.request)
-        same = asked is not None and asked.get("spec", dict, {}).get("script") == script
-        if same and records.planned(run).node_count == made.inside.job.nodes:
+        record = records.Record(run.paths)
+        same = record.request is not None and record.request.spec.script == script
+        if same and record.plan.inside.job.nodes == made.inside.job.nodes:
             yield run
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from hpcml import schedulers, subprocesses
 from hpcml.errors import CANCELLED, HpcmlError, NotFoundError, SiteError, SlurmUnreachableError
-from hpcml.failures.rules import NEVER_SATISFIED
+from hpcml.failures.end import Reason
 from hpcml.origins import HPCML
 from hpcml.request.record import Awaited
 from hpcml.runs import directories
@@ -190,7 +190,7 @@ def main(directory: Path) -> None:
             time.sleep(_LOOK_AT_OTHERS)
         if not one.met_by(current.ending.exit_status):
             message, hint = run_status.never_started(one, current)
-            _end(run, "hpcml", message, hint, NEVER_SATISFIED)
+            _end(run, "hpcml", message, hint, Reason.NEVER_SATISFIED)
     subprocesses.become(["bash", str(run.paths.script)], process_environment(), program=HPCML)
 
 

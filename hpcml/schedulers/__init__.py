@@ -13,6 +13,7 @@ from hpcml.paths import RunPaths
 from hpcml.request.record import RunRequest
 from hpcml.schedulers.machine import Machine
 from hpcml.sites.schema import Site
+from hpcml.states import Wait
 
 OF_A_TASK = ("SLURM_PROCID", "SLURM_NTASKS")  # variables by which a script knows which of several tasks it is
 
@@ -75,8 +76,9 @@ class JobState(NamedTuple):
     """A job as its scheduler sees it, in Slurm's words.
 
     ``state`` is UNKNOWN if there is no such job any more (``reason`` may say how that is known), and UNREADABLE if the
-    answer told neither (``reason`` is then a sentence). Of a job that waits ``reason`` says why, and ``start`` when it
-    may begin. ``exit`` is its ``status:signal`` if it said one.
+    answer told neither (``reason`` is then a sentence). Of a job that waits ``reason`` says why for people, ``wait``
+    says it for code, and ``start`` when it may begin. ``exit`` is its ``status:signal`` if it said one. ``asked`` is
+    False of a job that was not asked for alone, where the answer for many could not be read.
     """
 
     state: str
@@ -84,6 +86,8 @@ class JobState(NamedTuple):
     start: str = ""
     nodes: str = ""
     exit: str = ""
+    wait: Wait = Wait.PASSES
+    asked: bool = True
 
     @property
     def pending(self) -> bool:
@@ -110,6 +114,10 @@ class JobEnd(NamedTuple):
     signal: int = 0
     failed_nodes: str = ""
     exit_status: int = 0
+
+
+class NotAskedError(SlurmUnreachableError):
+    """A question for many jobs had no readable answer, and the job was not asked for alone."""
 
 
 class AnswerLostError(HpcmlError):
@@ -441,7 +449,8 @@ def readable(state: JobState) -> JobState:
     """Return a job's state if the scheduler's answer told one, else raise SlurmUnreachableError."""
     if state.state == UNREADABLE:
         hint = "Try again in some minutes. Running jobs are not affected."
-        raise SlurmUnreachableError(state.reason, transient=True, place="the job's state", hint=hint)
+        unreachable = SlurmUnreachableError if state.asked else NotAskedError
+        raise unreachable(state.reason, transient=True, place="the job's state", hint=hint)
     return state
 
 

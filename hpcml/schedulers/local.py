@@ -8,10 +8,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from hpcml import assets, files, subprocesses
+from hpcml import assets, files, records, subprocesses
 from hpcml.errors import NotFoundError, SiteError, UsageError
 from hpcml.origins import HPCML
 from hpcml.paths import RunPaths
+from hpcml.recorded import RecordedPlan
 from hpcml.schedulers import JobEnd, JobLayout, JobRequest, JobState, Submission, slurm
 from hpcml.sites.schema import Site
 
@@ -56,7 +57,7 @@ def lay_out(site: Site, request: JobRequest) -> JobLayout:
 def submit(site: Site, run: RunPaths) -> Submission:
     """Start the batch script in the background, or what waits for other runs and then becomes it."""
     command, blocked = ["bash", str(run.script)], []
-    if files.read_json(run.plan).get("after"):
+    if records.read(RecordedPlan, files.read_json(run.plan)).after:
         command = [sys.executable, "-P", "-c", _WAIT, str(assets.package_root()), str(run.directory)]
         blocked = [signal.SIGTERM]  # until it can write that it was cancelled
     environment = clean_environment()
