@@ -339,7 +339,7 @@ def _states(runs: Sequence[directories.Run], names: Sequence[str] = ()) -> dict[
 
 
 def _standing(run: directories.Run, state: schedulers.JobState | None, silent: str) -> Standing:
-    """Return how a run stands by its job's state; ``silent`` is why its scheduler said nothing."""
+    """Return the standing of a run by its job's state; ``silent`` is why its scheduler said nothing."""
     readable = None if state and state.state == schedulers.UNREADABLE else state
     try:
         status = run_status.status(run, readable, ask=False)
