@@ -259,11 +259,7 @@ def check_script(
     where = modules_reached.place(base, ranks.file, ranks.line)
     by_mpi = ranks.what.startswith(_OF_MPI)
     if spec.kind == KIND.name:
-        if by_mpi and ranks.certain and workers > 1:
-            hint = f"Add --mpi pmix (Open MPI) or --mpi pmi2 (MPICH, Intel MPI). More: {PAGE}."
-            raise ScriptError(f"Without --mpi, {ranks.what} has one process in each rank", place=where, hint=hint)
-        note = f"{where} uses {ranks.what}: without --mpi pmix or --mpi pmi2 the ranks do not find each other ({PAGE})"
-        return [note] if by_mpi else []
+        return [_without_mpi(ranks, where, workers)] if by_mpi else []
     if not ranks.certain or spec.code.interpreter or spec.points.sweep:
         return [_may_expect_ranks(f"{where} uses {ranks.what}", spec, workers, late=late)] if workers > 1 else []
     typed = f"-m {spec.code.script.name}" if is_module else os.path.relpath(file, base)
@@ -271,6 +267,14 @@ def check_script(
     hint = f"Add {way} ({PAGE}). To run the script as one process: hpcml submit -- {python} {typed}."
     problem = f"The script needs ranks ({ranks.what}), but without --ranks hpcml starts one process"
     raise ScriptError(problem, place=where, hint=hint)
+
+
+def _without_mpi(ranks: Expected, where: str, count: int) -> str:
+    """Return a note on ranks of MPI that Slurm does not connect; ScriptError if it is certain that they are useless."""
+    if ranks.certain and count > 1:
+        hint = f"Add --mpi pmix (Open MPI) or --mpi pmi2 (MPICH, Intel MPI). More: {PAGE}."
+        raise ScriptError(f"Without --mpi, {ranks.what} has one process in each rank", place=where, hint=hint)
+    return f"{where} uses {ranks.what}: without --mpi pmix or --mpi pmi2 the ranks do not find each other ({PAGE})"
 
 
 def _may_expect_ranks(uses: str, spec: RunRequest, workers: int, *, late: bool) -> str:

@@ -9,7 +9,7 @@ import contextlib
 import os
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -179,10 +179,11 @@ def progress(runs: Path, sweep: Sweep) -> Progress:
             running.update(_names(one.run, ".log"))
         elif one.status and one.status.ending.exit_status:
             begun |= {key: one.run.id for key in _names(one.run, ".log") if key not in of_run}
-    under_way: dict[str, str] = {}
-    for run_id, submitted in alive:
-        done = ended_in_group[submitted.folder or run_id]
-        under_way |= {key: run_id for key in submitted.keys if key not in done}
+    under_way = {
+        key: run_id
+        for run_id, submitted in alive
+        for key in submitted.keys_without(ended_in_group[submitted.folder or run_id])
+    }
     interrupted = {key: run for key, run in begun.items() if key not in ended and key not in under_way}
     problems = tuple(f"{one.run.id}: {one.problem}" for one in standings if one.problem)
     folders = frozenset(submitted.folder for _, submitted in alive if submitted.folder)
@@ -200,6 +201,10 @@ class Given(NamedTuple):
     keys: list[str]
     folder: str  # of the leases by which it divides them with other runs, empty without others
     runs: tuple[str, ...] = ()  # that divide them, this one among them
+
+    def keys_without(self, ended: Collection[str]) -> list[str]:
+        """Return the points that have not ended."""
+        return [key for key in self.keys if key not in ended]
 
 
 def given(run: directories.Run) -> Given:

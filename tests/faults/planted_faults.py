@@ -102,7 +102,7 @@ FAULTS = (
     F("hpcml/failures/judgement.py", "if rule.name in _OF_ANOTHER_NODE:", "if False:", "the node that tells of another's failure is named"),
     F("hpcml/failures/judgement.py", "if left := _left(case):", "if False:", "a rank that ended early is not named"),
     F("hpcml/node/script/launcher.py", "if isinstance(error, BaseExceptionGroup):", "if False:", "the error inside a group is not told"),
-    F("hpcml/failures/judgement.py", "if hit and hit.rule.role is Role.CASCADE:", "if False:", "what followed from the cause is told as the cause"),
+    F("hpcml/failures/judgement.py", "    if hit.rule.role is Role.CASCADE:\n        return _after(case, hit, hits)\n    if worse", "    if worse", "what followed from the cause is told as the cause"),
     F("hpcml/failures/judgement.py", "hit.line.time > began - _ANOTHER_ATTEMPT", "True", "a line of an earlier attempt is the cause"),
     F("hpcml/failures/judgement.py", "and any(hit.rule.role is Role.CONFIRMATION for hit in hits)", "", "any kill is one for want of memory"),
     F("hpcml/failures/judgement.py", "for index in range(len(chain) - 1, 0, -1):", "for index in range(1, len(chain)):", "a later error of a chain is told as the cause"),
