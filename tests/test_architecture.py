@@ -237,6 +237,95 @@ def test_each_name_in_the_table_of_hooks_is_a_function_that_the_core_calls() -> 
         assert re.search(rf"""hooks\.(?:added|only|collected)\(\s*["']{re.escape(point)}["']""", texts), point
 
 
+# -- size --------------------------------------------------------------------------------------------------------------
+
+MOST_COMPLEX, HIGHEST = 20, 30
+# The functions of which more than 20 paths are counted, and how many: none may rise, and no other may come.
+COMPLEX = {
+    "doctor.ports._of_all": 23,
+    "failures.evidence.logs": 25,
+    "failures.judgement._judged": 23,
+    "failures.judgement._of": 24,
+    "failures.judgement._out_of_memory": 24,
+    "failures.judgement._signalled": 29,
+    "kinds.dask.node.run_cluster.__init__": 23,
+    "node.interconnect.result._of_collective": 29,
+    "runs.waiting.follow": 30,
+    "sweeps.record.progress": 21,
+}
+# The lines of each package, which may only fall: a commit that raises a number says what this buys.
+MOST_LINES = {
+    ".": 4981,
+    "api": 966,
+    "cli": 7327,
+    "doctor": 1538,
+    "failures": 2870,
+    "images": 1051,
+    "kinds": 10056,
+    "node": 10455,
+    "options": 826,
+    "plan": 881,
+    "remote": 3545,
+    "repairs": 984,
+    "report": 2400,
+    "request": 537,
+    "runs": 7934,
+    "schedulers": 2632,
+    "sites": 1548,
+    "survey": 1070,
+    "sweeps": 1443,
+}
+
+
+def _complexity(node: ast.AST) -> int:
+    """Return how many decisions are in a function, without those of functions in it, counted as radon does."""
+    count = 0
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            continue
+        match child:
+            case ast.If() | ast.IfExp() | ast.Assert():
+                count += 1
+            case ast.For() | ast.AsyncFor() | ast.While():
+                count += 1 + bool(child.orelse)
+            case ast.Try() | ast.TryStar():
+                count += len(child.handlers) + bool(child.orelse)
+            case ast.BoolOp():
+                count += len(child.values) - 1
+            case ast.comprehension():
+                count += 1 + len(child.ifs)
+            case ast.Match():
+                wild = sum(isinstance(one.pattern, ast.MatchAs) and one.pattern.pattern is None for one in child.cases)
+                count += max(0, len(child.cases) - bool(wild))
+            case _:
+                pass
+        count += _complexity(child)
+    return count
+
+
+def test_no_function_decides_too_much() -> None:
+    """Ruff's own rule counts neither operands of `and` nor comprehensions, which a reader has to follow too."""
+    found = {
+        f"{name}.{node.name}": decisions
+        for name, path in MODULES.items()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and (decisions := 1 + _complexity(node)) > MOST_COMPLEX
+    }
+    assert {name: count for name, count in found.items() if count > COMPLEX.get(name, 0)} == {}
+    assert COMPLEX.keys() - found.keys() == set(), "these are simpler now: remove them"
+    assert max(COMPLEX.values()) <= HIGHEST
+    assert len(COMPLEX) <= 10
+
+
+def test_no_package_grows() -> None:
+    lines: dict[str, int] = {}
+    for path in MODULES.values():
+        package = path.relative_to(PACKAGE).parts[0] if path.parent != PACKAGE else "."
+        lines[package] = lines.get(package, 0) + len(path.read_text().splitlines())
+    assert {name: count for name, count in lines.items() if count > MOST_LINES.get(name, 0)} == {}
+
+
 # -- nobody else's code ---------------------------------------------------------------------------------------------------
 
 STARTS = re.compile(r"""-m["']?[ ,]+f?["']?\{?(?:hpcml\b|pip["']|submitit|distributed|dask_cuda|module\})""")

@@ -107,14 +107,7 @@ def of_status(run: directories.Run, status: Status) -> Answer:
     sentences = (*status.progress.warnings[-_WARNINGS:], *status.silences())
     lines = tuple(Line(sentence, "record", "events.jsonl") for sentence in sentences)
     if not status.over:
-        wait = status.allocation.wait
-        cause = f"the run waits: {status.message}" if status.phase == "queued" else status.message
-        step = f"Cancel the run: hpcml cancel {run.id}." if wait.is_vain else status.hint
-        rule = Reason.NEVER_SATISFIED if wait is Wait.DEPENDENCY else ""
-        answer = Answer(run.id, status.state, wait.is_vain, cause, rule=rule, warnings=lines, next_step=step)
-        if status.phase == "running" and status.noun == "rank":
-            answer = _while_ranks_wait(run, answer)
-        return _while_idle(run, status, answer) if status.phase == "running" and status.cluster.idle_since else answer
+        return _of_active(run, status, lines)
     hits = evidence.hits(run.paths, MOST_LOGS, status.ending.log, status.ending.log_begin)
     judged = judgement.judge(_case(run, status), hits)
     if judged is None:
@@ -264,6 +257,20 @@ def _first_node(run: directories.Run, status: Status, cause: Cause) -> Cause:
         return cause
     problem = "the first node failed or lost its network: hpcml's process on this node exited without writing a status"
     return cause._replace(what=problem, nodes=status.allocation.nodes[:1])
+
+
+def _of_active(run: directories.Run, status: Status, lines: tuple[Line, ...]) -> Answer:
+    """Return what a run that has not ended waits for, if it waits, and what its processes show."""
+    wait = status.allocation.wait
+    cause = f"the run waits: {status.message}" if status.phase == "queued" else status.message
+    step = f"Cancel the run: hpcml cancel {run.id}." if wait.is_vain else status.hint
+    rule = Reason.NEVER_SATISFIED if wait is Wait.DEPENDENCY else ""
+    answer = Answer(run.id, status.state, wait.is_vain, cause, rule=rule, warnings=lines, next_step=step)
+    if status.phase != "running":
+        return answer
+    if status.noun == "rank":
+        answer = _while_ranks_wait(run, answer)
+    return _while_idle(run, status, answer) if status.cluster.idle_since else answer
 
 
 def refused(status: Status) -> Answer:
