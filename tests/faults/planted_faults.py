@@ -614,4 +614,5 @@ FAULTS = (
     F("hpcml/kinds/dask/node/scheduler.py", "        host=host,\n        port=0,\n", '        host="0.0.0.0",\n        port=0,\n', "the scheduler of a run listens at all addresses of its node", True),
     F("hpcml/node/end_cause.py", '"PREEMPTION": _PREEMPTED,', '"PREEMPTION": _CANCELLED,', "a preempted run counts as cancelled by its user"),
     F("hpcml/remote/server.py", "dir=folder))  # 0700\n", "dir=folder))\n            self.staging.chmod(0o755)\n", "other users of the login node may read what a laptop sends", True),
+    F("hpcml/remote/routes.py", "service.identity not in answer.values()", "not answer", "a tunnel shows the token to a stranger's server", True),
 )  # fmt: skip
