@@ -615,4 +615,12 @@ FAULTS = (
     F("hpcml/node/end_cause.py", '"PREEMPTION": _PREEMPTED,', '"PREEMPTION": _CANCELLED,', "a preempted run counts as cancelled by its user"),
     F("hpcml/remote/server.py", "dir=folder))  # 0700\n", "dir=folder))\n            self.staging.chmod(0o755)\n", "other users of the login node may read what a laptop sends", True),
     F("hpcml/remote/routes.py", "service.identity not in answer.values()", "not answer", "a tunnel shows the token to a stranger's server", True),
+    F("hpcml/written.py", "if (owner := os.fstat(inside).st_uid) != os.geteuid():", "if not (owner := os.fstat(inside).st_uid + 1):", "results go into a folder that another account made in the project"),
+    F("hpcml/node/scratch.py", 'PREFIX = "hpcml_"', 'PREFIX = "hp_"', "folders of a run in /tmp have a name that no page tells of", True),
+    F("hpcml/schedulers/slurm_options.py", 'else ["--no-requeue"]', 'else ["--norequeue"]', "batch scripts ask Slurm for an option that it does not know", True),
+    F("hpcml/node/versions.py", "return self._sentence(lambda least: abs(least) > NOTED)", 'return ""', "a clock that is a quarter of an hour behind is told by nobody"),
+    F("hpcml/runs/directories.py", 'errno.ENOSPC: "The file', 'errno.EXDEV: "The file', "a submission onto a full disk gives no next step"),
+    F("hpcml/cli/new.py", "Choose another name.", "Choose a name.", "the next step of hpcml new helps nobody"),
+    F("tests/run_tiers.py", "if path not in first]", "if path in first]", "make test-rest repeats make test and leaves out the rest"),
+    F("docs/sites.md", "hpcml site show --origin", "hpcml site list --origin", "a page of the documentation tells to type a command that is none"),
 )  # fmt: skip
