@@ -9,6 +9,7 @@ import json
 import os
 import resource
 import time
+from argparse import Namespace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 import pytest
 
 from hpcml.cli import doctor
+from hpcml.cli.host import Laptop
 from hpcml.doctor import checks, finding, job, nodes, scheduler
 from hpcml.doctor import ports as ports_of_nodes
 from hpcml.doctor.finding import Examination, Finding
@@ -72,13 +74,12 @@ def node(**facts: Any) -> dict[str, Any]:
 def port(device: int, state: str = "ACTIVE", layer: str = "InfiniBand", number: int = 1) -> dict[str, Any]:
     word = "LinkUp" if state == "ACTIVE" else "Disabled"
     facts = {"name": f"mlx5_{device}:{number}", "device": f"mlx5_{device}", "rate": "", "link_layer": layer}
-    rest = {"port": number, "gigabits": 0.0, "subnet": "", "firmware": "", "board": "", "netdevs": [], "pci": PCI}
+    rest = {"port": number, "gigabits": 0.0, "pci": PCI}
     return {**facts, "state": state, "physical_state": word, **rest}
 
 
 def interfaces(**addresses: list[str]) -> list[dict[str, Any]]:
-    traits = {"kind": "", "address": "", "megabits": 0, "mtu": 0, "up": True, "state": "", "pci": PCI}
-    return [{**traits, "name": name, "ipv4": several} for name, several in addresses.items()]
+    return [{"kind": "", "name": name, "ipv4": several} for name, several in addresses.items()]
 
 
 def slot(bus_id: str, nearest: str, distance: str) -> dict[str, Any]:
@@ -105,7 +106,7 @@ def ports(**changes: str) -> list[dict[str, Any]]:
     return [{**one, **changes} for one in node()["infiniband"]]
 
 
-TCP_ONLY = {"version": "1.21.0", "library": "", "modules": [], "components": [], "transports": {"tcp": ["ib0"]}}
+TCP_ONLY = {"version": "1.21.0", "library": "", "modules": [], "transports": {"tcp": ["ib0"]}}
 NODE_FAULTS: list[tuple[str, dict[str, Any], str, str]] = [
     ("interface", {"interfaces": interfaces(lo=["127.0.0.1"], hsn0=["10.0.0.1"])}, "red", "interface ib0 has no IPv4 address on n1"),
     ("ports", {"infiniband": ports(state="DOWN", physical_state="Polling")}, "red", "mlx5_0:1 of n1 is DOWN (Polling)"),
@@ -578,6 +579,6 @@ def test_a_red_finding_of_the_login_node_reaches_the_laptop(
     monkeypatch.setattr(doctor, "_asked", lambda *_: (UNFIT, said))
     monkeypatch.setattr(doctor, "_with_this_end", lambda _, __, ___, found: found)
     connection: Any = SimpleNamespace(host="login")
-    status = doctor.from_laptop(Login(), lambda: connection, [], typed="login", as_json=False, show_all=False)
+    status = doctor.from_laptop(Laptop("login", Login(), lambda: connection, Namespace(json=False, all=False), []))
     assert status == UNFIT
     assert "slurmctld does not answer" in capsys.readouterr().out

@@ -467,7 +467,7 @@ def inside_of(folder: Path, **given: Any) -> Any:
     """Return the settings of a run of ranks that starts a program in a folder."""
     words = {"ranks": "1", "nodes": "2", **{name: str(value) for name, value in given.items() if name != "require"}}
     request = request_of(words, Code(Path("solver"), form=Form.PROGRAM, cwd=folder))
-    site = site_of({"scheduler": "slurm", "fabric": {"require": given.get("require", "warn")}})
+    site = site_of({"scheduler": "slurm", "interconnect": {"require": given.get("require", "warn")}})
     return plan(site, request, RunLocation(folder / "run", sys.executable, "1")).inside
 
 

@@ -219,7 +219,7 @@ def test_one_thread_for_each_gpu_and_the_profiles_variables() -> None:
 
 
 def test_a_script_has_the_profile_s_time_to_save_and_the_user_s_umask() -> None:
-    profile = site({"scheduler": "slurm", "deadlines": {"driver_grace": "17s", "teardown": "9s"}})
+    profile = site({"scheduler": "slurm", "deadlines": {"script_grace": "17s", "teardown": "9s"}})
     made = plan.plan(profile, spec(), PLACE._replace(umask=0o027))
     assert (made.inside.deadlines.script_grace, made.inside.code.umask) == (17.0, 0o027)
 
