@@ -43,6 +43,7 @@ def node_side() -> list[str]:
         "errors.py",
         "files.py",
         "forms.py",
+        "gpu_vendor.py",
         "installed.py",
         "kind.py",
         "leases.py",
