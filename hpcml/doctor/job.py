@@ -24,20 +24,21 @@ def request(loaded: LoadedSite, spec: RunRequest) -> tuple[LoadedSite, RunReques
     their facts are read without any package for GPUs.
     """
     site = loaded.site
-    spec = schedulers.get(site.scheduler).with_variables(spec, loaded.is_from_this_call)
+    spec = schedulers.with_variables(site.scheduler, spec, loaded.is_from_this_call)
     name = spec.place.partition or site.defaults.partition
     partition = site.partitions.get(name, Partition())
     node_gpus = partitions.gpus_of_node(
         site, name, spec.changed(gpus_per_node=0, qos=spec.place.qos or site.defaults.qos)
     )
     gpus = min(1, node_gpus) if spec.size.gpus_per_node == NOT_SAID else spec.size.gpus_per_node
-    pairs = tuple(schedulers.get(site.scheduler).gpu_directives(site, gpus, spec.size.gpu_type))
+    with_gpus = schedulers.find_nodes(site.scheduler)
+    pairs = tuple(with_gpus.gpu_directives(site, gpus, spec.size.gpu_type)) if with_gpus else ()
     plain = {name: one._replace(needs_gpus=False, gpus_per_node=0) for name, one in site.partitions.items()}
     site = site._replace(
         partitions=plain,
         resources=site.resources._replace(node_gpus=0),
         network=site.network._replace(interface="", protocol="tls"),
-        fabric=site.fabric._replace(require="none"),
+        interconnect=site.interconnect._replace(require="none"),
         workers=site.workers._replace(per_node=1),
     )
     nodes = spec.size.nodes

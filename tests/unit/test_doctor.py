@@ -9,6 +9,7 @@ import json
 import os
 import resource
 import time
+from argparse import Namespace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 import pytest
 
 from hpcml.cli import doctor
+from hpcml.cli.host import Laptop
 from hpcml.doctor import checks, finding, job, nodes, scheduler
 from hpcml.doctor import ports as ports_of_nodes
 from hpcml.doctor.finding import Examination, Finding
@@ -577,6 +579,6 @@ def test_a_red_finding_of_the_login_node_reaches_the_laptop(
     monkeypatch.setattr(doctor, "_asked", lambda *_: (UNFIT, said))
     monkeypatch.setattr(doctor, "_with_this_end", lambda _, __, ___, found: found)
     connection: Any = SimpleNamespace(host="login")
-    status = doctor.from_laptop(Login(), lambda: connection, [], typed="login", as_json=False, show_all=False)
+    status = doctor.from_laptop(Laptop("login", Login(), lambda: connection, Namespace(json=False, all=False), []))
     assert status == UNFIT
     assert "slurmctld does not answer" in capsys.readouterr().out

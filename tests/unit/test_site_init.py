@@ -126,7 +126,7 @@ def test_the_limits_of_a_qos_are_those_that_a_job_has(monkeypatch: pytest.Monkey
     assert example["defaults"]["account"] == "two"
     odd = example["qos"]["odd"]
     assert (odd["max_nodes"], odd["max_time"]) == (100, "365-00:00:00"), "the default QoS's limits are not its own"
-    assert example["deadlines"]["driver_grace"] == "7s", "KillWait is 15 s"
+    assert example["deadlines"]["script_grace"] == "7s", "KillWait is 15 s"
 
 
 def test_what_is_denied_is_taken_from_elsewhere(monkeypatch: pytest.MonkeyPatch, subtests: pytest.Subtests) -> None:

@@ -343,7 +343,7 @@ class Cause(NamedTuple):
     remedy: str
 
 
-GLOO = Cause("torch's Gloo supports only TCP", "use NCCL or MPI, or set fabric.require=warn")
+GLOO = Cause("torch's Gloo supports only TCP", "use NCCL or MPI, or set interconnect.require=warn")
 TLS = Cause(
     "the run uses TLS",
     "use GPU workers and an image whose UCX supports InfiniBand; if the nodes are yours alone, set resources.exclusive,"
@@ -383,7 +383,7 @@ def _no_port(ports_of: _PortsOf) -> Iterator[Cause]:
     if without := [name for name, ports in ports_of.items() if ports is not None and not ports]:
         yield Cause(
             f"{named(without)} {'has' if len(without) == 1 else 'have'} no InfiniBand device",
-            'request nodes with InfiniBand (partition, constraint), or set fabric.require = "none".'
+            'request nodes with InfiniBand (partition, constraint), or set interconnect.require = "none".'
             " A container must not hide /sys and /dev (no apptainer --contain)",
         )
     for name, ports in ports_of.items():

@@ -24,8 +24,8 @@ def write(context: Context, measurement: Measurement, result: Result, seconds: f
     Returns
     -------
     dict
-        ``line`` (the result), ``ok``, ``problem`` (why ``fabric.require`` is not met, empty if it is), ``problems``,
-        ``remedy``, ``differences`` between nodes, ``seconds``.
+        ``line`` (the result), ``ok``, ``problem`` (why ``interconnect.require`` is not met, empty if it is),
+        ``problems``, ``remedy``, ``differences`` between nodes, ``seconds``.
     """
     probes = {node: record.from_json(measured.probe) for node, measured in measurement.nodes.items() if measured.probe}
     check_record = {"differences": differences(probes), "seconds": round(seconds, 3)}
@@ -45,11 +45,11 @@ def too_late(seconds: float, silent: Sequence[str] = ()) -> dict[str, Any]:
     """Return the record of a check that its deadline ended; ``silent`` are nodes that have not answered."""
     missing = f" ({named(silent)} did not answer)" if silent else ""
     problem = f"the interconnect check did not end within {seconds:g} s{missing}"
-    return {"line": "", "ok": False, "problem": problem, "remedy": "increase deadlines.fabric"}
+    return {"line": "", "ok": False, "problem": problem, "remedy": "increase deadlines.interconnect"}
 
 
 def obey(state: RunState, answer: Mapping[str, Any]) -> None:
-    """Say what a check's record says; end the run (RunEndedError) if ``fabric.require`` demands it."""
+    """Say what a check's record says; end the run (RunEndedError) if ``interconnect.require`` demands it."""
     if line := str(answer.get("line", "")):
         say(state.context, f"fabric: {line}")
     for difference in answer.get("differences", ()):
@@ -59,6 +59,6 @@ def obey(state: RunState, answer: Mapping[str, Any]) -> None:
     say(state.context, f"fabric: {problem}")
     if state.context.settings.network.interconnect == "rdma":
         where = "See fabric.json in the run's directory. "
-        where += "To let runs continue after a failed check, set fabric.require = 'warn'."
+        where += "To let runs continue after a failed check, set interconnect.require = 'warn'."
         hint = str(answer.get("remedy") or where)
         raise state.end(errors.FABRIC, problem, hint, (line,) if line else ())

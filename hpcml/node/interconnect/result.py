@@ -50,7 +50,7 @@ class Result:
 
 
 def check_policy(policy: str, result: Result) -> str:
-    """Return why a result does not meet ``fabric.require``, "" if it does.
+    """Return why a result does not meet ``interconnect.require``, "" if it does.
 
     ``none`` asks for nothing. ``warn`` asks that UCX use fast transports, that no transfer fail and that no pair or
     node be slow; TLS and Gloo, which cannot be fast, were chosen and pass. ``rdma`` asks for RDMA across nodes and
