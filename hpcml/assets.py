@@ -46,6 +46,7 @@ def node_side() -> list[str]:
         "errors.py",
         "files.py",
         "forms.py",
+        "gpu_vendor.py",
         "hooks.py",
         "installed.py",
         "kind.py",

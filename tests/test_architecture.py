@@ -704,3 +704,18 @@ def test_no_rule_knows_a_line_that_hpcml_writes() -> None:
         "worker-memory", "worker-oom", "worker-exit", "worker-segfault", "worker-abort", "worker-bus", "worker-killed",
         "frozen", "thawed",
     }  # fmt: skip
+# Texts of users' programs and hints about them; what runs in an image without hpcml; what a worker's nanny hands over.
+_SAY_VENDOR = {
+    "failures/rules.py",
+    "failures/library_rules.py",
+    "node/hardware/software.py",
+    "kinds/dask/node/nanny.py",
+}
+
+
+def test_one_module_and_one_row_name_the_vendor_of_gpus() -> None:
+    """A second vendor is a module beside nvidia.py and a row in gpu_vendor.py."""
+    words = re.compile(r"NVML|nvidia-smi|CUDA_VISIBLE_DEVICES|(?<![\w-])--nv\b")
+    found = {path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py") if words.search(path.read_text())}
+    vendor = {"gpu_vendor.py", "node/hardware/nvidia.py", "node/hardware/nvidia_samples.py"}
+    assert found == vendor | _SAY_VENDOR
