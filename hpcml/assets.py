@@ -51,6 +51,7 @@ def node_side() -> list[str]:
         "records.py",
         "samples.py",
         "settings.py",
+        "site_records.py",
         "terminal.py",
         "units.py",
         "written.py",

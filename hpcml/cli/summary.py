@@ -105,8 +105,8 @@ def _network(made: Plan) -> str:
         if inside.ucx == "rdma":
             protocol = "UCX if all nodes have RDMA, else TLS (network.private)"
     interface = f", interface {network.interface}" if network.interface else ""
-    is_checked = inside.gpus or network.protocol == "ucx" or network.interconnect == "rdma"
-    checked = _CHECKED.get(network.interconnect, "") if is_checked else ""
+    is_checked = inside.gpus or network.protocol == "ucx" or inside.interconnect.require == "rdma"
+    checked = _CHECKED.get(inside.interconnect.require, "") if is_checked else ""
     return f"{protocol}{interface}{checked}"
 
 

@@ -15,7 +15,7 @@ from hpcml.paths import SCRIPT, RunPaths
 from hpcml.plan.container import Stage, entry, image_of, interpreter, kernels, stage
 from hpcml.request.record import NOT_SAID, RunRequest, job_name
 from hpcml.schedulers import JobLayout, JobRequest, Launcher
-from hpcml.settings import Attempts, Code, Deadlines, Job, Network, Points, Report, Settings, Workers
+from hpcml.settings import Attempts, Code, Job, Points, Report, Settings, Workers
 from hpcml.sites.schema import Site
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -404,24 +404,8 @@ def _inside(site: Site, request: JobRequest, layout: JobLayout, kind: Kind, umas
             idle=spec.code.idle,
         ),
         workers=workers,
-        network=Network(
-            interface=site.network.interface,
-            protocol=site.network.protocol,
-            interconnect=site.interconnect.require,
-            nccl=site.interconnect.nccl,
-            private=site.network.private,
-        ),
-        deadlines=Deadlines(
-            scheduler=float(site.deadlines.scheduler),
-            workers=float(site.deadlines.workers),
-            interconnect=float(site.deadlines.interconnect),
-            script_grace=float(site.deadlines.script_grace),
-            teardown=float(site.deadlines.teardown),
-            answer=float(site.deadlines.answer),
-            connect_notice=float(site.deadlines.connect_notice),
-            idle_notice=float(site.deadlines.idle_notice),
-            idle_end=float(site.deadlines.idle),
-        ),
+        network=site.network,
+        deadlines=site.deadlines,
         attempts=Attempts(
             several_jobs=spec.attempts.several_jobs,
             max_restarts=_MOST_RESTARTS if spec.attempts.max_restarts == NOT_SAID else spec.attempts.max_restarts,
@@ -429,4 +413,5 @@ def _inside(site: Site, request: JobRequest, layout: JobLayout, kind: Kind, umas
         ),
         points=Points(spec.points.sweep, spec.points.at_once, spec.points.point_options),
         report=Report(sample_every=float(site.report.sample_every), advice=advice, profilers=profilers),
+        interconnect=site.interconnect,
     )
