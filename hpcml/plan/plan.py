@@ -160,33 +160,8 @@ def plan(site: Site, asked: RunRequest, location: RunLocation) -> Plan:
         *([paths.setup] if site.runtime.setup else []),
     )
     inside = _inside(site, request, layout, kind, location.umask)
-    return Plan(
-        run_id=location.directory.name,
-        name=spec.name,
-        site=site.name,
-        version=location.version,
-        directory=str(location.directory),
-        scheduler=site.scheduler,
-        directives=layout.directives,
-        directive_word=layout.directive_word,
+    layout = layout._replace(
         may_start_again=layout.may_start_again or spec.attempts.several_jobs,
-        modules=site.runtime.modules,
-        setup=site.runtime.setup,
-        setup_errors=site.runtime.setup_errors,
-        environment=_environment(site, spec, kind),
-        variables=tuple(name for name, _ in spec.environment),
-        prologue=layout.prologue,
-        starts_word=layout.starts_word,
-        job_word=layout.job_word,
-        follow_up=layout.follow_up,
-        forget=layout.forget,
-        may_put_back=layout.may_put_back,
-        put_back=layout.put_back,
-        entry=entry(site, spec, paths) if spec.image else (),
-        stage=staged,
-        steps=_steps(paths, roles, layout, python),
-        scripts=tuple(script.name for script in scripts),
-        inside=inside,
         reasons=tuple(reasons),
         notices=(
             *([f"these options do not come from the command line: {', '.join(origins)}"] if origins else ()),
@@ -194,6 +169,26 @@ def plan(site: Site, asked: RunRequest, location: RunLocation) -> Plan:
             *_notices(site, spec),
             *of_kind.notices(inside),
         ),
+    )
+    shared: dict[str, Any] = {name: getattr(layout, name) for name in JobLayout._fields if name in Plan._fields}
+    return Plan(
+        **shared,
+        run_id=location.directory.name,
+        name=spec.name,
+        site=site.name,
+        version=location.version,
+        directory=str(location.directory),
+        scheduler=site.scheduler,
+        modules=site.runtime.modules,
+        setup=site.runtime.setup,
+        setup_errors=site.runtime.setup_errors,
+        environment=_environment(site, spec, kind),
+        variables=tuple(name for name, _ in spec.environment),
+        entry=entry(site, spec, paths) if spec.image else (),
+        stage=staged,
+        steps=_steps(paths, roles, layout, python),
+        scripts=tuple(script.name for script in scripts),
+        inside=inside,
         after=tuple(one.text for one in spec.place.after),
     )
 
