@@ -286,3 +286,46 @@ def _of_list(readers: list[_Read], kind: Any) -> _Read:
         return tuple([read_item(value, problems) for read_item, value in zip(readers, values, strict=True)])
 
     return read_list
+
+
+class Table:
+    """A table whose keys depend on what it is about; a value is of the type asked for, or a DamagedError is raised."""
+
+    def __init__(self, record: object) -> None:
+        if not isinstance(record, dict):
+            raise DamagedError("it is not a table")
+        self.facts: dict[str, object] = record
+
+    def get(self, key: str, kind: type[T], default: T | None = None) -> T:
+        """Return a value; without a default it has to be there."""
+        if key not in self.facts and default is not None:
+            return default
+        value = self._there(key)
+        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+            raise DamagedError(f"{key} has the wrong type")
+        return value
+
+    def texts(self, key: str) -> tuple[str, ...]:
+        """Return a list of texts, empty if there is none."""
+        values = self.get(key, list, [])
+        if not all(isinstance(value, str) for value in values):
+            raise DamagedError(f"{key} has the wrong type")
+        return tuple(values)
+
+    def numbers(self, key: str) -> dict[str, float]:
+        """Return a table of numbers."""
+        table = Table(self._there(key))
+        return {name: table.number(name) for name in table.facts}
+
+    def number(self, key: str) -> float:
+        """Return a number."""
+        problems: list[str] = []
+        number = _number(self._there(key), problems)
+        if problems:
+            raise DamagedError(f"{key}{problems[0]}")
+        return number
+
+    def _there(self, key: str) -> object:
+        if key not in self.facts:
+            raise DamagedError(f"{key} is missing")
+        return self.facts[key]

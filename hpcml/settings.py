@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import NamedTuple
 
 from hpcml.forms import Form
@@ -59,6 +60,17 @@ class Code(NamedTuple):
     copy_of: str  # folder whose copy the script runs in; empty: none
     interpreter: tuple[str, ...]  # argv of another Python that runs the file or the module; empty: the run's own
     idle: float  # seconds without use after which JupyterLab ends; 0: never
+
+    def command(self, *options: str) -> str:
+        """Return the script with its arguments as a shell would take them, without its folder; empty without a script.
+
+        ``options`` come between script and arguments: those that gave the points of a sweep.
+        """
+        name = self.script.rpartition("/")[2]
+        if not name:
+            return ""
+        words = [*(["-m"] if self.form is Form.MODULE else []), name, *options]
+        return shlex.join([*words, *(["--"] if options and self.arguments else []), *self.arguments])
 
 
 class Workers(NamedTuple):

@@ -320,10 +320,10 @@ def _points(ended: Iterable[Path]) -> Counter[str]:
     """Return how many of these runs have points of each sweep; a run with a damaged request can be removed too."""
     sweeps: Counter[str] = Counter()
     for path in ended:
-        with contextlib.suppress(StorageError), directories.complete(path):
-            request = directories.read_json(RunPaths(path).request) or directories.Table({})
-            if name := directories.Table(request.get("spec", dict, {})).get("sweep", str, ""):
-                sweeps[name] += 1
+        with contextlib.suppress(StorageError):
+            request = records.Record(RunPaths(path)).request
+            if request and request.spec.sweep:
+                sweeps[request.spec.sweep] += 1
     return sweeps
 
 

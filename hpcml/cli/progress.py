@@ -13,6 +13,7 @@ from hpcml import files, kinds
 from hpcml.forms import Form
 from hpcml.kind import Stage
 from hpcml.paths import RunPaths
+from hpcml.recorded import Recorded
 from hpcml.report import attempts
 from hpcml.runs import directories
 from hpcml.runs.status import NO_CLUSTER, Status, later_stage, optional_stages
@@ -188,7 +189,7 @@ class Progress:
         if status.progress.attempt != self.attempt:  # Slurm has started the job again: its phases come anew
             self.attempt, self.since = status.progress.attempt, time.time()
             self.shown.clear()
-            before = attempts.one(RunPaths(Path(status.directory)), self.attempt - 1)
+            before = attempts.one(Recorded(RunPaths(Path(status.directory))), self.attempt - 1)
             self._once("before", _Line("wait", "before", attempts.sentence(before)))
             self._once("attempt", _Line("wait", "attempt", f"{self.attempt + 1} of this run"))
         for line in _past(status):

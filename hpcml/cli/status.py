@@ -48,6 +48,7 @@ def run(options: Namespace) -> int:
 
 def show(run: directories.Run, *, as_json: bool, all_notes: bool, host: str) -> int:
     """Print what is known of a run; ``host`` is how the laptop that asks names this machine, if one asks."""
+    from hpcml.recorded import Recorded
     from hpcml.report import attempts
     from hpcml.runs import request_cost
     from hpcml.runs import status as run_status
@@ -61,7 +62,7 @@ def show(run: directories.Run, *, as_json: bool, all_notes: bool, host: str) -> 
     if host:  # as the laptop names this machine, which its command is for
         named = re.sub("(?<=hpcml --host ).*(?= tunnel )", lambda _: shlex.quote(host), status.progress.jupyter)
         status = status.changed(jupyter=named)
-    before = attempts.earlier(run.paths, status.progress.attempt)
+    before = attempts.earlier(Recorded(run.paths), status.progress.attempt)
     lines = _lines(status, hooks.only("cause of a state")(run, status), before, request["asked"])
     lines += [("results", common.typed(request["results"], sys.stdout))] if request["results"] else []
     notes = request["notes"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import importlib
-import json
 import os
 import re
 import signal
@@ -14,7 +13,7 @@ import sys
 import time
 import traceback
 
-from hpcml import errors, written
+from hpcml import errors, hooks, written
 from hpcml.failures.end import SLURM, End, MemoryLimit
 from hpcml.files import size_of, tail, write
 from hpcml.kind import Kind, Processes, RunningScript
@@ -26,6 +25,7 @@ from hpcml.node.run_state import RunState
 from hpcml.node.script_process import HUNG_AFTER, FileSystemHang
 from hpcml.node.settings import Context, load
 from hpcml.paths import SCRIPT
+from hpcml.recorded import Recorded
 
 SLOW_TICK = 5.0  # seconds between looks at what changes slowly: the room of the run's file system, a script that hangs
 NO_FOLDER = "The folder from which you submitted must exist on the compute nodes."
@@ -102,7 +102,7 @@ def _supervise(context: Context, kind: Kind) -> int:
 def _warn_of_setup(state: RunState) -> None:
     """Warn of the lines of runtime.setup that failed, which setup.sh counted: ``2:1`` is line 2 with exit status 1."""
     failed = re.findall(r"(?<!\S)(\d{1,4}):(\d{1,3})(?!\S)", os.environ.get("HPCML_SETUP", ""))
-    lines = json.loads(state.context.run.plan.read_text())["setup"] if failed else []
+    lines = Recorded(state.context.run).plan.setup if failed else ()
     for number, status in failed:
         if not 0 < int(number) <= len(lines):  # a line of the setup has changed the variable itself
             continue
@@ -373,16 +373,12 @@ def _cause(state: RunState, outcome: End) -> str:
     if not outcome.exit_status:
         return ""
     try:
-        from hpcml.failures import judgement
-
-        case = judgement.Case(
-            outcome, state.kind, state.events.times, form=context.settings.code.form, clocks=state.clocks
-        )
-        cause = judgement.of_run(context.run, context.attempt, case)
+        judge = hooks.only("cause of a run")
+        facts = (outcome, state.kind, state.events.times, context.settings.code.form, state.clocks)
+        return str(judge(context.run, context.attempt, *facts))
     except Exception as error:  # noqa: BLE001 - the run's end must be written whatever happens
         say(context, f"the cause of the failure could not be examined: {error!r}")
         return ""
-    return cause.short if cause and cause.known else ""
 
 
 def _wait(state: RunState, processes: Processes, deadline: float) -> None:

@@ -20,6 +20,7 @@ from markupsafe import Markup, escape
 from hpcml import files
 from hpcml.kind import Kind
 from hpcml.paths import RunPaths
+from hpcml.recorded import Recorded
 from hpcml.report import attempts, contents, page_text
 from hpcml.report.advice import SHORTEST
 from hpcml.report.attempts import Ending
@@ -54,9 +55,10 @@ def make(
     OSError
         If they cannot be written.
     """
-    for before in attempts.numbers(paths):
+    recorded = Recorded(paths)
+    for before in recorded.attempts:
         if before < attempt and not paths.attempt(before).ledger.exists():  # it was killed, or its report was late
-            attempts.keep_ledger(paths, before, contents.ledger_of(paths, before, kind, most))
+            attempts.keep_ledger(paths, before, contents.ledger_of(recorded, before, kind, most))
     report = contents.load(paths, attempt, kind, ending, memory, most)
     over = report.course.ending.end.over
     if over and (attempt or paths.attempt(attempt).goes_on.exists()):  # another report will count it

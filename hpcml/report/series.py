@@ -5,11 +5,10 @@ from __future__ import annotations
 import itertools
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 from hpcml import samples
 from hpcml.paths import AttemptPaths
-from hpcml.report.attempts import number
 from hpcml.report.ledger import EVERY, Accounting, Column, Ledger, Phases
 from hpcml.samples import Event, GpuSample, NodeSample, NodeSeries, total
 
@@ -147,15 +146,16 @@ def figures_of(
     accounting: Accounting,
     phases: Phases,
     by_node: Mapping[str, Node],
-    job: Mapping[str, Any],
+    limit: int,
     memory: float,
 ) -> dict[str, float]:
     """Return the figures of a run that are known; shares are in percent.
 
-    ``job`` is what was planned of it, ``memory`` the bytes that were asked for on each node, 0 if that is not known.
+    ``limit`` is its time limit in seconds, 0 without one; ``memory`` are the bytes that were asked for on each node,
+    0 if that is not known.
     """
     figures = {"seconds": phases.end - phases.began, "paid_hours": ledger.paid}
-    if limit := number(job.get("time_limit")):
+    if limit:
         figures["time_used"] = min(100.0, 100 * figures["seconds"] / limit)
     figures |= _shares(ledger, accounting) if ledger.paid else {}
     if phases.script is not None:

@@ -35,7 +35,7 @@ def of_failed(run: directories.Run, status: Status) -> Path:
 def _of_agents(run: directories.Run) -> list[tuple[Path, str]]:
     """Return the logs of the agents, each with its node."""
     with directories.complete(run.paths.directory):
-        begins = [event.facts.texts("nodes") for event in records.events(run) if event.name == "allocated"]
+        begins = [event.facts.texts("nodes") for event in records.Record(run.paths).events if event.name == "allocated"]
     nodes = dict.fromkeys(node for nodes in begins for node in nodes)
     return [(run.paths.log(RANK.name, node), node) for node in nodes]
 

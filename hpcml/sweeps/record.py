@@ -17,9 +17,10 @@ from hpcml import files, leases
 from hpcml.errors import NotFoundError, StorageError, UsageError
 from hpcml.leases import Holder
 from hpcml.paths import sweep_folder
+from hpcml.records import Table
 from hpcml.request.record import LONGEST_NAME
 from hpcml.runs import directories, handle
-from hpcml.runs.directories import Table, complete
+from hpcml.runs.directories import complete
 from hpcml.sweeps.points import Point, Typed, Value
 
 _LARGEST = 1 << 20  # bytes of a point's record
