@@ -255,8 +255,8 @@ class Processes:
         self._note_idleness(idle)
         if idle > deadlines.idle_notice > 0:
             self.state.warn(f"No rank has used a CPU for {format_deadline(deadlines.idle_notice)}.")
-        if idle > deadlines.idle_end > 0:
-            reason = f"no rank used a CPU for {format_deadline(deadlines.idle_end)}: {self.script.rest()}"
+        if idle > deadlines.idle > 0:
+            reason = f"no rank used a CPU for {format_deadline(deadlines.idle)}: {self.script.rest()}"
             hint = "hpcml ends idle runs (deadlines.idle). To let idle runs continue, set deadlines.idle to 0s."
             raise RunEndedError(End(errors.IDLE, SCRIPT, "hpcml", reason, hint))
 
