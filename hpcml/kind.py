@@ -77,7 +77,7 @@ class RunningScript(Protocol):
         """Return the exit status as a shell gives it (128 + signal), or None while the script runs."""
 
     def tell_to_end(self) -> None:
-        """Tell the script to end; it has ``deadlines.driver_grace`` for that."""
+        """Tell the script to end; it has ``deadlines.script_grace`` for that."""
 
     def kill(self) -> None:
         """Kill what is left of the script."""

@@ -130,6 +130,10 @@ class AttemptPaths(Folder):
         """Return where a role's exit status on a node is written."""
         return self.exits / f"{role}@{node}"
 
+    def note_of(self, role: str, node: str) -> Path:
+        """Return where a role on a node leaves why it ended (hpcml.failures.role_end.Note)."""
+        return self.exits / f"note@{role}@{node}"
+
     def mark_of(self, node: str) -> Path:
         """Return where the worker task of a node says that it lives and what it knows."""
         return self.nodes / f"{node}.json"

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+import fnmatch
 import json
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import jinja2
@@ -162,11 +164,55 @@ def test_every_value_in_a_template_passes_a_filter() -> None:
                     assert node.name in FILTERS, place
 
 
+# -- core and features -----------------------------------------------------------------------------------------------------
+
+SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["hpcml"]
+MOST_ARROWS = {"core": 11, "features": 23}  # may only fall
+
+
+def _part(module: str) -> tuple[bool, str]:
+    """Return whether a module is of the core, and its part of the core or its feature: the longest name that fits."""
+    fits = [
+        (name.count("."), "*" not in name, len(name), is_core, part)
+        for is_core in (True, False)
+        for part, names in SETTINGS["core" if is_core else "features"].items()
+        for name in names
+        if fnmatch.fnmatchcase(module, name) or fnmatch.fnmatchcase(module, f"{name}.*")
+    ]
+    assert fits, f"{module} is in no part of the core and no feature (pyproject.toml)"
+    *_, is_core, part = max(fits)
+    return is_core, part
+
+
+def test_the_core_imports_no_feature_and_no_feature_another_but_where_it_is_said() -> None:
+    """Imports in functions and for type checking count too."""
+    found: dict[str, dict[str, set[str]]] = {"core": {}, "features": {}}
+    parts = {name: _part("" if name == "hpcml" else name) for name in MODULES}
+    for name, path in MODULES.items():
+        is_core, part = parts[name]
+        for imported in _imports(path):
+            module = imported.removeprefix("hpcml.")
+            module = module if module in MODULES else module.rpartition(".")[0]
+            if not imported.startswith("hpcml.") or module not in parts or parts[module] == (is_core, part):
+                continue
+            if not parts[module][0]:
+                arrows = found["core" if is_core else "features"]
+                arrows.setdefault(f"{part} -> {parts[module][1]}", set()).add(f"{name} -> {module}")
+    for side, arrows in found.items():
+        allowed = SETTINGS["arrows"][side]
+        assert {name: arrows[name] for name in arrows.keys() - {*allowed}} == {}, f"{side}: use a hook, or move it down"
+        assert {*allowed} - arrows.keys() == set(), f"{side}: these are gone: remove them from pyproject.toml"
+        assert len(allowed) <= MOST_ARROWS[side]
+
+
 def test_each_name_in_the_table_of_hooks_is_a_function_that_the_core_calls() -> None:
     texts = "\n".join(path.read_text() for name, path in MODULES.items() if name != "hooks")
     for point, names in hooks.HOOKS.items():
         assert all(callable(function) for function in hooks.added(point)), point
         assert len(names) == len(set(names)) > 0, point
+        assert not any(_part(name.removeprefix("hpcml.").rpartition(".")[0])[0] for name in names), (
+            f"{point}: not a feature"
+        )
         assert re.search(rf"""hooks\.(?:added|only|collected)\(\s*["']{re.escape(point)}["']""", texts), point
 
 

@@ -117,6 +117,12 @@ NOTES: dict[str, tuple[str, str]] = {
         "the same number after one iteration (scikit-learn: after all). It is that of a centre of "
         "few rows, which one row on a border moves far; cuML's own fits, of which the sums have no fixed order, differ too.",
     ),
+    "first": (
+        "A short script on one GPU, from the submission to the end: in a run, and with a LocalCUDACluster.",
+        "Medians of each step's seconds, since the step before. *usable*: a client with its worker. *data*: the first tasks. "
+        "*cuml*: its import in the script. In a run the scheduler is a process of its own. It imports what a task's graph names: this is the difference in "
+        "*data* and *first fit*.",
+    ),
     "failures": (
         "What hpcml says of 22 failures on a GPU, caused in runs on the local site.",
         "*named*: cause, next step and rank have the words that [failures.toml](../../bench/gpu/failures.toml) asks for. *raw*: they have not. "
@@ -234,6 +240,10 @@ COLUMNS: dict[str, list[tuple[str, str, Format]]] = {
     "failures": [("verdict", "verdict", str), ("exit status", "status", str), ("cause", "cause", beginning(110)), ("next step", "remedy", beginning(70)),
                  ("rank", "rank", str), ("node", "node", str), ("took", "seconds", number(1, " s")),
                  ("script began after", "start_s", number(1, " s")), ("cancelled in", "cancel_s", number(1, " s"))],
+    "first": [("runs", "runs", str), ("first line", "first_line", number(1, " s")), ("imports", "imported", number(1, " s")),
+              ("usable", "usable", number(1, " s")), ("data", "data", number(1, " s")), ("cuml", "cuml", number(1, " s")),
+              ("first fit", "fit1", number(1, " s")), ("second", "fit2", number(1, " s")), ("third", "fit3", number(1, " s")),
+              ("end", "gone", number(1, " s")), ("in all", "total_s", number(1, " s"))],
     "lloyd": [("iterations", "iterations", str), ("rounds", "rounds", str), ("library", "library", str), ("a fit", "lloyd_s", number(3, " s")),
               ("each", "lloyd_spread", str), ("kernels", "kernels_s", number(3, " s")), ("bound", "bound_s", number(3, " s")),
               ("by", "bound", str), ("fit / bound", "times_bound", number(2)), ("cuml.dask", "cuml_dask_s", number(3, " s")),
@@ -242,7 +252,7 @@ COLUMNS: dict[str, list[tuple[str, str, Format]]] = {
 }  # fmt: skip
 RATIO = {"kmeans": "CPU fit / fit", "auth": "authenticated / plain", "bringup": "usable / by hand",
          "merge": "hpcml / Local", "image": "to workers, inside / outside", "gallery": "CPU / GPU",
-         "headlines": "by hand (search: scikit-learn) / hpcml", "chunks": "as published / this", "lloyd": "cuml.dask / this", "tasks": "300 tasks / Local", "memory": "a pass of dask-cuda's / a pass", "sweep": "12 runs / sweep", "polars": "dask_cudf, or the better other way / cuDF-Polars in a run", "samples": "counter / power, sampled / moved, with / without"}  # fmt: skip
+         "headlines": "by hand (search: scikit-learn) / hpcml", "chunks": "as published / this", "lloyd": "cuml.dask / this", "first": "in all / Local", "tasks": "300 tasks / Local", "memory": "a pass of dask-cuda's / a pass", "sweep": "12 runs / sweep", "polars": "dask_cudf, or the better other way / cuDF-Polars in a run", "samples": "counter / power, sampled / moved, with / without"}  # fmt: skip
 
 
 def cell(value: Any, form: Format) -> str:

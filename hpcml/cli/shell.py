@@ -53,7 +53,8 @@ def run(options: Namespace) -> int:
     say_fitted(
         f"This shell is on node {node} of run {one.id}. The command exit ends the shell, not the run.", sys.stderr
     )
-    command = [*owner.shell_on(one.job, node), environment.get("SHELL") or "bash"]
+    nodes = schedulers.nodes_of(one.run.submission.scheduler)
+    command = [*(nodes.shell_on(one.job, node) if nodes else ()), environment.get("SHELL") or "bash"]
     try:
         subprocesses.become(command, environment, program=HPCML)
     except subprocesses.CommandMissingError as error:

@@ -170,6 +170,14 @@ def of_run(paths: RunPaths, attempt: AttemptPaths, case: Case) -> Cause | None:
     return judge(with_files(paths, attempt, case), hits)
 
 
+def short_cause(
+    paths: RunPaths, attempt: AttemptPaths, end: End, kind: Kind, times: Mapping[str, float], form: Form, clocks: Clocks
+) -> str:
+    """Return why a run failed in some words, empty where that is not known."""
+    cause = of_run(paths, attempt, Case(end, kind, times, form=form, clocks=clocks))
+    return cause.short if cause and cause.known else ""
+
+
 def with_files(paths: RunPaths, attempt: AttemptPaths, case: Case) -> Case:
     """Return a case with what the script's own files show."""
     error, points = evidence.script_error(attempt.script_error), evidence.points_end(attempt.points_end)

@@ -16,6 +16,7 @@ from typing import NamedTuple, Protocol
 from hpcml.errors import signal_name
 from hpcml.failures.end import MemoryLimit
 from hpcml.node import files, processes, scratch, script_environment, stacks
+from hpcml.node.outcome import leave_note
 from hpcml.node.script_process import oom_kills
 from hpcml.node.settings import Context
 from hpcml.units import in_mib
@@ -31,7 +32,7 @@ MEMORY_TERMINATE = 0.95  # of the memory limit: Dask's own fraction, distributed
 class Members(NamedTuple):
     """The processes that a kind has on each node."""
 
-    noun: str  # what one of them is called in a sentence
+    noun: str  # what one of them is called in a sentence; the agent's role has the same name
     restarts: int  # how often one that dies is replaced before it has failed for good
     failed: int  # the agent's exit status if one has failed for good, or the node can have none
     writes_notes: bool = False  # whether hpcml's code in them notes a good end, so that exit status 0 is none by itself
@@ -213,7 +214,7 @@ def keep(
         with contextlib.suppress(BlockingIOError):
             os.read(wake, 4096)
         if not awaited.look():
-            print(f"hpcml: {awaited.late}.", file=sys.stderr)
+            leave_note(node.context, node.members.noun, awaited.late)
             return node.members.failed
         _reap(node, at_end)
         _check_memory(node, memory_limit)

@@ -13,7 +13,7 @@ import sys
 import time
 import traceback
 
-from hpcml import errors, written
+from hpcml import errors, hooks, written
 from hpcml.failures.end import SLURM, End, MemoryLimit
 from hpcml.files import size_of, tail, write
 from hpcml.kind import Kind, Processes, RunningScript
@@ -373,16 +373,12 @@ def _cause(state: RunState, outcome: End) -> str:
     if not outcome.exit_status:
         return ""
     try:
-        from hpcml.failures import judgement
-
-        case = judgement.Case(
-            outcome, state.kind, state.events.times, form=context.settings.code.form, clocks=state.clocks
-        )
-        cause = judgement.of_run(context.run, context.attempt, case)
+        judge = hooks.only("cause of a run")
+        facts = (outcome, state.kind, state.events.times, context.settings.code.form, state.clocks)
+        return str(judge(context.run, context.attempt, *facts))
     except Exception as error:  # noqa: BLE001 - the run's end must be written whatever happens
         say(context, f"the cause of the failure could not be examined: {error!r}")
         return ""
-    return cause.short if cause and cause.known else ""
 
 
 def _wait(state: RunState, processes: Processes, deadline: float) -> None:

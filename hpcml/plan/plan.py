@@ -8,7 +8,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from hpcml import hooks, kinds, schedulers
+from hpcml import hooks, kinds, repairs, schedulers
 from hpcml.errors import ConfigError, SiteError, UsageError
 from hpcml.kind import Kind, Role
 from hpcml.paths import SCRIPT, RunPaths
@@ -241,7 +241,7 @@ def _check_attempts(site: Site, spec: RunRequest) -> None:
             option = "--max-node-hours" if spec.attempts.max_node_hours else "--max-restarts"
             raise UsageError(f"{option} needs --until-done", place=option, hint="Add --until-done.")
         return
-    if site.scheduler == "allocation":
+    if not schedulers.get(site.scheduler).OWN_JOBS:
         hint = "Remove --until-done, or use: hpcml submit --until-done."
         problem = "A run in an existing allocation ends when the allocation ends"
         raise UsageError(problem, place="--until-done", hint=hint)
@@ -290,7 +290,7 @@ def _environment(site: Site, spec: RunRequest, kind: Kind) -> tuple[tuple[str, s
     inner = (("HPCML_CONTAINER_ENV", " ".join(inherited)),) if spec.image else ()  # beside the run's own
     if spec.image and spec.size.gpus_per_node and "CUPY_CACHE_DIR" not in site.environment:
         inner = (*inner, ("HPCML_CUPY_CACHE", kernels(spec.image)))
-    inner = (*inner, *hooks.collected("variables of a run", site.repairs._asdict()))
+    inner = (*inner, *repairs.variables(site.repairs._asdict()))
     options = _options_of_python(spec.code.interpreter[1:])
     inner = (*inner, *(pair for pair in options.items() if pair[0] not in inherited))
     shared = _planned_by(kind).environment(site, spec)
@@ -407,15 +407,15 @@ def _inside(site: Site, request: JobRequest, layout: JobLayout, kind: Kind, umas
         network=Network(
             interface=site.network.interface,
             protocol=site.network.protocol,
-            interconnect=site.fabric.require,
-            nccl=site.fabric.nccl,
+            interconnect=site.interconnect.require,
+            nccl=site.interconnect.nccl,
             private=site.network.private,
         ),
         deadlines=Deadlines(
             scheduler=float(site.deadlines.scheduler),
             workers=float(site.deadlines.workers),
-            interconnect=float(site.deadlines.fabric),
-            script_grace=float(site.deadlines.driver_grace),
+            interconnect=float(site.deadlines.interconnect),
+            script_grace=float(site.deadlines.script_grace),
             teardown=float(site.deadlines.teardown),
             answer=float(site.deadlines.answer),
             connect_notice=float(site.deadlines.connect_notice),

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from hpcml import errors, files
+from hpcml import errors, files, schedulers
 from hpcml.errors import HpcmlError
 from hpcml.failures.rule import Retry
 from hpcml.failures.rules import BY_NAME
@@ -204,7 +204,8 @@ def excluded(site: Site, spec: RunRequest, *, look: bool) -> tuple[RunRequest, l
 
     ``look``: the runs that ended within a day are judged first.
     """
-    if site.scheduler != "slurm" or {"--exclude", "--nodelist"} & dict(spec.place.sbatch).keys():
+    options = schedulers.get(site.scheduler).NODE_OPTIONS
+    if not options or set(options) & dict(spec.place.sbatch).keys():
         return spec, []  # there are no nodes to choose, or the user chooses them
     now = time.time()
     if look:

@@ -126,10 +126,13 @@ def _answers(questions: dict[str, Callable[[], object]]) -> dict[str, object]:
 
 def ask_scheduler(prepared: Prepared, partition: str, seconds: float) -> schedulers.Prospect:
     """Return what the scheduler says of a submission and, if one is named, of a partition, within so many seconds."""
+    adviser = schedulers.find_adviser(prepared.plan.scheduler)
+    if adviser is None:
+        return schedulers.Prospect()
     with tempfile.TemporaryDirectory(prefix="hpcml-check-") as folder:
         script = Path(folder) / "job.sh"
         script.write_text(prepared.script)
-        return schedulers.get(prepared.plan.scheduler).prospect(script, partition, seconds)
+        return adviser.prospect(script, partition, seconds)
 
 
 def ask_budget(command: Sequence[str], row: str, account: str, seconds: float, named: Named) -> Budget | str:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from hpcml import files, kinds, schedulers
 from hpcml.errors import ANSWER_LOST, CANCELLED, StorageError
 from hpcml.failures.end import End
+from hpcml.failures.note import Note, read_note
 from hpcml.forms import Form
 from hpcml.paths import SCRIPT, RunPaths
 from hpcml.recorded import Event, Recorded
@@ -143,12 +144,22 @@ def driver_record(paths: RunPaths) -> Path | None:
     return next((path for path in records if not path.name.endswith(".new")), None)
 
 
-def driver_exit(paths: RunPaths) -> tuple[str, int] | None:
-    """Return the node and the exit status that step.sh recorded for the newest attempt's driver, if it did."""
+class DriverEnd(NamedTuple):
+    """What step.sh recorded of the driver's end: its node, its exit status, and the note that it left."""
+
+    node: str
+    exit_status: int
+    note: Note
+
+
+def driver_exit(paths: RunPaths) -> DriverEnd | None:
+    """Return what step.sh recorded of the newest attempt's driver, if it did."""
     path = driver_record(paths)
     with directories.storage(paths.directory):
         text = files.read(path, 100).decode(errors="replace").strip() if path else ""
-    return (path.name.partition("@")[2], int(text)) if path and text.isdigit() else None
+    if path is None or not text.isdigit():
+        return None
+    return DriverEnd(path.name.partition("@")[2], int(text), read_note(path.with_name(f"note@{path.name}")))
 
 
 def jupyter_node(paths: RunPaths) -> str:

@@ -49,7 +49,8 @@ def _memory(run: directories.Run) -> float:
     """Return the bytes that the run's job asked for on each node where its plan leaves them to Slurm, else 0."""
     if records.Record(run.paths).plan.memory or not run.submission or not run.job:
         return 0.0
-    return schedulers.get(run.submission.scheduler).requested_memory(run.submission.key)
+    nodes = schedulers.find_nodes(run.submission.scheduler)
+    return nodes.requested_memory(run.submission.key) if nodes else 0.0
 
 
 _SMALLER = {"gpu-unused", "gpu-low", "cpu-low", "time-asked", "memory-asked"}  # rules of the report

@@ -23,9 +23,8 @@ from hpcml.errors import (
     SlurmUnreachableError,
     StorageError,
 )
-from hpcml.failures import rules
-from hpcml.failures.end import SLURM, End
-from hpcml.failures.rules import NEVER_SATISFIED
+from hpcml.failures import role_end
+from hpcml.failures.end import SLURM, End, Reason
 from hpcml.forms import Form
 from hpcml.kind import Stage
 from hpcml.kinds.dask import KIND as DASK
@@ -38,12 +37,15 @@ from hpcml.runs.directories import complete
 from hpcml.runs.record import Planned
 from hpcml.schedulers import JobState, Submission
 from hpcml.sites.layers import process_environment
+from hpcml.states import Wait
 from hpcml.units import format_age
 
 EARLY = "workers.start=early"  # the setting with which the cluster starts before every script
 NO_CLUSTER = "it starts when the script opens a Dask client"
-_REPLACED = "missing, or not yours: "  # how the batch script begins to say that the run's folder is another now
-
+_UNWRITTEN = {  # what the batch script's exit status says of a run without status.json
+    STORAGE: "the run could not write its status: its folder was missing or not yours, or full or read-only",
+    START_FAILED: "the batch script could neither start the run nor write its status",
+}
 _JOB_ENDS = {  # the exit status and the sentence of an end that the run itself could not write, and the run's state
     "TIMEOUT": (TIME_LIMIT, "the time limit was reached", "TIMEOUT"),
     "DEADLINE": (TIME_LIMIT, "the job's deadline was reached", "TIMEOUT"),
@@ -76,6 +78,7 @@ class Allocation(NamedTuple):
     job: str = ""  # Slurm's id of the newest attempt's job, empty without one
     job_state: str = ""  # Slurm's word for it, empty where Slurm was not asked
     estimate: str = ""  # Slurm's estimate of its start, in ISO 8601, empty if it has none
+    wait: Wait = Wait.PASSES  # why it waits
     silent: str = ""  # why Slurm could not be asked; all else is then from the run's own files
     nodes: tuple[str, ...] = ()  # names, from the first on; empty before the start
 
@@ -515,7 +518,7 @@ def _ask_owner(current: Status, run: directories.Run, asked: JobState | None) ->
             current = current.changed(job=run.job)
     except SlurmUnreachableError as error:
         current = current.changed(silent=error.message)
-        if error.message == schedulers.NOT_ASKED:  # it may have ended since its own files were written
+        if isinstance(error, schedulers.NotAskedError):  # it may have ended since its own files were written
             return current.changed(phase="unknown", message=error.message)
         if current.phase == "unknown":
             message = "the run has written nothing yet, and Slurm does not answer"
@@ -541,7 +544,7 @@ def present_job(run: directories.Run, asked: JobState | None = None) -> tuple[di
 
 def _with_answer(current: Status, run: directories.Run, job: JobState) -> Status:
     """Take in what the scheduler says of the job; the run's own events are newer than Slurm's word."""
-    current = current.changed(job_state=job.state, estimate=job.start if job.pending else "")
+    current = current.changed(job_state=job.state, estimate=job.start if job.pending else "", wait=job.wait)
     if current.phase == "ended":
         if job.ended:
             return _not_continued(current, run, job)
@@ -555,7 +558,7 @@ def _with_answer(current: Status, run: directories.Run, job: JobState) -> Status
         return current.changed(phase="queued", message=_waits_again(run, job))
     if current.phase != "unknown":
         return current
-    if current.planned.after and (job.reason == schedulers.FOR_JOBS or _waits_here(run, job)):
+    if current.planned.after and (job.wait is Wait.JOBS or _waits_here(run, job)):
         awaited = " and for ".join(one.clause() for one in current.planned.after)
         return current.changed(phase="queued", message=f"waiting for {awaited}", job_state="PENDING")
     if job.pending:
@@ -566,7 +569,7 @@ def _with_answer(current: Status, run: directories.Run, job: JobState) -> Status
 
 def _waits_again(run: directories.Run, job: JobState) -> str:
     """Return why a run waits again: its job is back in the queue, or another one is there for the next attempt."""
-    same = job.reason != schedulers.FOR_JOBS and directories.begun_job(run.paths) in ("", run.job)
+    same = job.wait is not Wait.JOBS and directories.begun_job(run.paths) in ("", run.job)
     return f"{'Slurm requeued the job' if same else 'the next attempt waits'}: {job.reason}"
 
 
@@ -620,7 +623,7 @@ def _never_started(current: Status, run: directories.Run) -> Status | None:
             continue  # removed: nobody knows how it ended
         if other.over and not one.met_by(other.ending.exit_status):
             message, hint = never_started(one, other)
-            return _with_end(current, records.cancelled(SLURM, message, hint, NEVER_SATISFIED))
+            return _with_end(current, records.cancelled(SLURM, message, hint, Reason.NEVER_SATISFIED))
     return None
 
 
@@ -655,13 +658,11 @@ def _ended_without_word(current: Status, run: directories.Run, job: JobState) ->
     if job.state in _JOB_ENDS:
         return _lost(current, run, *_JOB_ENDS[job.state])
     if driver := records.driver_exit(run.paths):
-        return _step_ended(current, run, *driver)
-    if not current.progress.times and (log := files.tail(run.paths.job_log)) and log[-1].startswith("hpcml: "):
-        message = log[-1].removeprefix("hpcml: ").rstrip(".")  # the batch script's own word
-        return _lost(current, run, STORAGE if message.startswith(_REPLACED) else START_FAILED, message)
-    if job.state == "FAILED" and run.submission and schedulers.end(run.submission).exit_status == STORAGE:
-        message = "the run could not write its status: its file system was full or read-only"
-        return _lost(current, run, STORAGE, message)
+        return _step_ended(current, run, driver)
+    if job.state == "FAILED" and run.submission:
+        exit_status = schedulers.end(run.submission).exit_status
+        if exit_status in _UNWRITTEN:
+            return _lost(current, run, exit_status, _UNWRITTEN[exit_status])
     forgotten = "Slurm no longer knows the job" if job == schedulers.UNKNOWN else f"Slurm: {job.state}"
     message = job.reason or f"the job ended without a status ({forgotten})"
     end = _lost(current, run, ALLOCATION_LOST, message)
@@ -669,22 +670,24 @@ def _ended_without_word(current: Status, run: directories.Run, job: JobState) ->
     return end.changed(hint=f"Submit the run again: hpcml rerun {run.id}.") if is_another else end
 
 
-def _step_ended(before: Status, run: directories.Run, node: str, exit_status: int) -> Status:
+def _step_ended(before: Status, run: directories.Run, driver: records.DriverEnd) -> Status:
     """The driver's step has ended without the supervisor's word: it never started, or it was killed."""
+    exit_status = driver.exit_status
     if "allocated" in before.progress.times:  # what its log says is the script's
-        message = f"the script's job step {rules.of_role(exit_status, ()).what} before hpcml recorded how the run ended"
+        ended = role_end.of_role(exit_status, ()).what
+        message = f"the script's job step {ended} before hpcml recorded how the run ended"
         return _lost(before, run, exit_status, message)
     log = files.tail(run.paths.driver_log)
     if image := before.planned.image:
         full_log = files.tail(run.paths.driver_log, 200) or files.tail(run.paths.job_log, 200)
-        why = rules.not_entered("\n".join(full_log), str(exit_status))
-        current = _lost(before, run, IMAGE, f"{node}: {why.what}")
+        why = role_end.not_entered("\n".join(full_log), exit_status, driver.note)
+        current = _lost(before, run, IMAGE, f"{driver.node}: {why.what}")
         hint = why.hint.replace("IMAGE", image)
     else:
-        ended = rules.of_role(exit_status, log)
-        current = _lost(before, run, START_FAILED, f"before the script started, its job step {ended.what}")
-        hint = ended.hint or current.hint
-    return current.changed(hint=hint, quote=log or current.ending.quote)
+        why = role_end.of_role(exit_status, log, driver.note)
+        current = _lost(before, run, START_FAILED, f"before the script started, its job step {why.what}")
+        hint = why.hint or current.hint
+    return current.changed(hint=hint, quote=log or current.ending.quote, reason=why.reason)
 
 
 def _lost(current: Status, run: directories.Run, exit_status: int, message: str, state: str = "FAILED") -> Status:

@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 from hpcml import kinds, records, schedulers
 from hpcml.errors import ALLOCATION_LOST, IDLE, ConfigError, NotFoundError, StorageError
 from hpcml.failures import evidence, judgement, stacks
-from hpcml.failures.end import SLURM
+from hpcml.failures.end import SLURM, Reason
 from hpcml.failures.evidence import Line
 from hpcml.failures.judgement import Case, Cause
 from hpcml.failures.rule import Retry, Role
-from hpcml.failures.rules import BATCH_KILLED, BY_NAME, COLLECTIVE, of_refusal
+from hpcml.failures.rules import BY_NAME, COLLECTIVE, of_refusal
 from hpcml.failures.stacks import Group
 from hpcml.paths import SCRIPT
 from hpcml.recorded import Recorded, RecordedSpec
@@ -32,6 +32,7 @@ from hpcml.runs.status import Status
 from hpcml.schedulers import partitions
 from hpcml.sites import lookup
 from hpcml.sites.schema import Site
+from hpcml.states import Wait
 from hpcml.units import Memory, TimeLimit, expand_hosts, format_memory_for_slurm, format_seconds
 
 MOST_LOGS = 128  # workers' logs that are read
@@ -106,11 +107,11 @@ def of_status(run: directories.Run, status: Status) -> Answer:
     sentences = (*status.progress.warnings[-_WARNINGS:], *status.silences())
     lines = tuple(Line(sentence, "record", "events.jsonl") for sentence in sentences)
     if not status.over:
-        never = "never start" in status.message
+        wait = status.allocation.wait
         cause = f"the run waits: {status.message}" if status.phase == "queued" else status.message
-        step = f"Cancel the run: hpcml cancel {run.id}." if never else status.hint
-        rule = "dependency" if never else ""
-        answer = Answer(run.id, status.state, never, cause, rule=rule, warnings=lines, next_step=step)
+        step = f"Cancel the run: hpcml cancel {run.id}." if wait.is_vain else status.hint
+        rule = Reason.NEVER_SATISFIED if wait is Wait.DEPENDENCY else ""
+        answer = Answer(run.id, status.state, wait.is_vain, cause, rule=rule, warnings=lines, next_step=step)
         if status.phase == "running" and status.noun == "rank":
             answer = _while_ranks_wait(run, answer)
         return _while_idle(run, status, answer) if status.phase == "running" and status.cluster.idle_since else answer
@@ -118,7 +119,7 @@ def of_status(run: directories.Run, status: Status) -> Answer:
     judged = judgement.judge(_case(run, status), hits)
     if judged is None:
         return Answer(run.id, status.state, False, "the run succeeded: there is no failure to explain", warnings=lines)
-    if not judged.known or judged.rule == BATCH_KILLED or (status.state == "NODE_FAIL" and not judged.nodes):
+    if not judged.known or judged.rule == Reason.BATCH_KILLED or (status.state == "NODE_FAIL" and not judged.nodes):
         judged = _by_scheduler(run, status, judged)
     if judged.rule in ("no-module", "no-submodule"):
         judged = _removed_module(run, judged)
@@ -224,7 +225,7 @@ def _by_scheduler(run: directories.Run, status: Status, cause: Cause) -> Cause:
     named = ended.signal in {number.value for number in signal.Signals}  # Slurm may tell it late
     if status.ending.exit_status != ALLOCATION_LOST or not (named or status.ending.by == "hpcml"):
         return cause
-    rule = BY_NAME[BATCH_KILLED]
+    rule = BY_NAME[Reason.BATCH_KILLED]
     problem = rule.cause + (f" by {signal.Signals(ended.signal).name}" if named else "")
     return cause._replace(what=problem, short=rule.short, known=True, rule=rule.name, remedy=rule.remedy)
 

@@ -298,7 +298,7 @@ class Network(NamedTuple):
     """
 
 
-class Fabric(NamedTuple):
+class Interconnect(NamedTuple):
     """The check of the interconnect before the script starts."""
 
     require: str = "warn"
@@ -324,9 +324,9 @@ class Deadlines(NamedTuple):
     """The longest time until all workers are registered with the Dask scheduler. While the script runs, a worker that
     is missing for this time counts as lost.
     """
-    fabric: Seconds = Seconds("30s")
+    interconnect: Seconds = Seconds("30s")
     """The longest time for checking the interconnect; NCCL gets half of this time."""
-    driver_grace: Seconds = Seconds("20s")
+    script_grace: Seconds = Seconds("20s")
     """How long hpcml waits for the script's end after SIGTERM, before SIGKILL. Keep this time below Slurm's
     ``KillWait`` (``scontrol show config``).
     """
@@ -543,7 +543,7 @@ class Site(NamedTuple):
     workers: Workers = Workers()
     gpu: Gpu = Gpu()
     network: Network = Network()
-    fabric: Fabric = Fabric()
+    interconnect: Interconnect = Interconnect()
     deadlines: Deadlines = Deadlines()
     repairs: Repairs = Repairs()
     report: Report = Report()
@@ -581,7 +581,7 @@ CHOICES = {
     "gpu.gds": ("auto", "on", "off"),
     "gpu.spill_order": ("keep", "lru"),
     "network.protocol": ("auto", "tls", "ucx"),
-    "fabric.require": ("none", "warn", "rdma"),
+    "interconnect.require": ("none", "warn", "rdma"),
     "login.route": ("auto", "direct", "twohop", "srun"),
     "code.snapshot": ("folder", "script", "none"),
 }

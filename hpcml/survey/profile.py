@@ -457,7 +457,7 @@ class _Writer:
         wait = re.match(r"\d{1,6}", self.tables.config.get("KillWait", ""))
         if wait and int(wait[0]) <= 20:
             how = How(SLURM, f"KillWait is {wait[0]} s in scontrol show config", concluded=True)
-            self.draft.set(("deadlines",), "driver_grace", f"{max(1, int(wait[0]) // 2)}s", how)
+            self.draft.set(("deadlines",), "script_grace", f"{max(1, int(wait[0]) // 2)}s", how)
 
     def _cost(self) -> None:
         draft = self.draft

@@ -70,7 +70,7 @@ MORE = {
     "qos": "[facts](sites.md#facts)",
     "runtime": "[packages that Python needs](sites.md#runtime), [copies of the image](images.md#staging)",
     "gpu": "[memory](fabric.md#memory), [spilling](choosing.md#spilling)",
-    "fabric": "[the interconnect check](fabric.md#the-interconnect-check)",
+    "interconnect": "[the interconnect check](fabric.md#the-interconnect-check)",
     "deadlines": "[what hangs](how-it-works.md#what-hangs)",
     "report": "[samples](run-directory.md#samples), [advice](report.md#advice)",
     "paths": "[folders for runs](security.md#folders-for-runs)",

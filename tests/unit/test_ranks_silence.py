@@ -18,7 +18,8 @@ from typing import Any
 import pytest
 
 from hpcml import errors
-from hpcml.failures.rules import Explanation
+from hpcml.failures import job_log
+from hpcml.failures.role_end import Explanation
 from hpcml.kinds.ranks.node import absence, losses
 from hpcml.kinds.ranks.node import ranks as agents
 from hpcml.kinds.ranks.node.processes import EVENTS, Ranks
@@ -165,7 +166,7 @@ def test_a_supervisor_that_is_stopped_before_the_start_is_ended_too(far: Far) ->
 
 def state_of(nodes: tuple[str, ...] = ("n1", "n2", "n3"), seconds: float = 100.0) -> Any:
     context = SimpleNamespace(
-        node=nodes[0], node_names=nodes, settings=settings_of(deadlines__answer=ANSWER, workers__per_node=2,
+        run=None, node=nodes[0], node_names=nodes, settings=settings_of(deadlines__answer=ANSWER, workers__per_node=2,
         job__one_machine=False), worker_names=lambda _: ("a", "b"))  # fmt: skip
     clock = SimpleNamespace(seconds=seconds)
     return SimpleNamespace(context=context, clock=clock, phase="driver", script_began=True, time_to_look=lambda: True)
@@ -173,7 +174,7 @@ def state_of(nodes: tuple[str, ...] = ("n1", "n2", "n3"), seconds: float = 100.0
 
 @pytest.fixture(autouse=True)
 def _no_logs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(absence, "log_of", lambda *_: ())
+    monkeypatch.setattr(job_log, "of_role", lambda *_: ())
 
 
 @pytest.mark.parametrize(("nodes", "silent", "down", "suspect", "words"), [
@@ -189,6 +190,7 @@ def test_the_node_that_is_silent_is_named_or_the_first_whose_network_has_failed(
     monkeypatch.setattr(network, "interface_down", lambda _: down)
     end = losses.by_silence(state_of(nodes), silent, "n2", "10.0.0.1")
     assert (end.exit_status, end.message, end.at_fault) == (errors.ROLE_LOST, words, (suspect,))
+    assert (end.lost_nodes, end.role) == ((suspect,), "rank")
     assert f"--exclude {suspect}." in end.hint
 
 

@@ -333,7 +333,7 @@ def test_a_scheduler_that_dies_while_workers_start_ends_the_wait(
 def test_a_run_whose_last_worker_cannot_come_back_ends(
     cluster: Broken, present: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lost = SimpleNamespace(final=True, workers=["n1-0"], quote=(), node="n1", memory_limit="")
+    lost = SimpleNamespace(final=True, workers=["n1-0"], quote=(), node="n1", memory_limit="", reason="")
     monkeypatch.setattr(cluster.losses, "look", lambda *_, **__: [lost])
     monkeypatch.setattr(cluster.losses, "tell", lambda _: None)
     monkeypatch.setattr("hpcml.kinds.dask.node.losses.sentences", lambda _: "n1: exit status 137")

@@ -50,7 +50,6 @@ DEADLINE = 12.0  # seconds for NVML and for UCX, at the same time; on a healthy 
 # Variables that change what is found here or how it is used; never one that may hold a secret.
 _ENVIRONMENT = re.compile(r"(UCX|UCXPY|UCXX|NCCL|CUDA|RAPIDS)_(?!.*(KEY|TOKEN|SECRET|PASS))[A-Z0-9_]+")
 _RESOURCE = re.compile(r"^#\s+resource .* flags .*?(\w+)/(\S+)\s*$", re.MULTILINE)  # "… flags -- rc_mlx5/mlx5_0:1"
-_COMPONENT = re.compile(r"^#\s+component\s+\d+\s+:\s+(\S+)", re.MULTILINE)
 _PROGRAMS = ("apptainer", "singularity", "podman-hpc", "shifter", "enroot")
 _NVIDIA, _DISPLAY = "0x10de", "0x03"  # PCI's vendor, and the class of GPUs
 _SECONDS = 15.0  # for one command
@@ -144,14 +143,13 @@ def probe(
 
 
 def _system(program: str) -> System:
-    """Return the names and versions of host, kernel, C library and Python, and the programs for images."""
-    kernel, (library, version) = os.uname(), platform.libc_ver()
+    """Return the names and versions of host, kernel and Python, and the programs for images."""
+    kernel = os.uname()
     names = dict.fromkeys((*_PROGRAMS, *([program] if program else [])))
     return System(
         hostname=kernel.nodename,
         kernel=kernel.release,
         machine=kernel.machine,
-        glibc=version if library == "glibc" else "not glibc",
         python=platform.python_version(),
         in_image=bool(os.environ.get("APPTAINER_CONTAINER") or os.environ.get("SINGULARITY_CONTAINER")),
         programs={name: path for name in names if (path := shutil.which(name))},
@@ -175,7 +173,6 @@ def described_ucx(raw: Mapping[str, Any]) -> tuple[Ucx, str]:
         version=".".join(str(part) for part in raw.get("version", ())),
         library=raw.get("library", ""),
         modules=tuple(raw.get("modules", ())),
-        components=tuple(_COMPONENT.findall(raw.get("info", ""))),
         transports={name: tuple(devices) for name, devices in transports.items()},
     )
     return used, raw.get("error", "")

@@ -46,15 +46,6 @@ class Link(NamedTuple):
     rate: str  # as the kernel writes it: 100 Gb/sec (2X HDR)
     gigabits: float  # Gbit/s; 0: not known
     link_layer: str  # InfiniBand or Ethernet
-    subnet: str  # the upper half of its first GID
-
-
-class Adapter(NamedTuple):
-    """The adapter that an RDMA port is on."""
-
-    firmware: str
-    board: str  # the vendor's identifier
-    netdevs: tuple[str, ...]  # network interfaces of the port
 
 
 class Port(NamedTuple):
@@ -64,7 +55,6 @@ class Port(NamedTuple):
     device: str  # mlx5_0
     port: int  # from 1
     link: Link
-    adapter: Adapter
     pci: Place
 
 
@@ -73,13 +63,7 @@ class Interface(NamedTuple):
 
     name: str
     kind: str  # ethernet, infiniband, loopback or type N
-    address: str  # of its hardware
-    megabits: int  # Mbit/s; 0: not known
-    mtu: int  # bytes
-    up: bool  # switched on
-    state: str  # up, down or unknown
     ipv4: tuple[str, ...]  # addresses
-    pci: Place
 
 
 class Network(NamedTuple):
@@ -93,11 +77,7 @@ class Modules(NamedTuple):
     """Kernel modules and device files for GPUs and RDMA."""
 
     nvidia: str | None = None  # version of NVIDIA's driver
-    open_driver: bool | None = None  # whether it is NVIDIA's open one
-    gdrcopy: bool = False
-    gpudirect: tuple[str, ...] = ()  # ways in which an adapter reaches GPU memory
     verbs: tuple[str, ...] | None = None  # files in /dev/infiniband; None: not known
-    rdma_cm: bool = False
 
 
 class System(NamedTuple):
@@ -106,7 +86,6 @@ class System(NamedTuple):
     hostname: str = ""
     kernel: str = ""  # release
     machine: str = ""  # architecture: x86_64
-    glibc: str = ""  # version
     python: str = ""  # version
     in_image: bool = False  # whether the probe ran inside an image
     programs: dict[str, str] = {}  # paths of programs for images, by name
@@ -167,7 +146,6 @@ class Packages(NamedTuple):
     """What the Python environment has installed."""
 
     packages: dict[str, str] = {}  # version by common name
-    distributions: dict[str, str] = {}  # version by the distribution's own name: rmm-cu13
     built_for: dict[str, tuple[str, ...]] = {}  # distributions by the major version of CUDA
     importable: tuple[str, ...] = ()  # modules that Python finds
 
@@ -178,7 +156,6 @@ class Ucx(NamedTuple):
     version: str = ""
     library: str = ""  # path of the loaded libucp
     modules: tuple[str, ...] = ()  # beside it; ib and rdmacm are missing from pip's build
-    components: tuple[str, ...] = ()  # that it opened
     transports: dict[str, tuple[str, ...]] = {}  # devices by transport that may be used
 
 
@@ -186,27 +163,9 @@ class GpuShape(NamedTuple):
     """What one GPU is; None: it did not answer."""
 
     memory: int | None = None  # bytes
-    bar1: int | None = None  # bytes
     capability: tuple[int, ...] | None = None  # compute capability: (8, 0)
     mig: bool | None = None  # whether it is divided
-    mig_devices: tuple[str, ...] = ()  # UUIDs of its parts
     cpus: str = ""  # CPUs next to it: 0-15
-
-
-class NvLinks(NamedTuple):
-    """The NVLinks of a GPU."""
-
-    links: int = 0  # that it has
-    active: int = 0
-    version: str = ""
-    peers: dict[str, int] = {}  # active links by the bus of the other GPU, or nvswitch
-
-
-class GpuLinks(NamedTuple):
-    """How one GPU reaches the others."""
-
-    nvlink: NvLinks = NvLinks()
-    p2p: dict[str, str] = {}  # by the other's bus: ok, or why not
 
 
 class Gpu(NamedTuple):
@@ -219,7 +178,6 @@ class Gpu(NamedTuple):
     pci: Place
     visible: bool  # whether CUDA_VISIBLE_DEVICES shows it
     shape: GpuShape
-    links: GpuLinks
     errors: dict[str, str]  # NVML's refusals, by question
 
 
@@ -315,7 +273,7 @@ def major(version: str) -> int:
     return int(match[0]) if match else 0
 
 
-_SPREAD = (Probing, System, Process, Network, Packages, Gpus, Link, Adapter, GpuShape, GpuLinks)
+_SPREAD = (Probing, System, Process, Network, Packages, Gpus, Link, GpuShape)
 
 
 def to_json(node: Node) -> dict[str, Any]:

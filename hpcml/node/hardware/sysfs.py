@@ -18,7 +18,7 @@ from itertools import takewhile
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from hpcml.node.hardware.record import Adapter, Cpus, Interface, Limit, Link, Modules, Place, Port
+from hpcml.node.hardware.record import Cpus, Interface, Limit, Link, Modules, Place, Port
 
 # <net/if_arp.h>: what /sys/class/net/*/type holds.
 _KINDS = {1: "ethernet", 32: "infiniband", 772: "loopback"}
@@ -100,20 +100,14 @@ def rdma_ports(root: Path) -> tuple[Port, ...]:
 def _port(device: Path, port: Path) -> Port:
     rate = read(port / "rate")  # "100 Gb/sec (2X HDR)"
     amount = re.match(r"[0-9.]+", rate)
-    netdevs = {read(path) for path in _listed(port / "gid_attrs/ndevs")} - {""}
-    for netdev in _listed(device / "device/net"):  # both ports of a card that has one PCI function share this folder
-        if read(netdev / "dev_port") in ("", str(int(port.name) - 1)):
-            netdevs.add(netdev.name)
     link = Link(
         state=read(port / "state").partition(": ")[2],  # "4: ACTIVE"
         physical_state=read(port / "phys_state").partition(": ")[2],
         rate=rate,
         gigabits=float(amount[0]) if amount else 0.0,
         link_layer=read(port / "link_layer"),
-        subnet=":".join(read(port / "gids/0").split(":")[:4]),  # the upper half of a GID is the subnet's prefix
     )
-    adapter = Adapter(read(device / "fw_ver"), read(device / "board_id"), tuple(sorted(netdevs)))
-    return Port(f"{device.name}:{port.name}", device.name, int(port.name), link, adapter, pci_of(device / "device"))
+    return Port(f"{device.name}:{port.name}", device.name, int(port.name), link, pci_of(device / "device"))
 
 
 def port_counters(root: Path) -> dict[str, dict[str, Any]]:
@@ -159,18 +153,8 @@ def interfaces(root: Path) -> tuple[Interface, ...]:
 
 
 def _interface(path: Path, ipv4: tuple[str, ...]) -> Interface:
-    kind, flags, speed = (read(path / name) for name in ("type", "flags", "speed"))
-    return Interface(
-        name=path.name,
-        kind=_KINDS.get(int(kind or 0), f"type {kind or 0}"),
-        address=read(path / "address"),
-        megabits=int(speed) if re.fullmatch("[0-9]+", speed) else 0,  # -1 or an error: not known
-        mtu=int(read(path / "mtu") or 0),
-        up=bool(int(flags or "0", 16) & 1),  # IFF_UP
-        state=read(path / "operstate"),
-        ipv4=ipv4,
-        pci=pci_of(path / "device"),
-    )
+    kind = int(read(path / "type") or 0)
+    return Interface(path.name, _KINDS.get(kind, f"type {kind}"), ipv4)
 
 
 def addresses() -> dict[str, list[str]]:
@@ -269,25 +253,14 @@ def file_system(root: Path, folder: str) -> str:
 
 
 def modules(root: Path) -> Modules:
-    """Return what the kernel has for GPU memory over the network, and the device files that this process can see.
+    """Return the kernel's driver for GPUs, and the device files that this process can see.
 
-    ``gpudirect`` names the ways in which a network card can reach GPU memory: the modules ``nvidia_peermem`` or
-    ``nv_peer_mem``, or DMA-BUF, which needs Linux 5.12 and NVIDIA's open kernel modules (docs.nvidia.com, GPUDirect
-    RDMA, "Linux kernel DMA-BUF"). ``verbs`` are the files in /dev/infiniband without which no program can use a port
-    that /sys shows.
+    ``verbs`` are the files in /dev/infiniband without which no program can use a port that /sys shows.
     """
-    folder = root / "sys/module"
-    version = read(root / "proc/driver/nvidia/version")
-    opened = "Open Kernel Module" in version if version else None
-    release = [int(number) for number in re.findall(r"[0-9]+", read(root / "proc/sys/kernel/osrelease"))[:2]]
-    peer_modules = [name for name in ("nvidia_peermem", "nv_peer_mem") if (folder / name).is_dir()]
+    folder = root / "sys/module/nvidia"
     return Modules(
-        nvidia=read(folder / "nvidia/version") if (folder / "nvidia").is_dir() else None,
-        open_driver=opened,
-        gdrcopy=(folder / "gdrdrv").is_dir(),
-        gpudirect=(*peer_modules, *(["dmabuf"] if opened and release >= [5, 12] else [])),
+        nvidia=read(folder / "version") if folder.is_dir() else None,
         verbs=tuple(path.name for path in _listed(root / "dev/infiniband") if path.name.startswith("uverbs")),
-        rdma_cm=(root / "dev/infiniband/rdma_cm").exists(),
     )
 
 

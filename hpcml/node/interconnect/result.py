@@ -50,7 +50,7 @@ class Result:
 
 
 def check_policy(policy: str, result: Result) -> str:
-    """Return why a result does not meet ``fabric.require``, "" if it does.
+    """Return why a result does not meet ``interconnect.require``, "" if it does.
 
     ``none`` asks for nothing. ``warn`` asks that UCX use fast transports, that no transfer fail and that no pair or
     node be slow; TLS and Gloo, which cannot be fast, were chosen and pass. ``rdma`` asks for RDMA across nodes and
@@ -156,7 +156,6 @@ def _of_collective(measurement: Measurement, collective: Mapping[str, Any]) -> R
 
 
 def _data_path(measurement: Measurement, scope: str, pairs: Sequence[Pair]) -> DataPath:
-    slowest = min(pairs, key=lambda pair: pair.bandwidth)
     if measurement.protocol == "tls":
         path = attribution.by_ip(measurement, scope, pairs)
         path = replace(path, doubt=f"TLS over TCP carries the data {attribution.WORDS[scope]}")
@@ -165,8 +164,7 @@ def _data_path(measurement: Measurement, scope: str, pairs: Sequence[Pair]) -> D
     return replace(
         path,
         bandwidth=median(pair.bandwidth for pair in pairs),
-        slowest=slowest.bandwidth,
-        slowest_pair=slowest.name,
+        slowest=min(pair.bandwidth for pair in pairs),
         wanted=scope == "across" or measurement.memory == "cuda",
     )
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcml import errors
+from hpcml.failures import job_log
 from hpcml.failures.end import End
 from hpcml.forms import Form
 from hpcml.kind import Hindrance
@@ -310,7 +311,10 @@ class Processes:
         if self.channel.closed and not self.released:
             reason = f"the Dask scheduler on {self.context.node} was lost{losses.scheduler_end(self.context)}"
             raise self.state.end(
-                errors.ROLE_LOST, reason, quote=losses.scheduler_log(self.context), **losses.of_scheduler(self.context)
+                errors.ROLE_LOST,
+                reason,
+                quote=job_log.of_role(self.context.run, SCHEDULER, self.context.node),
+                **losses.of_scheduler(self.context),
             )
 
     def _check_workers(self) -> None:

@@ -6,7 +6,6 @@ import asyncio
 import importlib
 import json
 import os
-import sys
 import time
 import traceback
 from collections.abc import Awaitable, Callable
@@ -20,6 +19,8 @@ from distributed.scheduler import heartbeat_interval
 
 from hpcml import listening
 from hpcml.errors import START_FAILED
+from hpcml.failures.end import Reason
+from hpcml.kinds.dask import SCHEDULER
 from hpcml.kinds.dask.node import (
     connection_limits,
     dashboard,
@@ -40,6 +41,7 @@ from hpcml.node.hardware.network import (
     nodes_without_rdma,
     ucx_environment,
 )
+from hpcml.node.outcome import leave_note
 from hpcml.node.settings import Context, load
 from hpcml.repairs import closing, dead_worker_memory, file_names
 
@@ -168,18 +170,18 @@ def main() -> int:
     """Serve until the supervisor says close, or is gone."""
     context = load()
     deadline = time.monotonic() + context.settings.deadlines.scheduler
-    reason = "hpcml's supervisor process did not write its address (control.json) in time"
+    why, reason = "hpcml's supervisor process did not write its address (control.json) in time", ""
     if too_few := connection_limits.too_few_files(context.settings.worker_count):
-        print(f"hpcml: {too_few}.", file=sys.stderr)
+        leave_note(context, SCHEDULER.name, too_few)
         return START_FAILED
     try:
         if files.wait_for(context.attempt.control, deadline, 0.01):
             return asyncio.run(_serve(context))
     except NoAddressError as error:
-        reason = f"{error} (profile: network.interface)"
+        why, reason = f"{error} (profile: network.interface)", Reason.NO_ADDRESS
     except NoProtocolError as error:
-        reason = f"{error} (network.protocol of the profile)"
-    print(f"hpcml: {reason}.", file=sys.stderr)
+        why = f"{error} (network.protocol of the profile)"
+    leave_note(context, SCHEDULER.name, why, reason)
     return START_FAILED
 
 
@@ -206,7 +208,7 @@ async def _serve(context: Context) -> int:
             schedulers[share].add_plugin(Reporter(writer))
     except Exception as error:  # noqa: BLE001 - whatever Dask or UCX raised, its cause is the last word in the log
         traceback.print_exc()
-        print(f"hpcml: the Dask scheduler could not start: {losses.root_of(error)}", file=sys.stderr, flush=True)
+        leave_note(context, SCHEDULER.name, f"the Dask scheduler could not start: {losses.root_of(error)}")
         return START_FAILED
     scheduler, reporter = schedulers[0], Reporter(writer)
     gpus = settings.workers.gpu is not None

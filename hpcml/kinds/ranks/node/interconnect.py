@@ -1,8 +1,9 @@
 """The interconnect of ranks: what NCCL's own logs say of it, or an all-reduce of all GPUs or CPU nodes before them.
 
 By default the first rank of each node has NCCL write down its ways (:class:`Ways`), which costs no time. For
-``fabric.require = "rdma"`` each agent starts the processes of a check (:mod:`all_reduce`) in the ranks' own Python and
-environment, before the ranks: importing torch and joining NCCL costs five to seven seconds. The supervisor judges both.
+``interconnect.require = "rdma"`` each agent starts the processes of a check (:mod:`all_reduce`) in the ranks' own
+Python and environment, before the ranks: importing torch and joining NCCL costs five to seven seconds. The supervisor
+judges both.
 """
 
 from __future__ import annotations
@@ -232,7 +233,7 @@ def judged(context: Context, answers: Mapping[str, Mapping[str, Any]], seconds: 
                 f"the interconnect was not checked: {missing} ({node})",
                 context.settings.network.interconnect == "rdma",
             )
-            remedy = "install torch in the run's Python environment, or set fabric.require=warn"
+            remedy = "install torch in the run's Python environment, or set interconnect.require=warn"
             return {"line": line, "ok": not is_required, "problem": line if is_required else "", "remedy": remedy}
     measured = measurement(context, answers)
     return record.write(context, measured, decide(measured), seconds)

@@ -12,8 +12,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from hpcml import errors, listening
-from hpcml.failures.end import End
-from hpcml.failures.rules import NO_ADDRESS
+from hpcml.failures.end import End, Reason
 from hpcml.files import tail, write
 from hpcml.kind import FailedProcess, Hindrance
 from hpcml.kinds.ranks import RANK
@@ -82,7 +81,7 @@ class Processes:
             best, _ = network.choose_address(self.settings.network.interface, single_node=single)
         except network.NoAddressError as error:
             hint, node = "Set network.interface in the profile.", self.context.node
-            raise self.state.end(errors.START_FAILED, str(error), hint, node=node, reason=NO_ADDRESS) from error
+            raise self.state.end(errors.START_FAILED, str(error), hint, node=node, reason=Reason.NO_ADDRESS) from error
         if single or self.settings.network.interface:
             return [best]
         others = [one for several in sysfs.addresses().values() for one in several if not one.startswith("127.")]
@@ -126,7 +125,7 @@ class Processes:
         return False
 
     def _check_interconnect(self) -> None:
-        """Have the agents make an all-reduce; ``fabric.require`` decides what its result means."""
+        """Have the agents make an all-reduce; ``interconnect.require`` decides what its result means."""
         state, limit = self.state, self.settings.deadlines.interconnect
         state.phase = "fabric"
         state.events.write("fabric-checking")
