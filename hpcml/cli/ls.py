@@ -159,11 +159,11 @@ def cells(row: run_status.Status, now: float) -> tuple[str, ...]:
     ``WHAT`` is empty where a script has ended by itself: its state and exit status tell all.
     """
     submitted, seconds = directories.submitted_at(row.run), row.seconds(now)
-    is_repeated = row.ending.by == "script" and row.message.endswith(f" status {row.ending.exit_status}")
+    is_repeated = row.ending.by == "script" and row.message.endswith(f" status {row.exit_status}")
     details = (
         row.run,
         row.state,
-        row.ending.exit_status,
+        row.exit_status,
         len(row.allocation.nodes) or row.planned.node_count or None,
         None if submitted is None else format_age(now - submitted),
         None if seconds is None else _duration(seconds + row.progress.seconds_before),
