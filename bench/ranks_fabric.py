@@ -6,7 +6,7 @@
     python3 bench/ranks_fabric.py --python /env/bin/python             Gloo, on CPUs; the Python that has torch
 
 NCCL is steered by its own variables, so that each transport comes up: peer access, shared memory, sockets. By default hpcml
-reads the log of the ranks' own NCCL; with fabric.require=rdma it measures, and the script then measures the same all-reduce
+reads the log of the ranks' own NCCL; with interconnect.require=rdma it measures, and the script then measures the same all-reduce
 itself: both figures must agree within a factor of 1.5 (Gloo: 3). It returns 1 if something is wrong.
 """
 
@@ -60,24 +60,28 @@ class Case(NamedTuple):
 NO_PEERS = {"NCCL_P2P_DISABLE": "1"}
 NO_MEMORY = {**NO_PEERS, "NCCL_SHM_DISABLE": "1", "NCCL_IB_DISABLE": "1"}
 ON_ONE_NODE = (
-    Case("without", {}, ("fabric.require=none",), r"^$"),
+    Case("without", {}, ("interconnect.require=none",), r"^$"),
     Case("default", {}, (), r"^NCCL: P2P/\S+( and P2P/\S+)* within nodes$"),
-    Case("rdma", {}, ("fabric.require=rdma",), r"^NCCL: P2P/"),
+    Case("rdma", {}, ("interconnect.require=rdma",), r"^NCCL: P2P/"),
     Case("shared memory", NO_PEERS, (), r"NCCL uses SHM within nodes \(NCCL_P2P_DISABLE=1 is set\)"),
     Case("sockets", NO_MEMORY, (), r"NCCL uses TCP sockets within nodes .*NET/Socket on"),
-    Case("sockets refused", NO_MEMORY, ("fabric.require=rdma",), r"NCCL uses TCP sockets", 89),
+    Case("sockets refused", NO_MEMORY, ("interconnect.require=rdma",), r"NCCL uses TCP sockets", 89),
 )
 ON_NODES = (
-    Case("without", {}, ("fabric.require=none",), r"^$"),
+    Case("without", {}, ("interconnect.require=none",), r"^$"),
     Case("default", {}, (), r"NCCL: NET/|NCCL uses TCP sockets across nodes"),
     Case("sockets", {"NCCL_IB_DISABLE": "1", "NCCL_NET": "Socket"}, (), r"NCCL uses TCP sockets across nodes"),
     Case(
-        "refused", {"NCCL_IB_DISABLE": "1", "NCCL_NET": "Socket"}, ("fabric.require=rdma",), r"TCP sockets across", 89
+        "refused",
+        {"NCCL_IB_DISABLE": "1", "NCCL_NET": "Socket"},
+        ("interconnect.require=rdma",),
+        r"TCP sockets across",
+        89,
     ),
 )
 ON_CPUS = (
     Case("without", {}, (), r"^$"),
-    Case("rdma", {}, ("fabric.require=rdma",), r"^Gloo: tcp on \S+ within nodes; bus bandwidth"),
+    Case("rdma", {}, ("interconnect.require=rdma",), r"^Gloo: tcp on \S+ within nodes; bus bandwidth"),
 )
 
 
@@ -88,7 +92,7 @@ def run(options: argparse.Namespace, folder: Path, case: Case) -> dict[str, Any]
     size = ["--nodes", str(options.nodes)]
     size += ["--gpus-per-node", str(options.gpus), "--ranks", "gpu"] if options.gpus else ["--ranks", "1"]
     site = ["--site", "local"] if options.nodes == 1 or not options.gpus else []
-    given = [f"runtime.python={options.python}", "deadlines.fabric=120s", "report.sample_every=0", *case.settings]
+    given = [f"runtime.python={options.python}", "deadlines.interconnect=120s", "report.sample_every=0", *case.settings]
     settings = [word for one in given for word in ("--set", one)]
     command = [sys.executable, "-m", "hpcml", "submit", "--wait", *site, *size, *settings, str(script)]
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))

@@ -55,7 +55,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder, "spmd.py")
         script.write_text(SCRIPT)
-        settings = ["--set", f"runtime.python={options.python}", "--set", "fabric.require=none"]
+        settings = ["--set", f"runtime.python={options.python}", "--set", "interconnect.require=none"]
         command = [sys.executable, "-m", "hpcml", "submit", "--wait", *site, *size, *settings, str(script)]
         path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
         environment = {**os.environ, "HOME": folder, "PYTHONPATH": path}

@@ -62,7 +62,7 @@ MEANING = {
     CANCELLED: "the run was cancelled",
     ALLOCATION_LOST: "the allocation ended without a status (a node failed, or the job was killed)",
     IMAGE: "the image cannot be used, or was not built",
-    FABRIC: "the interconnect between the workers does not meet fabric.require",
+    FABRIC: "the interconnect between the workers does not meet interconnect.require",
     VERSIONS: "the processes of the run have different versions of Python or of packages",
     PREEMPTED: "the job was preempted: Slurm gave its nodes to another job",
     STOPPED: "the script saved its state and stopped",

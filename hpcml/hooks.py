@@ -18,7 +18,6 @@ HOOKS: dict[str, tuple[str, ...]] = {
     "check of arguments": ("hpcml.cli.misplaced.check",),
     # in a plan: hpcml.plan.plan
     "site's advice": ("hpcml.report.advice.of_site",),
-    "variables of a run": ("hpcml.repairs.variables",),
     # of a run: hpcml.cli.submit, status, cancel_rm
     "cause of a state": ("hpcml.cli.why.cause_of",),
     "cause of an end": ("hpcml.cli.why.tell_end",),
@@ -26,6 +25,11 @@ HOOKS: dict[str, tuple[str, ...]] = {
     "advice at an end": ("hpcml.cli.report.advice_of",),
     "commands of an end": ("hpcml.cli.report.commands_of",),
     "runs that share work": ("hpcml.sweeps.record.sharing",),
+    # on the node, when a run ends: hpcml.node.supervisor
+    "cause of a run": ("hpcml.failures.judgement.short_cause",),
+    # of a word that is typed: hpcml.cli.completion
+    "names of sweeps": ("hpcml.sweeps.record.names",),
+    "names of definitions": ("hpcml.images.sif.shipped_definitions",),
 }
 
 

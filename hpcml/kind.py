@@ -89,7 +89,7 @@ class RunningScript(Protocol):
         """Return the exit status as a shell gives it (128 + signal), or None while the script runs."""
 
     def tell_to_end(self) -> None:
-        """Tell the script to end; it has ``deadlines.driver_grace`` for that."""
+        """Tell the script to end; it has ``deadlines.script_grace`` for that."""
 
     def kill(self) -> None:
         """Kill what is left of the script."""
@@ -102,6 +102,9 @@ class RunningScript(Protocol):
 
     def describe_end(self, status: int) -> str:
         """Return how the script ended, as a clause."""
+
+    def only_exited(self, status: int) -> bool:
+        """Whether that clause says no more than the exit status."""
 
     def failed_process(self) -> FailedProcess:
         """Return which of the script's processes failed first."""

@@ -100,7 +100,8 @@ class AttemptPaths(Folder):
     key = Below("secret", "tls-key.pem")
     ucx_key = Below("secret", "ucx.key")
     jupyter_token = Below("secret", "jupyter.token")
-    ranks_key = Below("secret", "ranks.key")
+    link_key = Below("secret", "link.key")
+    link = Below("link.json")
     control = Below("control.json")
     scheduler = Below("scheduler.json")
     cluster_wanted = Below("cluster-wanted")
@@ -129,6 +130,10 @@ class AttemptPaths(Folder):
     def exit_of(self, role: str, node: str) -> Path:
         """Return where a role's exit status on a node is written."""
         return self.exits / f"{role}@{node}"
+
+    def note_of(self, role: str, node: str) -> Path:
+        """Return where a role on a node leaves why it ended (hpcml.failures.role_end.Note)."""
+        return self.exits / f"note@{role}@{node}"
 
     def mark_of(self, node: str) -> Path:
         """Return where the worker task of a node says that it lives and what it knows."""

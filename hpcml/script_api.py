@@ -172,7 +172,7 @@ class Run:
         """Have ``save`` called once before the run ends, and then end the script with status 92, to be continued.
 
         That is at the margin before the time limit (see :meth:`should_stop`), and at SIGTERM: a cancellation and a
-        preemption, which leave ``deadlines.driver_grace``. It is called in the main thread between two of Python's
+        preemption, which leave ``deadlines.script_grace``. It is called in the main thread between two of Python's
         instructions, wherever the script is: a long call into compiled code delays it until that returns. An error of
         ``save`` ends the script. Of several calls the last one counts.
 

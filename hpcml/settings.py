@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import NamedTuple
 
 from hpcml.forms import Form
+from hpcml.site_records import Deadlines, Interconnect, Network
 
 
 class Gpu(NamedTuple):
@@ -59,6 +61,17 @@ class Code(NamedTuple):
     interpreter: tuple[str, ...]  # argv of another Python that runs the file or the module; empty: the run's own
     idle: float  # seconds without use after which JupyterLab ends; 0: never
 
+    def command(self, *options: str) -> str:
+        """Return the script with its arguments as a shell would take them, without its folder; empty without a script.
+
+        ``options`` come between script and arguments: those that gave the points of a sweep.
+        """
+        name = self.script.rpartition("/")[2]
+        if not name:
+            return ""
+        words = [*(["-m"] if self.form is Form.MODULE else []), name, *options]
+        return shlex.join([*words, *(["--"] if options and self.arguments else []), *self.arguments])
+
 
 class Workers(NamedTuple):
     """The processes of the kind on the nodes: of a Dask cluster its workers. A kind gives what it has of them."""
@@ -74,30 +87,6 @@ class Workers(NamedTuple):
     mpi: str = ""  # the kind of PMI by which srun connects ranks: pmix or pmi2; empty: it does not
     restart_on_cuda_error: bool = True  # a worker whose process can use no GPU any more ends and is replaced
     late: bool = False  # the Dask cluster starts when the script opens its first client, not before the script
-
-
-class Network(NamedTuple):
-    """The connections between nodes."""
-
-    interface: str  # network interface; empty: decided on the node
-    protocol: str  # auto, tls or ucx
-    interconnect: str  # what the interconnect's check must show: none (no check), warn or rdma
-    nccl: bool  # whether that check measures NCCL too
-    private: bool = False  # no other user can connect to the nodes' network
-
-
-class Deadlines(NamedTuple):
-    """How long hpcml waits, in seconds."""
-
-    scheduler: float  # until the Dask scheduler must answer
-    workers: float  # until all workers must have registered
-    interconnect: float  # for the interconnect's check
-    script_grace: float  # between SIGTERM and SIGKILL for the script
-    teardown: float  # for closing all processes of the run
-    answer: float  # without an answer of the scheduler, until the run ends
-    connect_notice: float  # without a client of the script, until the user is warned
-    idle_notice: float  # without a task, until the user is warned
-    idle_end: float  # without a task, until the run ends; 0: never
 
 
 class Attempts(NamedTuple):
@@ -136,6 +125,7 @@ class Settings(NamedTuple):
     attempts: Attempts
     points: Points
     report: Report
+    interconnect: Interconnect = Interconnect()
 
     @property
     def single_node(self) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Self
 
 # Nine digits at most: beyond that no number is meant, and Python refuses to convert some thousands.
@@ -171,6 +171,13 @@ def format_bytes(size: float) -> str:
 def counted(number: int, noun: str) -> str:
     """Return a number of things: ``1 run``, ``3 runs``."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def listed(names: Sequence[str], most: int = 1000) -> str:
+    """Return names as a person lists them: ``n1, n2 and n3``, or ``n1, n2, n3 and 7 more`` with ``most=3``."""
+    if len(names) > most + 1:
+        return f"{', '.join(names[:most])} and {len(names) - most} more"
+    return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
 
 
 def expand_hosts(text: str) -> tuple[str, ...]:

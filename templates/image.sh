@@ -3,7 +3,15 @@
 # node-local scratch folder. No other variable gets into the image (--cleanenv). hpcml's modules are in the run's directory.
 program=$1; shift 2
 node=${HPCML_NODE:-$(uname -n)}
-command -v "$program" >/dev/null || { echo "hpcml: there is no $program on $node (profile: runtime.container)." >&2; exit 88; }
+for role; do :; done   # the command's last word
+note=$HPCML_RUN_DIR/attempts/$HPCML_ATTEMPT/exit/note@$role@${HPCML_NODE:-local}
+# refuse REASON PROBLEM: do not enter the image, and leave a note. REASON is one of Reason in hpcml/failures/end.py.
+refuse() {
+  echo "hpcml: $2." >&2
+  printf '%s\n%s\n' "$1" "$(printf %s "$2" | tr '\n' ' ')" >"$note"
+  exit 88
+}
+command -v "$program" >/dev/null || refuse container-program "there is no $program on $node (profile: runtime.container)"
 help=$("$program" exec --help 2>/dev/null)   # one call for all checks, since each call starts the program
 case $help in *apptainer*) prefix=APPTAINERENV_ ;; *) prefix=SINGULARITYENV_ ;; esac
 for name in $(env | sed -n 's/^\([A-Za-z_][A-Za-z0-9_]*\)=.*/\1/p'); do
@@ -37,13 +45,13 @@ if [ -n "${HPCML_CUPY_CACHE:-}" ]; then   # keep CuPy's compiled kernels after t
   fi
 fi
 case ${TMPDIR:-} in
-  *[,:\\]* | *[[:space:]]) echo "hpcml: TMPDIR cannot be bound into an image because it contains ',', ':', '\\' or a space at its end: $TMPDIR" >&2; exit 88 ;;
+  *[,:\\]* | *[[:space:]]) refuse tmpdir "TMPDIR cannot be bound into an image because it contains ',', ':', '\\' or a space at its end: $TMPDIR" ;;
 esac
 # Inside the image, root's and other users' folders look alike (hpcml/node/scratch.py), so check TMPDIR here.
 at=$(cd "${TMPDIR:-/tmp}" 2>/dev/null && pwd -P)
 while [ -n "$at" ]; do
   [ -z "$(find "$at" -maxdepth 0 \( ! -user 0 ! -user "$(id -u)" -o \( -perm -0020 -o -perm -0002 \) ! -perm -1000 \))" ] ||
-    { echo "hpcml: other users may replace the contents of $at on $node: set TMPDIR to your own folder, or to a sticky folder of root." >&2; exit 88; }
+    refuse tmpdir-open "other users may replace the contents of $at on $node"
   at=${at%/*}
 done
 # Bind the targets of links in the code copy. A folder that this node lacks is no error: plain Python would not find it either.

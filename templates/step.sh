@@ -40,7 +40,8 @@ while [ "$role" = worker ] && [ "$status" -gt 128 ] && [ "$status" -lt 193 ] && 
   printf '%s\n' "$status" >"$exits/.killed@$node" && mv "$exits/.killed@$node" "$exits/killed@$node@$killed"
   "$@"; status=$?
 done
-[ "$status" -ne 126 ] || echo "hpcml: $node is $(uname -m)" >&2   # the program may be for another processor
+# The program may be for another processor. A note has two lines: a word and a clause (hpcml/failures/note.py).
+[ "$status" -ne 126 ] || printf '\n%s\n' "$node is $(uname -m)" >"$exits/note@$role@$node"
 [ "$role" = driver ] && [ -s "${exits%/exit}/lost" ] && read -r status <"${exits%/exit}/lost"   # Dask's scheduler ended the supervisor
 printf '%s\n' "$status" >"$file.$$" && mv "$file.$$" "$file"   # all MPI tasks of a node write this file
 [ "$role" = driver ] && [ -e "$HPCML_RUN_DIR/sweep.sh" ] && bash "$HPCML_RUN_DIR/sweep.sh"   # only in a run without Slurm

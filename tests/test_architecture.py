@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+import fnmatch
 import json
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import jinja2
@@ -183,12 +185,145 @@ def test_every_value_in_a_template_passes_a_filter() -> None:
                     assert node.name in FILTERS, place
 
 
+# -- core and features -----------------------------------------------------------------------------------------------------
+
+SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["hpcml"]
+MOST_ARROWS = {"core": 11, "features": 23}  # may only fall
+
+
+def _part(module: str) -> tuple[bool, str]:
+    """Return whether a module is of the core, and its part of the core or its feature: the longest name that fits."""
+    fits = [
+        (name.count("."), "*" not in name, len(name), is_core, part)
+        for is_core in (True, False)
+        for part, names in SETTINGS["core" if is_core else "features"].items()
+        for name in names
+        if fnmatch.fnmatchcase(module, name) or fnmatch.fnmatchcase(module, f"{name}.*")
+    ]
+    assert fits, f"{module} is in no part of the core and no feature (pyproject.toml)"
+    *_, is_core, part = max(fits)
+    return is_core, part
+
+
+def test_the_core_imports_no_feature_and_no_feature_another_but_where_it_is_said() -> None:
+    """Imports in functions and for type checking count too."""
+    found: dict[str, dict[str, set[str]]] = {"core": {}, "features": {}}
+    parts = {name: _part("" if name == "hpcml" else name) for name in MODULES}
+    for name, path in MODULES.items():
+        is_core, part = parts[name]
+        for imported in _imports(path):
+            module = imported.removeprefix("hpcml.")
+            module = module if module in MODULES else module.rpartition(".")[0]
+            if not imported.startswith("hpcml.") or module not in parts or parts[module] == (is_core, part):
+                continue
+            if not parts[module][0]:
+                arrows = found["core" if is_core else "features"]
+                arrows.setdefault(f"{part} -> {parts[module][1]}", set()).add(f"{name} -> {module}")
+    for side, arrows in found.items():
+        allowed = SETTINGS["arrows"][side]
+        assert {name: arrows[name] for name in arrows.keys() - {*allowed}} == {}, f"{side}: use a hook, or move it down"
+        assert {*allowed} - arrows.keys() == set(), f"{side}: these are gone: remove them from pyproject.toml"
+        assert len(allowed) <= MOST_ARROWS[side]
+
+
 def test_each_name_in_the_table_of_hooks_is_a_function_that_the_core_calls() -> None:
     texts = "\n".join(path.read_text() for name, path in MODULES.items() if name != "hooks")
     for point, names in hooks.HOOKS.items():
         assert all(callable(function) for function in hooks.added(point)), point
         assert len(names) == len(set(names)) > 0, point
+        assert not any(_part(name.removeprefix("hpcml.").rpartition(".")[0])[0] for name in names), (
+            f"{point}: not a feature"
+        )
         assert re.search(rf"""hooks\.(?:added|only|collected)\(\s*["']{re.escape(point)}["']""", texts), point
+
+
+# -- size --------------------------------------------------------------------------------------------------------------
+
+MOST_COMPLEX, HIGHEST = 20, 30
+# The functions of which more than 20 paths are counted, and how many: none may rise, and no other may come.
+COMPLEX = {
+    "doctor.ports._of_all": 23,
+    "failures.evidence.logs": 25,
+    "failures.judgement._judged": 23,
+    "failures.judgement._of": 24,
+    "failures.judgement._out_of_memory": 24,
+    "failures.judgement._signalled": 29,
+    "kinds.dask.node.run_cluster.__init__": 23,
+    "node.interconnect.result._of_collective": 29,
+    "runs.waiting.follow": 30,
+    "sweeps.record.progress": 21,
+}
+# The lines of each package, which may only fall: a commit that raises a number says what this buys.
+MOST_LINES = {
+    ".": 4981,
+    "api": 966,
+    "cli": 7327,
+    "doctor": 1538,
+    "failures": 2870,
+    "images": 1051,
+    "kinds": 10056,
+    "node": 10455,
+    "options": 826,
+    "plan": 881,
+    "remote": 3545,
+    "repairs": 984,
+    "report": 2400,
+    "request": 537,
+    "runs": 7934,
+    "schedulers": 2632,
+    "sites": 1548,
+    "survey": 1070,
+    "sweeps": 1443,
+}
+
+
+def _complexity(node: ast.AST) -> int:
+    """Return how many decisions are in a function, without those of functions in it, counted as radon does."""
+    count = 0
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            continue
+        match child:
+            case ast.If() | ast.IfExp() | ast.Assert():
+                count += 1
+            case ast.For() | ast.AsyncFor() | ast.While():
+                count += 1 + bool(child.orelse)
+            case ast.Try() | ast.TryStar():
+                count += len(child.handlers) + bool(child.orelse)
+            case ast.BoolOp():
+                count += len(child.values) - 1
+            case ast.comprehension():
+                count += 1 + len(child.ifs)
+            case ast.Match():
+                wild = sum(isinstance(one.pattern, ast.MatchAs) and one.pattern.pattern is None for one in child.cases)
+                count += max(0, len(child.cases) - bool(wild))
+            case _:
+                pass
+        count += _complexity(child)
+    return count
+
+
+def test_no_function_decides_too_much() -> None:
+    """Ruff's own rule counts neither operands of `and` nor comprehensions, which a reader has to follow too."""
+    found = {
+        f"{name}.{node.name}": decisions
+        for name, path in MODULES.items()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and (decisions := 1 + _complexity(node)) > MOST_COMPLEX
+    }
+    assert {name: count for name, count in found.items() if count > COMPLEX.get(name, 0)} == {}
+    assert COMPLEX.keys() - found.keys() == set(), "these are simpler now: remove them"
+    assert max(COMPLEX.values()) <= HIGHEST
+    assert len(COMPLEX) <= 10
+
+
+def test_no_package_grows() -> None:
+    lines: dict[str, int] = {}
+    for path in MODULES.values():
+        package = path.relative_to(PACKAGE).parts[0] if path.parent != PACKAGE else "."
+        lines[package] = lines.get(package, 0) + len(path.read_text().splitlines())
+    assert {name: count for name, count in lines.items() if count > MOST_LINES.get(name, 0)} == {}
 
 
 # -- nobody else's code ---------------------------------------------------------------------------------------------------
@@ -496,3 +631,91 @@ def test_words_that_are_out_are_used_nowhere_else() -> None:
         if path not in allowed.get(word, ())
     ]
     assert not problems, "\n".join(problems)
+
+
+# -- facts are fields ----------------------------------------------------------------------------------------------------
+
+# Names of sentences for people: of an end, a status, a slot of an agent, an answer, a finding, an error.
+SENTENCES = {"message", "hint", "last_end", "last_ends", "warnings", "setup_warnings", "sentence", "next_step"}
+CUTS = {"startswith", "endswith", "removeprefix", "removesuffix", "partition", "rpartition", "split", "rsplit",
+        "splitlines", "find", "rfind", "index", "rindex", "count"}  # fmt: skip
+SEARCHES = {"search", "match", "fullmatch", "findall", "finditer"}
+# What may look at a sentence all the same, and why that decides nothing.
+LOOKS_AT_SENTENCES = {
+    ("cli.why", "cause_of"): "the same sentence is not shown twice",
+    ("cli.why", "tell_end"): "the same sentence is not shown twice",
+    ("node.run_state", "warn"): "the same warning is not given twice",
+    ("runs.status", "_with_files"): "the same warning is not given twice",
+    ("runs.listing", "_read"): "the same error is not shown twice",
+    ("failures.judgement", "_of_child"): "what torchrun printed of a process of the user's",
+}
+
+
+def _sentences_looked_at(tree: ast.AST) -> list[ast.expr]:
+    """Return the expressions that compare a sentence with a text, cut it, or search in it."""
+
+    def is_sentence(node: ast.expr) -> bool:
+        if isinstance(node, ast.Subscript):
+            return isinstance(node.slice, ast.Constant) and node.slice.value in SENTENCES
+        return isinstance(node, ast.Attribute) and node.attr in SENTENCES
+
+    found: list[ast.expr] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Compare):
+            texts = any(isinstance(operator, ast.In | ast.NotIn | ast.Eq | ast.NotEq) for operator in node.ops)
+            found += [node] if texts and any(map(is_sentence, (node.left, *node.comparators))) else []
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            cuts = node.func.attr in CUTS and is_sentence(node.func.value)
+            searches = node.func.attr in SEARCHES and any(map(is_sentence, node.args))
+            found += [node] if cuts or searches else []
+    return found
+
+
+def test_no_code_decides_by_a_sentence_for_people() -> None:
+    """A better wording would change what hpcml does: what code decides by has a field (hpcml/failures/end.py)."""
+    places = set()
+    for name, path in MODULES.items():
+        tree = ast.parse(path.read_text())
+        for function in ast.walk(tree):
+            if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef) and _sentences_looked_at(function):
+                places.add((name, function.name))
+    assert places == {*LOOKS_AT_SENTENCES}
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        '"out of memory" in end.message', 'slot.last_end == "killed"', 'status.message.startswith("the time limit")',
+        'end.hint.rpartition("s were lost: ")', 're.search("held by", run.message)', 'PATTERN.match(mark["last_ends"])',
+        'sentence not in state.warnings', 'answer.next_step.split(":")',
+    ],
+)  # fmt: skip
+def test_looks_at_sentences_are_found(code: str) -> None:
+    assert _sentences_looked_at(ast.parse(code))
+    assert not _sentences_looked_at(ast.parse("end.memory_limit == MemoryLimit.NODE and not end.message"))
+
+
+def test_no_rule_knows_a_line_that_hpcml_writes() -> None:
+    """But for the ends of workers and the waits for a file system, which have no record but the log yet."""
+    from hpcml.failures.rules import RULES
+
+    own = {rule.name for rule in RULES if re.search(r"hpcml: ", rule.pattern)}
+    assert own == {
+        "worker-memory", "worker-oom", "worker-exit", "worker-segfault", "worker-abort", "worker-bus", "worker-killed",
+        "frozen", "thawed",
+    }  # fmt: skip
+# Texts of users' programs and hints about them; what runs in an image without hpcml; what a worker's nanny hands over.
+_SAY_VENDOR = {
+    "failures/rules.py",
+    "failures/library_rules.py",
+    "node/hardware/software.py",
+    "kinds/dask/node/nanny.py",
+}
+
+
+def test_one_module_and_one_row_name_the_vendor_of_gpus() -> None:
+    """A second vendor is a module beside nvidia.py and a row in gpu_vendor.py."""
+    words = re.compile(r"NVML|nvidia-smi|CUDA_VISIBLE_DEVICES|(?<![\w-])--nv\b")
+    found = {path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py") if words.search(path.read_text())}
+    vendor = {"gpu_vendor.py", "node/hardware/nvidia.py", "node/hardware/nvidia_samples.py"}
+    assert found == vendor | _SAY_VENDOR

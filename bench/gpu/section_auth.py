@@ -42,7 +42,7 @@ def _intruder(world: World) -> list[Result]:
     together = min(world.gpus, 2)
     world.shape(1, together)
     folder = world.folder("stay")
-    settings = ["fabric.require=none", *(["workers.per_node=2"] if world.cpu_only else [])]
+    settings = ["interconnect.require=none", *(["workers.per_node=2"] if world.cpu_only else [])]
     words = world.submit_words(SCRIPTS / "stay.py", [str(folder)], folder, nodes=1, gpus=together, settings=settings,
                                protocol="ucx")  # fmt: skip
     with world.started(words, cwd=folder) as running:

@@ -66,8 +66,8 @@ def _measure(world: World, nodes: int, gpus: int) -> list[Result]:
     contenders: dict[str, Callable[[], dict[str, float]]] = {
         "hpcml": lambda: _hpcml(world, nodes, gpus, "ucx", ()),
         BY_HAND: lambda: _by_hand(world, nodes, gpus),
-        "hpcml, no check": lambda: _hpcml(world, nodes, gpus, "ucx", ("fabric.require=none",)),
-        "hpcml, tls, no check": lambda: _hpcml(world, nodes, gpus, "tls", ("fabric.require=none",)),
+        "hpcml, no check": lambda: _hpcml(world, nodes, gpus, "ucx", ("interconnect.require=none",)),
+        "hpcml, tls, no check": lambda: _hpcml(world, nodes, gpus, "tls", ("interconnect.require=none",)),
     }
     figures: dict[str, list[dict[str, float]]] = {name: [] for name in contenders}
     errors: dict[str, str] = {}

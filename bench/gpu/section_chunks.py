@@ -80,7 +80,7 @@ def _ways(
     words = [name, "--rows", str(rows), "--columns", str(columns), "--result", str(folder / "result.json"), *more]
     words += ["--rounds", str(1 if world.cpu_only else rounds)]
     workers = ["workers.per_node=2"] if world.cpu_only else ["gpu.device_memory_limit=none"]
-    run = world.submit(SCRIPTS / "chunks.py", words, nodes=1, gpus=world.gpus, settings=[*workers, "fabric.require=none", *settings],
+    run = world.submit(SCRIPTS / "chunks.py", words, nodes=1, gpus=world.gpus, settings=[*workers, "interconnect.require=none", *settings],
                        timeout=DEADLINE, environment={"PYTHONPATH": path},
                        options=[] if world.cpu_only else ["--set", f"workers.memory_limit={LIMIT}"])  # fmt: skip
     if not (folder / "result.json").exists():

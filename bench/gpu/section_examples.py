@@ -24,7 +24,7 @@ from tests.jobs.example_list import EXAMPLES
 EACH = 40  # seconds of one example, after which it is broken off
 DEADLINE = 300
 ABOUT = 70  # seconds of one shape
-SETTINGS = ["fabric.require=none"]
+SETTINGS = ["interconnect.require=none"]
 
 
 def cases(world: World) -> list[Case]:

@@ -162,7 +162,7 @@ def _by_the_job(world: World, title: str, known: dict[str, float]) -> list[Resul
     if not (ROOT / f"bench/workloads/{script}.py").exists():
         return [skipped(f"{title}: the job", f"bench/workloads/{script}.py is not here")]
     world.shape(1, world.gpus)
-    settings = ["fabric.require=none", *([] if world.cpu_only else ["gpu.device_memory_limit=none"])]
+    settings = ["interconnect.require=none", *([] if world.cpu_only else ["gpu.device_memory_limit=none"])]
     with _data(world, name) as sizes:
         run = world.submit(ROOT / f"bench/workloads/{script}.py", words.format(**sizes).split(), nodes=1, gpus=world.gpus,
                            settings=settings, protocol="tcp" if title == OVER_TCP and not world.cpu_only else "",
@@ -242,7 +242,7 @@ def _one(world: World, where: str, name: str, sizes: dict[str, Any], gpus: int, 
     else:
         settings = [f"workers.per_node={gpus}"] if world.cpu_only else [
             f"gpu.rmm_pool_size={world.pool * 3 // 2 >> 30}G", "gpu.device_memory_limit=none"]  # fmt: skip
-        run = world.submit(script, words, nodes=1, gpus=gpus, settings=[*settings, "fabric.require=none"],
+        run = world.submit(script, words, nodes=1, gpus=gpus, settings=[*settings, "interconnect.require=none"],
                            protocol="" if world.cpu_only else protocol, timeout=deadline)  # fmt: skip
         why = run.why()
     if not file.exists():

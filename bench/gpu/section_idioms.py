@@ -13,7 +13,7 @@ from results import Result, result
 
 DEADLINE = 200
 ABOUT = 60  # seconds of one run
-SETTINGS = ["fabric.require=none", "gpu.rmm_pool_size=8G"]
+SETTINGS = ["interconnect.require=none", "gpu.rmm_pool_size=8G"]
 CUML_TESTS = "HPCML_CUML_TESTS"  # python/cuml/tests of a checkout of cuML, for the case that runs them
 UPSTREAM = ("func", "kmeans", "label_binarizer", "label_encoder", "tsvd")  # what fits: alone is slow
 # cuML's folder tests/dask must not hide Dask; a module of another version of cuML may not import.

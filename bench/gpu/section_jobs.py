@@ -52,7 +52,7 @@ def _course(world: World) -> list[Result]:
     )
     rows = 400_000 if world.cpu_only else 100_000_000 * world.gpus
     run = world.submit(
-        script, ["--rows", str(rows)], nodes=nodes, gpus=count, timeout=DEADLINE, settings=["fabric.require=none"]
+        script, ["--rows", str(rows)], nodes=nodes, gpus=count, timeout=DEADLINE, settings=["interconnect.require=none"]
     )
     run.must_be(0)
     said = re.search(rf"{rows} rows, (\d+) workers, ([0-9.]+) s", run.output)

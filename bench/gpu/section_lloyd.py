@@ -26,7 +26,7 @@ RELATIVE_APART = (
 SHAPES = {"50M × 32 × 16": ("50000000:32:16:20", 70), "8M × 128 × 1024": ("8000000:128:1024:20", 70), "30M × 768 × 1000": ("30000000:768:1000:4", 170),
           "scikit-learn": ("", 40)}  # fmt: skip
 DEADLINE = 400
-SETTINGS = ["fabric.require=none"]
+SETTINGS = ["interconnect.require=none"]
 
 
 def cases(world: World) -> list[Case]:

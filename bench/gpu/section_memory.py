@@ -60,7 +60,7 @@ def _passes(world: World) -> list[Result]:
         if number and world.left() < PASSES:
             break
         for way in list(WAYS)[:: -1 if number % 2 else 1]:
-            settings = ["fabric.require=none", f"gpu.device_memory_limit={limit >> 20}M", *WAYS[way]]
+            settings = ["interconnect.require=none", f"gpu.device_memory_limit={limit >> 20}M", *WAYS[way]]
             run = world.submit(SCRIPTS / "spill_passes.py", words, nodes=1, gpus=world.gpus, timeout=PASSES,
                                settings=settings, options=options(world))  # fmt: skip
             run.must_be(0)
@@ -116,7 +116,7 @@ def _run(world: World, times: float, about: float) -> Run:
     world.shape(1, world.gpus)
     less = [f"gpu.device_memory_limit={int(SHARE * FITS)}M"] if world.memory_mib > FITS else []
     return world.submit(ROOT / "bench/workloads/pca_svd.py", words(world, times), nodes=1, gpus=world.gpus, timeout=2 * about,
-                        settings=["fabric.require=none", *less], options=options(world))  # fmt: skip
+                        settings=["interconnect.require=none", *less], options=options(world))  # fmt: skip
 
 
 def _spilled(world: World) -> Result:

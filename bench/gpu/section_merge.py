@@ -202,7 +202,7 @@ def _hpcml(world: World, count: int, protocol: str, sizes: list[int] | None = No
     settings = ["workers.per_node=2"] if world.cpu_only else [
         f"gpu.rmm_pool_size={world.pool >> 30}G", "gpu.device_memory_limit=none"]  # fmt: skip
     run = world.submit(SCRIPTS / "merge.py", ["run", *_arguments(world, count, protocol, folder, sizes or rows(world, protocol))], nodes=1, gpus=count,
-                       settings=[*settings, "fabric.require=none"], protocol=protocol, timeout=DEADLINE)  # fmt: skip
+                       settings=[*settings, "interconnect.require=none"], protocol=protocol, timeout=DEADLINE)  # fmt: skip
     if not (folder / "result.json").exists():
         raise HarnessError(run.why())
     return read_json(folder / "result.json")

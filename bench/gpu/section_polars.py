@@ -25,7 +25,7 @@ ABOUT, EXAMPLE = 45, 30  # seconds of a round, of the example
 DEADLINE = 180
 BY = ("dask", "polars")
 OTHER_WAYS = {"join": ["join", "join, p2p"]}  # of dask_cudf; the first is what is compared
-SETTINGS = ["fabric.require=none"]
+SETTINGS = ["interconnect.require=none"]
 PDSH = 50  # seconds of one time of upstream's queries, by all three
 SCALE = 50  # TPC-H's scale factor for each GPU
 UPSTREAM = "cudf_polars.streaming.benchmarks.pdsh"

@@ -70,7 +70,7 @@ def _run(world: World, way: str, *words: str, settings: Sequence[str] = (), time
     world.shape(1, world.gpus)
     extra = ["--cpu"] if world.cpu_only else []
     run = world.submit(SCRIPTS / "sampled.py", [way, *words, *extra], nodes=1, gpus=world.gpus, timeout=timeout,
-                       settings=["fabric.require=none", "report.sample_every=1s", *settings])  # fmt: skip
+                       settings=["interconnect.require=none", "report.sample_every=1s", *settings])  # fmt: skip
     run.must_be(0)
     return run
 
@@ -261,7 +261,7 @@ def _cost(world: World, pairs: int) -> list[Result]:
         for every in ("5s", "0s")[:: -1 if number % 2 else 1]:
             world.shape(1, world.gpus)
             run = world.submit(ROOT / "bench/workloads/kmeans.py", FEW if world.cpu_only else KMEANS, nodes=1, gpus=world.gpus,
-                               settings=["fabric.require=none", f"report.sample_every={every}"])  # fmt: skip
+                               settings=["interconnect.require=none", f"report.sample_every={every}"])  # fmt: skip
             run.must_be(0)
             pair[every] = run.table("out/result.json")["seconds"]["fit"]
         seconds.append(pair)

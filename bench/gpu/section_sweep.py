@@ -26,7 +26,16 @@ def _sweep(world: World) -> list[Result]:
     world.shape(1, world.gpus)
     script, folder = SCRIPTS / "sweep_kmeans.py", world.folder("sweep")
     extra = ["--cpu", "--rows", "20000"] if world.cpu_only else []
-    options = ["--nodes", "1", "--time", "15", "--set", f"paths.runs={folder}/runs", "--set", "fabric.require=none"]
+    options = [
+        "--nodes",
+        "1",
+        "--time",
+        "15",
+        "--set",
+        f"paths.runs={folder}/runs",
+        "--set",
+        "interconnect.require=none",
+    ]
     options += [] if world.cpu_only else ["--gpus-per-node", str(world.gpus)]
     grid = ["--grid", f"k={','.join(map(str, KS))}", "--grid", f"seed={','.join(map(str, SEEDS))}"]
     words = [
@@ -54,7 +63,7 @@ def _sweep(world: World) -> list[Result]:
         if world.left() < 2 * ONE:
             break
         run = world.submit(script, ["--k", str(k), "--seed", str(seed), *extra], nodes=1, gpus=world.gpus,
-                           settings=["fabric.require=none"])  # fmt: skip
+                           settings=["interconnect.require=none"])  # fmt: skip
         run.must_be(0)
         alone.append(run.seconds)
     if not alone:

@@ -63,7 +63,7 @@ def _hpcml(world: World, count: int, protocol: str) -> dict[str, Any]:
     folder = world.folder("tasks-hpcml")
     settings = ["workers.per_node=2"] if world.cpu_only else [f"gpu.rmm_pool_size={world.pool >> 30}G"]
     words = ["run", "--result", str(folder / "result.json")]
-    run = world.submit(SCRIPTS / "tasks.py", words, nodes=1, gpus=count, settings=[*settings, "fabric.require=none"],
+    run = world.submit(SCRIPTS / "tasks.py", words, nodes=1, gpus=count, settings=[*settings, "interconnect.require=none"],
                        protocol=protocol, timeout=DEADLINE)  # fmt: skip
     run.must_be(0)
     found = read_json(folder / "result.json")

@@ -10,7 +10,7 @@ from results import Result, result, skipped
 
 REFUSED = 89  # hpcml.errors.FABRIC
 SOON = 5.0  # seconds in which the check of a run's own wires is to be over
-RDMA = ("fabric.require=rdma", "environment.UCX_TLS=^cuda_ipc,posix,sysv,cma")  # what real nodes do not share
+RDMA = ("interconnect.require=rdma", "environment.UCX_TLS=^cuda_ipc,posix,sysv,cma")  # what real nodes do not share
 SLOW, SLOW_ON_CPUS = "environment.UCX_TLS=tcp,cuda_copy", "environment.UCX_TLS=tcp"
 
 

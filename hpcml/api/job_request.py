@@ -41,7 +41,7 @@ def parse(caller: str, taker: str, code: Code, options: Mapping[str, Any]) -> tu
     loaded = load_here(spec.place.site, spec.code.cwd, spec.place.settings)
     project_notes = notes.of_project(loaded.project)
     notes.show([note.text for note in project_notes], project_notes=project_notes)
-    spec = schedulers.get(loaded.site.scheduler).with_variables(spec, loaded.is_from_this_call)
+    spec = schedulers.with_variables(loaded.site.scheduler, spec, loaded.is_from_this_call)
     return loaded, spec.changed(name=job_name(spec))
 
 

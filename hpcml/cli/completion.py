@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpcml import assets, kinds
+from hpcml import assets, hooks, kinds
 from hpcml.cli import commands
 from hpcml.cli.commands import COMMANDS
 from hpcml.errors import HpcmlError
@@ -276,10 +276,8 @@ def _run_names(line: Line, current: str) -> Iterator[Candidate]:
 
 
 def _sweeps(line: Line, _: str) -> Iterator[Candidate]:
-    from hpcml.sweeps import record
-
     if not line.host:
-        for name in record.names(line.runs()):
+        for name in hooks.collected("names of sweeps", line.runs()):
             yield name, ""
 
 
@@ -291,9 +289,7 @@ def _examples(_: Line, __: str) -> Iterator[Candidate]:
 
 
 def _definitions(_: Line, __: str) -> Iterator[Candidate]:
-    from hpcml.images import sif
-
-    for name in sif.shipped_definitions():
+    for name in hooks.collected("names of definitions"):
         yield name, "ships with hpcml"
     yield FILES
 

@@ -18,8 +18,9 @@ from hpcml.terminal import Raw, columns, fitted, say, say_fitted, say_state
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
+    from hpcml.cli.host import Laptop
     from hpcml.doctor.finding import Finding
     from hpcml.remote.ssh import Connection
     from hpcml.sites.schema import Login
@@ -64,7 +65,7 @@ def add_options(parser: ArgumentParser) -> None:
 
 def run(options: Namespace) -> int:
     """Make all checks, print the problems, and return 0 unless one of them is red."""
-    from hpcml.doctor import checks, nodes
+    from hpcml.doctor import checks, job
     from hpcml.doctor.finding import Examination
 
     patience = common.parsed(units.parse_seconds, options.patience, "--patience", "30s")
@@ -80,12 +81,12 @@ def run(options: Namespace) -> int:
     wanted = common.load_site(options.site or "", here, options.set or ())
     code = Code(here / "doctor", (wanted.site.runtime.container,), here, form=Form.DOCTOR)
     spec = request_of(vars(options), code)._replace(name="doctor")
-    loaded, spec = nodes.request(wanted, spec)
+    loaded, spec = job.request(wanted, spec)
     exam = Examination(loaded, wanted, spec, layers.process_environment(), seconds)
     findings = checks.examine(exam)
     if options.node:
         common.end_by_signals()  # as by Ctrl-C the job is cancelled
-        findings += nodes.look(exam, patience, lambda text: say(f"hpcml: {text}", sys.stderr))
+        findings += job.look(exam, patience, lambda text: say(f"hpcml: {text}", sys.stderr))
     return show(findings, as_json=options.json, show_all=options.all)
 
 
@@ -122,34 +123,24 @@ def _say(one: Finding) -> None:
         say_fitted(one.remedy, sys.stdout, first=f"{'':<{_WIDE}}→ ", rest=" " * (_WIDE + 2))
 
 
-def from_laptop(
-    login: Login,
-    connect: Callable[[], Connection],
-    arguments: Sequence[str],
-    *,
-    typed: str,
-    as_json: bool,
-    show_all: bool,
-) -> int:
-    """Have the checks made on the login node, add those that this laptop makes, and print all of them.
-
-    ``typed`` is the host as the user named it.
-    """
+def from_laptop(laptop: Laptop) -> int:
+    """Have the checks made on the login node, add those that this laptop makes, and print all of them."""
     from hpcml.doctor import checks
     from hpcml.doctor.finding import Finding
     from hpcml.remote import answers
 
+    as_json, show_all = laptop.options.json, laptop.options.all
     try:
-        connection = connect()
+        connection = laptop.connect()
     except HpcmlError as error:
         return show([checks.no_way(error)._replace(check="login-node")], as_json=as_json, show_all=show_all)
-    status, said = _asked(connection, arguments)
+    status, said = _asked(connection, laptop.arguments)
     if status not in (0, UNFIT):  # it has said why
         if as_json:
             Raw(sys.stdout).write(said, last=True)
         return status
     findings = [Finding(**one) for one in answers.of_findings(said, connection.host)]
-    return show(_with_this_end(connection, login, typed, findings), as_json=as_json, show_all=show_all)
+    return show(_with_this_end(connection, laptop.login, laptop.host, findings), as_json=as_json, show_all=show_all)
 
 
 def _asked(connection: Connection, options: Sequence[str]) -> tuple[int, bytes]:

@@ -26,8 +26,8 @@ from hpcml.units import counted, format_bytes
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
 
+    from hpcml.cli.host import Laptop
     from hpcml.remote.server import RemoteSession
-    from hpcml.remote.ssh import Connection
     from hpcml.runs import directories
 
 
@@ -133,14 +133,15 @@ def _is_over(run: directories.Run) -> bool:
     from hpcml.runs import record
 
     try:
-        end = record.end_of(run)
+        end = record.Record(run.paths).end
     except StorageError:  # its results are brought all the same
         return False
     return end is not None and end.over
 
 
-def from_laptop(connection: Connection, options: Namespace) -> int:
+def from_laptop(laptop: Laptop) -> int:
     """Bring a run's files into a folder of this laptop."""
+    connection, options = laptop.connect(), laptop.options
     arguments = ["fetch", *([f"--site={options.site}"] if options.site else [])]
     arguments += [f"--set={value}" for value in options.set or ()]
     # `--` so that no name is taken for an option

@@ -8,9 +8,9 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from hpcml.cli import common, misplaced
+from hpcml.cli import commands, common, misplaced
 from hpcml.errors import UsageError
 from hpcml.forms import Form
 from hpcml.remote import channel
@@ -24,10 +24,21 @@ if TYPE_CHECKING:
     from argparse import Namespace
 
     from hpcml.remote.ssh import Connection
+    from hpcml.sites.schema import Login
 
 # What these say has no end of its own: it is passed on as long as it comes, until Ctrl-C.
 _STREAMS = ("submit", "rerun", "jupyter", "fabric", "logs", "top", "wait", "shell", "image")
 _CHOICES = ("wait", "detach", "json", "dry_run", "prepare", "check")  # who gives one of these has said whether to wait
+
+
+class Laptop(NamedTuple):
+    """A command that needs both ends: the host as the user named it, the login, the command's options and own words."""
+
+    host: str
+    login: Login
+    connect: Callable[[], Connection]
+    options: Namespace
+    arguments: list[str]
 
 
 def run(host: str, named_by: str, command: str, options: Namespace, given: list[str], script: list[str]) -> int:
@@ -52,18 +63,8 @@ def run(host: str, named_by: str, command: str, options: Namespace, given: list[
     connect = functools.partial(channel.connect, login)
     if command == "submit":
         return _submit(connect, command, options, given, script)
-    if command == "fetch":
-        from hpcml.cli import fetch
-
-        return fetch.from_laptop(connect(), options)
-    if command == "doctor":
-        from hpcml.cli import doctor
-
-        return doctor.from_laptop(login, connect, given, typed=host, as_json=options.json, show_all=options.all)
-    if command == "pack":
-        from hpcml.cli import pack
-
-        return pack.send(connect, options)
+    if command in ("doctor", "fetch", "pack"):
+        return int(commands.module_of(command).from_laptop(Laptop(host, login, connect, options, given)))
     if command == "top" or (command == "status" and options.follow):
         from hpcml.cli.top import host as top_host
 

@@ -61,7 +61,7 @@ def run(options: Namespace) -> int:
     else:
         logs.copy()
     logs.end()
-    if role in (SCRIPT, ranks and ranks.name) and (end := records.end_of(run)) and end.by != "script":
+    if role in (SCRIPT, ranks and ranks.name) and (end := records.Record(run.paths).end) and end.by != "script":
         say(f"hpcml: {end.message}.", sys.stderr)  # the log itself is the script's alone
     if role == SCRIPT and run.paths.points.exists():
         own = common.typed(run.paths.point_records / "KEY.log", sys.stderr)
@@ -146,7 +146,7 @@ def _attempt_alone(options: Namespace, run: directories.Run, role: str) -> int:
     if role != SCRIPT or options.follow or options.lines is not None:
         hint = "Remove LOG, -f and -n."
         raise UsageError("--attempt cannot be combined with LOG, -f or -n", place="--attempt", hint=hint)
-    events = records.events(run)
+    events = records.Record(run.paths).events
     with complete(run.paths.directory):
         begins = {event.attempt: event.facts.get("log", int, 0) for event in events if event.name == _BEGIN}
     if number - 1 not in begins:

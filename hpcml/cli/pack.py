@@ -8,7 +8,7 @@ import shlex
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib import metadata, util
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,7 +22,7 @@ from hpcml.units import format_bytes
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
 
-    from hpcml.remote.ssh import Connection
+    from hpcml.cli.host import Laptop
 
 _MODE = 0o755
 NEEDED = ("jinja2", "markupsafe")  # all that hpcml's base install needs; nothing of it is compiled
@@ -68,12 +68,12 @@ def run(options: Namespace) -> int:
     return 0
 
 
-def send(connect: Callable[[], Connection], options: Namespace) -> int:
+def from_laptop(laptop: Laptop) -> int:
     """Put the file on the login node, which needs no hpcml for that."""
     from hpcml.remote.channel import Delivery
 
-    data = make()
-    connection = connect()
+    options, data = laptop.options, make()
+    connection = laptop.connect()
     delivery = Delivery(connection, "hpcml pack", options.output, replace=options.force)
     with tempfile.TemporaryDirectory(prefix="hpcml-pack-") as folder, common.metered(len(data)) as sent:  # 0700
         files.write(Path(folder) / "hpcml.pyz", data, _MODE)

@@ -13,6 +13,7 @@ from hpcml import files, kinds
 from hpcml.forms import Form
 from hpcml.kind import Stage
 from hpcml.paths import RunPaths
+from hpcml.recorded import Recorded
 from hpcml.report import attempts
 from hpcml.runs import directories
 from hpcml.runs.status import NO_CLUSTER, Status, later_stage, optional_stages
@@ -172,9 +173,9 @@ class Progress:
         self.show_past(status)
         present = _present(status)
         if status.phase == "ended":
-            mark, text = "ok" if status.ending.exit_status == 0 else "bad", status.message
-            if not text.endswith(f" status {status.ending.exit_status}"):
-                text += f" (status {status.ending.exit_status})"
+            mark, text = "ok" if status.exit_status == 0 else "bad", status.message
+            if not text.endswith(f" status {status.exit_status}"):
+                text += f" (status {status.exit_status})"
             self._once("end", _Line(mark, "ended", text, "driver-ended", "driver-started"), status.progress.times)
         elif present and status.phase == "running":  # the script writes now: no line may stay open beside its own
             self._once(f"now {present}", _Line("wait", *present))
@@ -188,7 +189,7 @@ class Progress:
         if status.progress.attempt != self.attempt:  # Slurm has started the job again: its phases come anew
             self.attempt, self.since = status.progress.attempt, time.time()
             self.shown.clear()
-            before = attempts.one(RunPaths(Path(status.directory)), self.attempt - 1)
+            before = attempts.one(Recorded(RunPaths(Path(status.directory))), self.attempt - 1)
             self._once("before", _Line("wait", "before", attempts.sentence(before)))
             self._once("attempt", _Line("wait", "attempt", f"{self.attempt + 1} of this run"))
         for line in _past(status):

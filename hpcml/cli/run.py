@@ -9,7 +9,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from hpcml import subprocesses
+from hpcml import schedulers, subprocesses
 from hpcml.cli import common, submit
 from hpcml.errors import SiteError, SlurmUnreachableError, UsageError
 from hpcml.options.table import OPTIONS
@@ -125,10 +125,11 @@ def _prepare(spec: RunRequest) -> Prepared:
 
     place = spec.place
     loaded = common.load_site(place.site, spec.code.cwd, place.settings, place.line_settings)
-    if loaded.site.scheduler != "slurm":
+    scheduler = schedulers.in_allocation(loaded.site.scheduler)
+    if not scheduler:
         hint = "Name the machine's profile with --site (hpcml site ls)."
         raise SiteError("The site has no Slurm, so it has no allocations", place=f"site {loaded.site.name}", hint=hint)
-    loaded = loaded._replace(site=loaded.site._replace(scheduler="allocation"))
+    loaded = loaded._replace(site=loaded.site._replace(scheduler=scheduler))
     prepared = submission.prepare(loaded, spec)
     return prepared._replace(notes=(*prepared.notes, *prepared.plan.notices))
 

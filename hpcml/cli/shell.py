@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpcml import files, schedulers
+from hpcml import schedulers
 from hpcml.cli import common
 from hpcml.errors import NotFoundError, UsageError
 from hpcml.origins import HPCML
-from hpcml.runs.directories import Table
 from hpcml.terminal import say_fitted
 
 if TYPE_CHECKING:
@@ -31,6 +29,7 @@ def run(options: Namespace) -> int:
     """Start the shell on this terminal, and return its exit status."""
     from hpcml import script_api, subprocesses
     from hpcml.runs import handle
+    from hpcml.runs.record import Record
 
     if options.caller or not sys.stdin.isatty():
         hint = "Log in with a terminal (ssh -t HOST), and run hpcml shell in that terminal."
@@ -49,12 +48,13 @@ def run(options: Namespace) -> int:
         "HPCML_RUN_DIR": str(one.directory),
         "HPCML_ATTEMPT": scheduler.attempt.directory.name,
         "HPCML_NODES": str(len(status.allocation.nodes)),
-        "HPCML_GPUS": str(_gpus(one.run.paths.plan)),
+        "HPCML_GPUS": str(Record(one.run.paths).plan.gpus),
     }
     say_fitted(
         f"This shell is on node {node} of run {one.id}. The command exit ends the shell, not the run.", sys.stderr
     )
-    command = [*owner.shell_on(one.job, node), environment.get("SHELL") or "bash"]
+    nodes = schedulers.nodes_of(one.run.submission.scheduler)
+    command = [*(nodes.shell_on(one.job, node) if nodes else ()), environment.get("SHELL") or "bash"]
     try:
         subprocesses.become(command, environment, program=HPCML)
     except subprocesses.CommandMissingError as error:
@@ -62,12 +62,3 @@ def run(options: Namespace) -> int:
             f"The shell cannot be started: {error}", place="PATH", hint="Check the variable SHELL."
         ) from error
     return 0
-
-
-def _gpus(plan: Path) -> int:
-    """Return how many GPUs a run has on each node, as its plan says."""
-    try:
-        inside = Table(Table(files.read_json(plan)).get("inside", dict))
-        return Table(Table(inside.get("workers", dict)).get("gpu", dict)).get("count", int)
-    except (OSError, ValueError, KeyError, TypeError):
-        return 0

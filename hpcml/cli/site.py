@@ -141,7 +141,7 @@ def show_difference(names: Sequence[str], called: Sequence[str], *, as_json: boo
     """Print the keys in which two profiles differ, with both values and who says so; return whether they do."""
     environment = layers.process_environment()
     both = [lookup.load_profile(name, environment) for name in names]
-    for text in {text: None for loaded in both for text in loaded.ignored}:
+    for text in {text: None for loaded in both for text in loaded.notes}:
         note(text)
     first, second = (_values(loaded) for loaded in both)
     rows = []

@@ -13,14 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 from hpcml import files, hooks, records
 from hpcml.cli import commands, common
-from hpcml.errors import MEANING, HpcmlError, StorageError, UsageError
+from hpcml.errors import CANCELLED, MEANING, NO_PROGRESS, STOPPED, HpcmlError, StorageError, UsageError
 from hpcml.forms import Form
 from hpcml.options.parser import add_to
 from hpcml.options.reading import request_of
 from hpcml.options.table import OPTIONS, TAKES_VALUE
 from hpcml.origins import Origin
+from hpcml.records import DamagedError
 from hpcml.runs import directories, programs
-from hpcml.runs.directories import Table, complete
+from hpcml.runs.directories import complete
 from hpcml.sites import layers, powers
 from hpcml.terminal import Raw, note, say, say_fitted, say_lines, say_message
 
@@ -28,11 +29,13 @@ if TYPE_CHECKING:  # each command imports what it needs: `submit` is to be fast
     from argparse import Namespace
 
     from hpcml.options.parser import Parser
+    from hpcml.recorded import RecordedRequest, RecordedSpec
     from hpcml.request.record import RunRequest
     from hpcml.runs import status as run_status
     from hpcml.runs import submit as submission
 
 _OF_FAILED_RANK = 40  # lines of its log
+_BEGIN_WITH_MEANING = (CANCELLED, NO_PROGRESS, STOPPED)  # the statuses of ends whose messages do so
 _PYTHON = (".py", ".ipynb")  # with these ends a file is no program, behind `--` too
 
 
@@ -330,7 +333,7 @@ def _tell_end(run: directories.Run, last: run_status.Status, *, as_json: bool) -
     """
     if last.ending.by != "script":
         explain(last)
-    if not last.ending.exit_status or as_json:
+    if not last.exit_status or as_json:
         return
     for tell in hooks.added("cause of an end"):
         tell(run, last)
@@ -340,13 +343,13 @@ def _tell_end(run: directories.Run, last: run_status.Status, *, as_json: bool) -
 
 def explain(last: run_status.Status) -> None:
     """Say why hpcml or Slurm ended a run; the script's own end speaks for itself."""
-    status = last.ending.exit_status or 0
+    status = last.exit_status or 0
     meaning = MEANING.get(status, "")
-    if last.message == meaning and not last.hint and not last.ending.quote:
+    if last.ending.by == "user" and not last.hint and not last.ending.quote:
         return  # the last line said it all: the run was cancelled
     error = HpcmlError(
         last.message[:1].upper() + last.message[1:],
-        place=f"status {status}" + (f": {meaning}" if not last.message.startswith(meaning) else "") if meaning else "",
+        place=f"status {status}" + (f": {meaning}" if status not in _BEGIN_WITH_MEANING else "") if meaning else "",
         hint=last.hint,
         quote=last.ending.quote,
     )
@@ -372,13 +375,15 @@ def add_rerun_options(parser: Parser) -> None:
 
 def _suggest_arguments(given: Namespace, known: list[str], unknown: list[str]) -> str:
     """Return the command with the run's old arguments, changed by options that are the script's."""
+    from hpcml.runs.record import Record
+
     try:
-        request = None if given.parser.host else directories.read_json(common.find_run(given).paths.request)
+        request = None if given.parser.host else Record(common.find_run(given).paths).request
     except HpcmlError:  # there is no such run, which is not what this error is about
         request = None
     if request is None:
         return "To change the script's arguments, write all of them after --: hpcml rerun RUN -- ARGS…."
-    arguments = _changed(list(Table(request.get("spec", dict, {})).texts("arguments")), unknown)
+    arguments = _changed(list(request.spec.arguments), unknown)
     return f"To change the script's arguments, type: hpcml rerun {shlex.join([*known, '--', *arguments])}."
 
 
@@ -400,53 +405,50 @@ def _changed(arguments: list[str], options: list[str]) -> list[str]:
 
 def run_rerun(options: Namespace) -> int:
     """Submit the request of a run again; options and arguments given now replace those that it was submitted with."""
+    from hpcml.runs.record import Record
+
     run = common.find_run(options)
-    request = directories.read_json(run.paths.request)
-    plan = directories.read_json(run.paths.plan)
-    if request is None or plan is None:
+    record = Record(run.paths)
+    request = record.request
+    if request is None or not run.paths.plan.exists():
         hint = "Submit the script again: hpcml submit SCRIPT."
         raise StorageError(
             "request.json or plan.json is missing in the run's folder", place=str(run.paths.directory), hint=hint
         )
+    spec, options.site = request.spec, options.site or record.plan.site
+    if not options.site:
+        record.refuse(run.paths.plan, DamagedError("site is missing"))
+    if spec.sweep:
+        hint = "Run the sweep's command again: it runs the missing points or, with --only-failed, the failed points."
+        hint += f" To repeat another run of this name, use that run's id. List the ids: hpcml ls --name {run.name}."
+        raise UsageError(f"The run belongs to the sweep '{spec.sweep}'", place=run.id, hint=hint)
+    _take_over(options, request)
+    if spec.environment:
+        options.env = [*_variables(run.paths.variables), *(options.env or ())]
     with complete(run.paths.directory):
-        recorded = Table(request.get("spec", dict))
-        options.site = options.site or plan.get("site", str)
-        if name := recorded.get("sweep", str, ""):
-            hint = (
-                "Run the sweep's command again: it runs the missing points or, with --only-failed, the failed points."
-            )
-            hint += f" To repeat another run of this name, use that run's id. List the ids: hpcml ls --name {run.name}."
-            raise UsageError(f"The run belongs to the sweep '{name}'", place=run.id, hint=hint)
-        _take_over(options, recorded)
-        if recorded.facts.get("environment"):
-            options.env = [*_variables(run.paths.variables), *(options.env or ())]
-        options.line_set = _settings(request.get("site", dict))
-        spec = _recorded_spec(options, recorded, run)
+        options.line_set = _settings(request.site)
+        again = _recorded_spec(options, spec, run)
     if options.run != run.id:
         note(f"this run repeats {run.id}")
-    return start(options, spec)
+    return start(options, again)
 
 
-def _take_over(options: Namespace, recorded: Table) -> None:
+def _take_over(options: Namespace, request: RecordedRequest) -> None:
     """Put the recorded request where the command line says nothing; the runs that it waited for have had their time."""
     from hpcml.runs.submit import EXCLUDE_FAILED
 
     for name in vars(options).keys() - {"after"}:
-        value = recorded.facts.get(name)
+        value, spec = request.given.get(name), request.spec
         if name == "sbatch":  # what was given now stands last, so that it counts
-            then = {
-                str(given).partition(" ")[0]
-                for given, origin in recorded.get("origins", list, [])
-                if origin == EXCLUDE_FAILED
-            }
+            then = {given.partition(" ")[0] for given, origin in spec.origins if origin == EXCLUDE_FAILED}
             recorded_words = [
-                f"{option}={text}" if text else str(option)
-                for option, text in recorded.get(name, list, [])
+                f"{option}={text}" if text else option
+                for option, text in spec.sbatch
                 if option not in then  # the nodes that had failed when it was submitted are asked for anew
             ]
             options.sbatch = [*recorded_words, *(options.sbatch or ())] or None
-        elif name == "gpus_per_node" and value is not None and options.gpus_per_node is None:
-            options.gpus_per_node = ":".join(filter(None, (recorded.get("gpu_type", str, ""), str(value))))
+        elif name == "gpus_per_node" and spec.gpus_per_node is not None and options.gpus_per_node is None:
+            options.gpus_per_node = ":".join(filter(None, (spec.gpu_type, str(spec.gpus_per_node))))
         elif value not in (None, False) and not getattr(options, name):
             text = value if isinstance(value, bool) else str(value)
             setattr(options, name, [text] if name in OPTIONS and OPTIONS[name].several else text)
@@ -485,11 +487,12 @@ def _settings(site: dict[str, Any]) -> list[tuple[str, str]]:
     return settings
 
 
-def _recorded_spec(options: Namespace, recorded: Table, run: directories.Run) -> RunRequest:
+def _recorded_spec(options: Namespace, recorded: RecordedSpec, run: directories.Run) -> RunRequest:
     """Return the request; of a script that a laptop sent, the run's own copy is all there is."""
-    staged, form = recorded.get("staged", bool, False), Form.read(recorded.get("form", str, ""))
-    script, folder = Path(recorded.get("script", str)), Path(recorded.get("cwd", str))
-    root = recorded.get("root", str, "") if staged else ""
+    if not recorded.script or not recorded.cwd:
+        raise DamagedError("spec.script or spec.cwd is missing")
+    staged, form, root = recorded.staged, recorded.form, recorded.root if recorded.staged else ""
+    script, folder = Path(recorded.script), Path(recorded.cwd)
     if root and script.is_relative_to(root) and folder.is_relative_to(root):
         script, folder = run.paths.code / script.relative_to(root), run.paths.code / folder.relative_to(root)
         root = str(run.paths.code)
@@ -498,13 +501,13 @@ def _recorded_spec(options: Namespace, recorded: Table, run: directories.Run) ->
     if form.service and options.script_words:
         hint = "Remove -- and the words after it."
         raise UsageError("The run has no script that takes arguments", place=run.id, hint=hint)
-    arguments = options.script_words[1:] if options.script_words else recorded.texts("arguments")
-    if options.script_words and (old := recorded.texts("arguments")) and list(old) != list(arguments):
+    arguments = options.script_words[1:] if options.script_words else recorded.arguments
+    if options.script_words and (old := recorded.arguments) and list(old) != list(arguments):
         note(f"the script's arguments change from {shlex.join(old)} to {shlex.join(arguments) or 'none'}")
     command_line = [form.service or str(script), *arguments]
     spec = request_of(vars(options), programs.code(command_line, common.here()))
-    spec = spec.changed(cwd=folder, staged=staged, sent_from=recorded.get("sent_from", str, ""))
-    spec = spec.changed(idle=recorded.number("idle"))
+    spec = spec.changed(cwd=folder, staged=staged, sent_from=recorded.sent_from)
+    spec = spec.changed(idle=recorded.idle)
     spec = spec.changed(script=script, form=form, root=root)
-    spec = spec.changed(interpreter=recorded.texts("interpreter"), in_place=recorded.get("in_place", bool, False))
+    spec = spec.changed(interpreter=recorded.interpreter, in_place=recorded.in_place)
     return spec.changed(sources=()) if staged or not script.is_absolute() else spec

@@ -53,8 +53,7 @@ def _command(prepared: Prepared) -> str:
     code = prepared.spec.code
     if code.form.service:
         return code.form.traits.title
-    option = ["-m"] if code.form is Form.MODULE else []
-    return shlex.join([*code.interpreter, *option, code.script.name, *code.arguments])
+    return " ".join(filter(None, (shlex.join(code.interpreter), prepared.plan.inside.code.command())))
 
 
 def _free(made: Plan) -> str:

@@ -202,12 +202,12 @@ def judge_configuration(settings: dict[str, str], exam: Examination) -> Finding:
         match = re.match(r"\d+", settings.get(key, ""))
         return int(match[0]) if match else None
 
-    wait, grace = number("KillWait"), float(exam.site.deadlines.driver_grace)
+    wait, grace = number("KillWait"), float(exam.site.deadlines.script_grace)
     if wait is not None and wait < grace:
-        sentence = f"Slurm kills a job {wait} s after SIGTERM (KillWait), but deadlines.driver_grace is"
-        hint = f"Set deadlines.driver_grace = '{max(1, wait // 2)}s' in the profile."
+        sentence = f"Slurm kills a job {wait} s after SIGTERM (KillWait), but deadlines.script_grace is"
+        hint = f"Set deadlines.script_grace = '{max(1, wait // 2)}s' in the profile."
         return yellow(
-            f"{sentence} {exam.site.deadlines.driver_grace.text}: a script may be killed before it has saved its state",
+            f"{sentence} {exam.site.deadlines.script_grace.text}: a script may be killed before it has saved its state",
             hint,
             **details,
         )

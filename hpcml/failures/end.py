@@ -20,6 +20,20 @@ class MemoryLimit(StrEnum):
     PROCESS = "process"  # the process's own share of it: hpcml killed the process
 
 
+class Reason(StrEnum):
+    """Why a run ended, where its exit status does not say it; all but the first are names of rows of failures.rules."""
+
+    EXIT = "exit"  # the script exited, and ``message`` says no more than its exit status
+
+    NEVER_SATISFIED = "dependency"  # a run that it waited for did not end as required
+    BATCH_KILLED = "batch-killed"
+    NO_ADDRESS = "no-address"  # a node has no usable network address
+    SHADOWED = "shadowed-module"  # a folder of PYTHONPATH hides a package
+    NO_CONTAINER_PROGRAM = "container-program"  # this and the next two: image.sh says so
+    TMPDIR_NOT_BOUND = "tmpdir"
+    TMPDIR_OPEN = "tmpdir-open"
+
+
 class End(NamedTuple):
     """How an attempt of a run ended.
 
@@ -47,7 +61,7 @@ class End(NamedTuple):
     memory_limit: str = ""  # of MemoryLimit, empty if none was reached; a text, because newer versions may have more
     lost_nodes: tuple[str, ...] = ()  # where hpcml ended the run: all nodes that were lost or did not start
     role: str = ""  # where hpcml ended the run: the role (Role.name) that was lost or did not start
-    reason: str = ""  # why hpcml or Slurm ended it: a row's name in failures.rules; empty: the exit status says all
+    reason: str = ""  # of Reason; empty: the exit status says all
 
     @property
     def state(self) -> str:

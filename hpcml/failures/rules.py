@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
-from hpcml import files
-from hpcml.errors import signal_name, signal_of_status
 from hpcml.failures import library_rules
+from hpcml.failures.end import Reason
 from hpcml.failures.rule import Retry, Role, Rule, Where
 
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+ERROR = re.compile(r"(?:\w+\.)*[A-Z]\w*(?:Error|Exception|Exit|Interrupt|Warning)(?::\s.*)?")
 _EMPTY = re.compile(r" \((?:missing: )?\)")  # what is left of a parenthesis whose group matched nothing
 
 
@@ -74,8 +73,6 @@ def of_xid(xid: int) -> str:
 ROOT, CASCADE, CONFIRMATION, TEARDOWN, WARNING = Role.ROOT, Role.CASCADE, Role.CONFIRMATION, Role.TEARDOWN, Role.WARNING
 _REFUSED, _ENTERING = Where.LOG | Where.SUBMISSION, Where.LOG | Where.IMAGE
 _ELSEWHERE = "Try another node. Report the faulty node and its error to the site's support."
-# Rows that ends of hpcml's own name (End.reason).
-NEVER_SATISFIED, BATCH_KILLED, NO_ADDRESS = "dependency", "batch-killed", "no-address"
 COLLECTIVE = "collective-timeout"  # the rule by which a rank waited too long for another that may still live
 _FEWER_RANKS = "Request more memory per node, or start fewer ranks on each node (--ranks)."
 _ONE_IMAGE = "Use the same image or environment on all nodes."
@@ -164,7 +161,7 @@ SLURM = (
          "Slurm could not store the job script",
          "Slurm's spool directory may be full: report this error to the site's support.",
          "job script not stored", where=Where.SUBMISSION),
-    Rule(NEVER_SATISFIED, ROOT, r"DependencyNeverSatisfied",
+    Rule(Reason.NEVER_SATISFIED, ROOT, r"DependencyNeverSatisfied",
          "the job will never start: the job that it depends on did not end as required",
          "Cancel the run. Submit the run again after that other job has succeeded.", "dependency never satisfied"),
     Rule("step-memory", ROOT, r"Memory required by task is not available",
@@ -272,7 +269,7 @@ DASK = (
          "scattered data was lost when its worker ended, and Dask cannot compute this data again"),
     Rule("connect-timeout", CASCADE, r"Timed out trying to connect to '?(?:tcp|tls|ucx|ucxx)://",
          "a connection to the Dask scheduler or a worker timed out"),
-    Rule(NO_ADDRESS, ROOT, r"interface '?(\S+?)'? (?:doesn't have an|has no) IPv4 address",
+    Rule(Reason.NO_ADDRESS, ROOT, r"interface '?(\S+?)'? (?:doesn't have an|has no) IPv4 address",
          "the network interface {0} has no address on a node",
          "Set network.interface to an interface that all nodes have, or remove it.", "network interface missing"),
     Rule("comm-closed", CASCADE, r"CommClosedError: |StreamClosedError: Stream is closed",
@@ -346,10 +343,6 @@ FILES_AND_PYTHON = (
          "a file system is read-only",
          "Write to the run's folder (in Python: hpcml.run.out). Files in an image are read-only.",
          "file system read-only"),
-    Rule("shadowed-module", ROOT,
-         r"hpcml: the module (\S{1,400}) comes from (.{1,400}?), by PYTHONPATH, and has no (\w+)",
-         "the module {0} comes from {1}, by PYTHONPATH, and is not the package that hpcml needs (no {2})",
-         "Remove this folder from PYTHONPATH, then submit again.", "PYTHONPATH hides {0}"),
     Rule("no-submodule", ROOT,
          r"""ModuleNotFoundError(?:: |\(\\?["'])No module named \\?'([^'\\.]+)\.([^'\\]+)\\?'""",
          "the module {0} that Python found has no {1}: it has another version, or a file of yours has its name",
@@ -548,12 +541,6 @@ NETWORK = (
 )  # fmt: skip
 
 IMAGES = (
-    Rule("container-program", ROOT, r"hpcml: there is no (\S+) on \S+ \(profile: runtime\.container\)",
-         "the container program {0} is missing",
-         "Load the program's module (runtime.modules) or correct runtime.container.",
-         "no container program", where=_ENTERING),
-    Rule("tmpdir", ROOT, r"hpcml: (TMPDIR cannot be bound .*)",
-         "{0}", "Set TMPDIR to another folder (runtime.setup).", "TMPDIR cannot be bound", where=_ENTERING),
     Rule("fuse", ROOT, r"(?i)failed to open /dev/fuse|/dev/fuse: (?:Permission|No such|Operation)|"
          r"fusermount3?: .{0,400}?(?:denied|not permitted)",
          "/dev/fuse cannot be used, but mounting an image needs /dev/fuse",
@@ -677,67 +664,20 @@ IMAGES = (
 )  # fmt: skip
 
 OWN = (  # what hpcml finds out itself: a field of the run's end names the row, and no text is looked at
-    Rule(BATCH_KILLED, ROOT, "", "the batch script was killed",
+    Rule(Reason.BATCH_KILLED, ROOT, "", "the batch script was killed",
          "A user, the site or the kernel killed the batch script on the first node. Submit the run again.",
          "batch script killed", where=Where(0)),
+    Rule(Reason.SHADOWED, ROOT, "", "a folder of PYTHONPATH hides a package that hpcml needs",
+         "Remove this folder from PYTHONPATH, then submit again.", "PYTHONPATH hides a package", where=Where(0)),
+    # image.sh leaves these
+    Rule(Reason.NO_CONTAINER_PROGRAM, ROOT, "", "the container program is missing",
+         "Load the program's module (runtime.modules) or correct runtime.container.",
+         "no container program", where=Where(0)),
+    Rule(Reason.TMPDIR_NOT_BOUND, ROOT, "", "TMPDIR cannot be bound into an image",
+         "Set TMPDIR to another folder (runtime.setup).", "TMPDIR cannot be bound", where=Where(0)),
+    Rule(Reason.TMPDIR_OPEN, ROOT, "", "other users may replace the contents of TMPDIR",
+         "Set TMPDIR to your own folder, or to a sticky folder of root.", "TMPDIR not protected", where=Where(0)),
 )  # fmt: skip
 
 RULES = (*SLURM, *DASK, *FILES_AND_PYTHON, *library_rules.RULES, *GPU, *NETWORK, *IMAGES)  # by texts of programs
 BY_NAME = {rule.name: rule for rule in (*RULES, *OWN)}
-
-
-# -- ends of roles, and images that could not be entered ---------------------------------------------------------------
-
-
-CONTAINER_FAILED = 255  # the exit status of all failures of Apptainer and SingularityCE themselves
-_OWN = "hpcml: "
-ERROR = re.compile(r"(?:\w+\.)*[A-Z]\w*(?:Error|Exception|Exit|Interrupt|Warning)(?::\s.*)?")
-_NO_MODULE = re.compile(r"ModuleNotFoundError: No module named '([\w.]+)'")
-NOT_EXECUTABLE = 126
-_FORMAT = re.compile(r"(/[^:\n]+): (?:cannot execute binary file: )?Exec format error")
-_NODE = re.compile(r"hpcml: (\S+) is (\w+)$")  # what step.sh says then
-_NOT_THERE = {NOT_EXECUTABLE: "cannot be executed", 127: "was not found"}  # what a shell ends with, POSIX
-_LEVEL = re.compile(r"^(WARNING|INFO|ERROR|FATAL|DEBUG):\s+")
-
-
-class Explanation(NamedTuple):
-    """Why something ended: a clause, and what to do, if that is known."""
-
-    what: str
-    hint: str = ""
-
-
-def of_role(status: int, log: Sequence[str]) -> Explanation:
-    """Return how a role ended, from its exit status and the last lines of its log."""
-    last = log[-1].strip() if log else ""
-    if status == NOT_EXECUTABLE and (program := _FORMAT.search("\n".join(log))):
-        node = next((f"{match[1]} is {match[2]}" for match in map(_NODE.match, log) if match), "")
-        kind = files.architecture_of(Path(program[1]))
-        built = f"is built for {kind}, but" if kind else "is built for another processor:"
-        why = f"{built} {node or 'the node cannot execute it'}"
-        clause = f"exited with status {status}: its interpreter {program[1]} {why}"
-        return Explanation(clause, "Set runtime.python to an interpreter for the nodes' processors.")
-    if status in _NOT_THERE:
-        clause = f"exited with status {status}: its interpreter or a program that starts it {_NOT_THERE[status]}"
-        return Explanation(clause, "Check that the interpreter exists on the compute nodes (runtime.python).")
-    if number := signal_of_status(status):
-        return Explanation(f"exited with status {status} (killed by {signal_name(number)})")
-    if last.startswith(_OWN):
-        return Explanation(f"exited with status {status}: {last.removeprefix(_OWN).rstrip('.')}")
-    if status and ERROR.fullmatch(last):
-        missing = _NO_MODULE.match(last)
-        hint = f"Install {missing[1].partition('.')[0]} in the run's environment (runtime.python)." if missing else ""
-        return Explanation(
-            f"exited with status {status}: {last[:300]}", hint or "The last line of the log shows the error."
-        )
-    return Explanation(f"exited with status {status}")
-
-
-def not_entered(output: str, status: str) -> Explanation:
-    """Return why an image could not be started, with the program's last line if no rule matches."""
-    if rule := meaning(output, Where.IMAGE):
-        return Explanation(rule.cause, rule.remedy)
-    lines = [line for line in COLOURS.sub("", output).splitlines() if line.strip()]
-    fatal = [line for line in lines if line.lstrip().startswith("FATAL")] or lines
-    last = _LEVEL.sub("", fatal[-1].strip()).rstrip(".") if fatal else f"exit status {status}"
-    return Explanation(f"the image could not be started: {last[:300]}", "Check the image: hpcml image check IMAGE.")

@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 from hpcml import kinds
-from hpcml.failures.evidence import table
 from hpcml.paths import RunPaths
+from hpcml.recorded import Recorded
 from hpcml.report.contents import accounting_of
 from hpcml.report.page import make  # before the line comes: the import takes most of the time
 
@@ -18,7 +18,7 @@ MOST_SAMPLES = 12 << 20  # bytes of the nodes' samples: a second and a half of a
 for _number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
     signal.signal(_number, signal.SIG_IGN)
 paths = RunPaths(Path(sys.argv[1]))
-kind = kinds.get(str(table(paths.plan).get("inside", {}).get("kind", "dask")))
+kind = kinds.get(Recorded(paths).plan.inside.kind)
 accounting_of(kind)  # its import too
 if sys.stdin.readline():
     make(paths, int(sys.argv[2]), kind, most=MOST_SAMPLES)

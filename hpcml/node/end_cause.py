@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Collection
 from typing import Any
 
 from hpcml import errors
-from hpcml.failures import rules
-from hpcml.failures.end import SLURM, End
+from hpcml.failures import job_log
+from hpcml.failures.end import SLURM, End, Reason
+from hpcml.failures.note import read_note
+from hpcml.failures.role_end import CONTAINER_FAILED, RoleEnd, not_entered, of_role
 from hpcml.failures.rules import BY_NAME
+from hpcml.kind import Role
 from hpcml.node import files, storage
 from hpcml.node.job import end_time, job_id
 from hpcml.node.outcome import EventLog, RunEndedError
@@ -26,7 +29,7 @@ _SIGNAL_EARLY = 90.0  # seconds: Slurm's signal comes up to 60 s before its time
 SHELL = 2.0  # seconds in which step.sh notes that it got the supervisor's SIGTERM too
 SETTLE = 0.3  # seconds for Slurm's own signal to arrive beside the batch script's file
 _WHOLE = (200, 4096)  # lines and characters of each: Apptainer's hold paths, and all its options behind a wrong one
-_NOT_ENTERED = (str(errors.IMAGE), str(rules.CONTAINER_FAILED))  # image.sh's own, and Apptainer's
+_NOT_ENTERED = (errors.IMAGE, CONTAINER_FAILED)  # image.sh's own, and Apptainer's
 _TOLD_TO_END = {"CANCELLED": errors.CANCELLED, "TIMEOUT": errors.TIME_LIMIT}
 _CANCELLED: dict[str, Any] = {
     "exit_status": errors.CANCELLED,
@@ -75,8 +78,8 @@ class EndRequests:
             self.listed_at, self.names = now, files.listed(attempt.directory)
             self._look_at_saves()
         if self.batch.began and not self.batch.alive:  # looked at each time: Slurm ends the other steps right after it
-            why = BY_NAME[rules.BATCH_KILLED].cause
-            raise RunEndedError(End(errors.ALLOCATION_LOST, phase, "hpcml", why, reason=rules.BATCH_KILLED))
+            why = BY_NAME[Reason.BATCH_KILLED].cause
+            raise RunEndedError(End(errors.ALLOCATION_LOST, phase, "hpcml", why, reason=Reason.BATCH_KILLED))
         self._look_at_the_limit(left)
         if not (self.signalled or left < 0 or attempt.terminate.name in self.names):
             return
@@ -152,7 +155,7 @@ class EndRequests:
         settings, seconds = self.context.settings, self.longest_save
         grace = settings.deadlines.script_grace
         if 2 * seconds > grace:
-            left = f"{grace:g} s after a cancellation or preemption (deadlines.driver_grace)"
+            left = f"{grace:g} s after a cancellation or preemption (deadlines.script_grace)"
         elif 2 * seconds > self.lead or (self.lead > settings.job.signal_lead and not self._knows_its_end):
             left = f"{settings.job.signal_lead:g} s before the time limit (slurm.signal_lead)"
         else:
@@ -191,16 +194,19 @@ def from_slurm(context: Context, outcome: End, since: int) -> End:
     return outcome._replace(ended_as="" if told_by_signal else state)
 
 
-def not_entered(
-    context: Context, status: str, log: Callable[[tuple[int, int]], Iterable[str]]
-) -> rules.Explanation | None:
-    """Return why a role could not enter the image, None if its exit status says nothing of that.
+def role_end(context: Context, role: Role, node: str, exits: Collection[str]) -> RoleEnd | None:
+    """Return how a role ended on a node, None while its step has not written its exit status.
 
-    ``log`` returns its last lines: at most so many, of so many characters each.
+    ``exits`` are the names in the folder of exit statuses.
     """
-    if not context.settings.job.image or status not in _NOT_ENTERED:
+    path = context.attempt.exit_of(role.name, node)
+    if path.name not in exits:
         return None
-    return rules.not_entered("\n".join(log(_WHOLE)), status)
+    status, note = int(path.read_text()), read_note(context.attempt.note_of(role.name, node))
+    if context.settings.job.image and status in _NOT_ENTERED:
+        log = job_log.of_role(context.run, role, node, _WHOLE)
+        return RoleEnd(status, not_entered("\n".join(log), status, note), entered=False)
+    return RoleEnd(status, of_role(status, job_log.of_role(context.run, role, node), note))
 
 
 def _in_allocation() -> bool:
@@ -220,18 +226,13 @@ def _by_cause(outcome: End, cause: str | None) -> End:
 
 def _cause(context: Context, since: int) -> str | None:
     """Return why Slurm ended the job, empty for a plain cancellation; None if it has not said so."""
-    job = re.escape(job_id())
     try:
         with context.run.job_log.open("rb") as file:
             file.seek(max(since, os.fstat(file.fileno()).st_size - (1 << 20)))
             text = file.read(1 << 20).decode(errors="replace")
     except OSError:
         return None
-    whose = rf"(?:JOB {job}|STEP {job}\.\S+) ON \S+"
-    causes = re.findall(rf"\*\*\* {whose} CANCELLED AT \S+(?: DUE (?:TO|to) ([^*\n]+?))? \*\*\*", text)
-    if not causes:
-        return None
-    return "" if causes[-1].startswith("SIGNAL") else str(causes[-1])  # what newer Slurms say of a plain scancel
+    return job_log.why_ended(text, job_id())
 
 
 def _put_back(job: str) -> bool:

@@ -13,6 +13,7 @@ from typing import Self
 
 from hpcml import errors
 from hpcml.failures.end import End
+from hpcml.failures.note import Note
 from hpcml.kind import Hindrance
 from hpcml.node import storage
 from hpcml.node.settings import Context
@@ -62,7 +63,7 @@ def or_a_full_disk(end: End, context: Context) -> End:
     if not asked or not (why := storage.trouble(context.run.directory)):
         return end
     if end.by == "script":  # it may have failed for another reason: its status stays its own
-        return end._replace(message=f"{end.message}; {why}", hint=storage.HINT)
+        return end._replace(message=f"{end.message}; {why}", hint=storage.HINT, reason="")
     return end._replace(exit_status=errors.STORAGE, message=f"{why}; {end.message}", hint=storage.HINT)
 
 
@@ -83,6 +84,18 @@ def end_of_hindrance(hindrance: Hindrance) -> End:
     """Return the end of a run whose script could not do its work."""
     end = End(hindrance.status, SCRIPT, "hpcml", hindrance.reason, hindrance.hint)
     return end._replace(**hindrance.failed._asdict())
+
+
+def leave_note(context: Context, role: str, what: str, reason: str = "") -> None:
+    """Say in a role's log why it ends, and leave it where the supervisor looks.
+
+    ``reason`` names the row of failures.rules that knows it, empty if none does.
+    """
+    print(f"hpcml: {what}.", file=sys.stderr, flush=True)
+    try:
+        Note(reason, what).write(context.attempt.note_of(role, context.node))
+    except OSError as error:
+        print(f"hpcml: this reason cannot be written for the supervisor: {error}", file=sys.stderr, flush=True)
 
 
 def say(context: Context, message: str) -> None:

@@ -7,8 +7,10 @@ import os
 import sys
 from collections.abc import Mapping
 
+from hpcml.failures.end import Reason
 from hpcml.kind import Kind
 from hpcml.node import processes, storage, versions
+from hpcml.node.outcome import leave_note
 from hpcml.node.processes import long_import
 from hpcml.node.settings import load
 from hpcml.paths import SCRIPT
@@ -44,7 +46,7 @@ def main(arguments: list[str], kinds: Mapping[str, Kind]) -> int:
     except ModuleNotFoundError as error:
         if not (sentence := shadowed(error.name or "", os.environ.get("HPCML_PYTHONPATH", ""))):
             raise
-        print(f"hpcml: {sentence}.", file=sys.stderr, flush=True)
+        leave_note(context, arguments[0], sentence, Reason.SHADOWED)
         return 1
     if note and role.every_node and status == 0:
         versions.forget(note)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import re
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,6 +10,7 @@ from typing import Any
 
 from hpcml import errors, repairs
 from hpcml.failures.end import End
+from hpcml.failures.job_log import LostTasks
 from hpcml.files import size_of
 from hpcml.kind import Kind
 from hpcml.node import files
@@ -22,18 +21,12 @@ from hpcml.node.script import interpreter
 from hpcml.node.settings import Context
 from hpcml.node.versions import Comparison
 from hpcml.repairs.table import REPAIRS, Repair
-from hpcml.units import expand_hosts
 
 TICK = 0.05  # seconds between looks at this node's processes
 SLOW_TICK = 0.5  # seconds between looks at files that other nodes write
 LOOK_EACH = 0.005  # seconds more for each node: a look reads a file of every node
 LAST_WORDS = 1.0  # seconds from a step's end until what its tasks wrote last is there
 _MOST_LOG = 1 << 20  # bytes of the job's log that are read at a time
-_LONGEST_LINE = 200
-# A task that ends by itself has written its exit status: srun says of it that it exited.
-_TASK_KILLED = re.compile(r"srun: error: (\S+): tasks? [\d,-]+: (?!Exited with )")
-_NOT_LAUNCHED = re.compile(r"srun: error: Task launch for StepId=\S+ failed on node (\S+): ")
-_ABORTED = re.compile(r"srun: (?:error: Application launch failed|Job step aborted)")  # it kills all tasks itself now
 
 
 class RunState:
@@ -145,11 +138,9 @@ class Steps:
 
     def __init__(self, kind: Kind, clock: OwnTime, job_log: Path) -> None:
         self.job_log, self.read = job_log, size_of(job_log)
-        self.tasks: dict[str, str] = {}
-        self.aborted = False
         steps = os.environ.get("HPCML_STEPS", "").split()
         self.processes = {role.name: Process.named(int(pid)) for role, pid in zip(kind.roles, steps, strict=False)}
-        self.agent = kind.agent.name
+        self.lost = LostTasks(kind.agent.name)
         self.clock = clock
         self.ended: dict[str, float] = {}
 
@@ -169,17 +160,8 @@ class Steps:
             text = text[: text.rfind(b"\n") + 1]
             self.read += len(text)
             for line in text.decode(errors="replace").splitlines():
-                self._note(line)
-        return self.tasks
-
-    def _note(self, line: str) -> None:
-        """Take note of a line of the job's log; what is killed after srun has given the step up is no cause."""
-        self.aborted = self.aborted or bool(_ABORTED.match(line))
-        for pattern, cause in ((_TASK_KILLED, "was killed"), (_NOT_LAUNCHED, "could not be launched")):
-            if (match := pattern.match(line)) and not self.aborted:
-                with contextlib.suppress(ValueError):  # no list of nodes: another program's line
-                    clause = f"the {self.agent}s' parent process {cause} ({line[:_LONGEST_LINE]})"
-                    self.tasks |= dict.fromkeys(expand_hosts(match[1]), clause)
+                self.lost.note(line)
+        return self.lost.by_node
 
     def alive(self) -> list[int]:
         """Return the pids of the steps that have not ended."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import os
 import re
 import signal
@@ -13,8 +12,8 @@ import sys
 import time
 import traceback
 
-from hpcml import errors, written
-from hpcml.failures.end import SLURM, End, MemoryLimit
+from hpcml import errors, hooks, written
+from hpcml.failures.end import SLURM, End, MemoryLimit, Reason
 from hpcml.files import size_of, tail, write
 from hpcml.kind import Kind, Processes, RunningScript
 from hpcml.node import attempts, end_cause, files, scratch, script_process, stacks, starts, storage
@@ -25,6 +24,7 @@ from hpcml.node.run_state import RunState
 from hpcml.node.script_process import HUNG_AFTER, FileSystemHang
 from hpcml.node.settings import Context, load
 from hpcml.paths import SCRIPT
+from hpcml.recorded import Recorded
 
 SLOW_TICK = 5.0  # seconds between looks at what changes slowly: the room of the run's file system, a script that hangs
 NO_FOLDER = "The folder from which you submitted must exist on the compute nodes."
@@ -101,7 +101,7 @@ def _supervise(context: Context, kind: Kind) -> int:
 def _warn_of_setup(state: RunState) -> None:
     """Warn of the lines of runtime.setup that failed, which setup.sh counted: ``2:1`` is line 2 with exit status 1."""
     failed = re.findall(r"(?<!\S)(\d{1,4}):(\d{1,3})(?!\S)", os.environ.get("HPCML_SETUP", ""))
-    lines = json.loads(state.context.run.plan.read_text())["setup"] if failed else []
+    lines = Recorded(state.context.run).plan.setup if failed else ()
     for number, status in failed:
         if not 0 < int(number) <= len(lines):  # a line of the setup has changed the variable itself
             continue
@@ -256,15 +256,21 @@ def _end_of(state: RunState, script: RunningScript, status: int, must_end: End |
     ended_as = must_end.state if must_end and obeyed else "OUT_OF_MEMORY" if starved else ""
     if state.end_requests.time_limit_near and status == errors.STOPPED:
         ended_as = "TIMEOUT"
+    limit = MemoryLimit.NODE if starved else ""
+    return _own_end(state, script, status)._replace(ended_as=ended_as, memory_limit=limit)
+
+
+def _own_end(state: RunState, script: RunningScript, status: int) -> End:
+    """Return how a script ended by itself, or its program of hpcml's, with the last lines of what failed."""
     failed = script.failed_process()
     log = state.context.run.logs / failed.log if failed.log else state.context.run.driver_log
     quote = () if status in (0, errors.STOPPED) else tail(log, width=300, begin=failed.log_begin)
     settings = state.context.settings
     by = "hpcml" if settings.code.form in state.kind.programs and status == errors.START_FAILED else "script"
     hint = script_process.next_step(state.context) if status else ""
-    limit = MemoryLimit.NODE if starved else ""
-    message = script.describe_end(status)
-    return End(status, SCRIPT, by, message, hint, quote, ended_as, memory_limit=limit, **failed._asdict())
+    end = End(status, SCRIPT, by, script.describe_end(status), hint, quote)
+    reason = Reason.EXIT if by == "script" and script.only_exited(status) else ""
+    return end._replace(reason=reason, **failed._asdict())
 
 
 def _look_for_hang(state: RunState, hang: FileSystemHang, *, told_to_end: bool) -> None:
@@ -372,16 +378,12 @@ def _cause(state: RunState, outcome: End) -> str:
     if not outcome.exit_status:
         return ""
     try:
-        from hpcml.failures import judgement
-
-        case = judgement.Case(
-            outcome, state.kind, state.events.times, form=context.settings.code.form, clocks=state.clocks
-        )
-        cause = judgement.of_run(context.run, context.attempt, case)
+        judge = hooks.only("cause of a run")
+        facts = (outcome, state.kind, state.events.times, context.settings.code.form, state.clocks)
+        return str(judge(context.run, context.attempt, *facts))
     except Exception as error:  # noqa: BLE001 - the run's end must be written whatever happens
         say(context, f"the cause of the failure could not be examined: {error!r}")
         return ""
-    return cause.short if cause and cause.known else ""
 
 
 def _wait(state: RunState, processes: Processes, deadline: float) -> None:

@@ -27,6 +27,7 @@ from hpcml.kind import Role
 from hpcml.node import files
 from hpcml.node.processes import Process
 from hpcml.node.settings import Context
+from hpcml.units import listed
 
 # What must be equal, and how many numbers of the version: Dask speaks its protocol with itself only; pickles hold names
 # of functions and classes, which packages move between the versions named here.
@@ -223,7 +224,7 @@ class Comparison:
             return ""
         name, versions_found = next(iter(self.fatal.items()))
         others = list(self.fatal)[1:]
-        more = f"; {_listed(others)} also differ{'s' if len(others) == 1 else ''}" if others else ""
+        more = f"; {listed(others, 3)} also differ{'s' if len(others) == 1 else ''}" if others else ""
         return f"the versions of the run's processes differ: {self._sentence(name, versions_found)}{more}"
 
     @property
@@ -233,7 +234,7 @@ class Comparison:
 
     def _sentence(self, name: str, nodes_by_version: Mapping[str, list[str]]) -> str:
         versions = {self.local.get(name, ""): [f"the script on {self.context.node}"], **nodes_by_version}
-        parts = [f"{version or 'missing'} in {_listed(who)}" for version, who in versions.items()]
+        parts = [f"{version or 'missing'} in {listed(who, 3)}" for version, who in versions.items()]
         return f"{name} is {', '.join(parts)}"
 
     @property
@@ -246,7 +247,3 @@ class Comparison:
 def _numbers(version: str, count: int) -> tuple[str, ...]:
     """Return the first numbers of a version as text; none for a package that is not there."""
     return tuple(re.split(r"[.+-]", version)[:count]) if version else ()
-
-
-def _listed(names: list[str]) -> str:
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -20,6 +20,7 @@ from typing import Annotated, Any, NamedTuple, TypedDict, Union, cast, get_args,
 
 from hpcml import files, records
 from hpcml.errors import ConfigError
+from hpcml.failures.end import End
 from hpcml.runs import status as run_status
 from hpcml.runs import view as views
 
@@ -118,8 +119,7 @@ _exit_status = _number(-255, 255)
 
 def service_of(value: Any) -> Service:
     """Return the record of a service; MalformedError names the part of it that has not its form."""
-    missing = {"probe": "", "token_file": ""}
-    return Service(**_table({**missing, **value} if isinstance(value, dict) else value, _forms(Service)))
+    return Service(**_table(_with_defaults(value, Service), _forms(Service)))
 
 
 def _services(value: Any) -> dict[str, Service]:
@@ -158,6 +158,7 @@ class RunFacts(NamedTuple):
     exit_status: Annotated[int | None, _or_none(_exit_status)]
     hint: str  # the next step
     quote: tuple[str, ...]  # lines that show why it ended
+    stuck: bool = False  # it waits, and will not start by itself; an older hpcml does not say so
 
     @property
     def over(self) -> bool:
@@ -203,8 +204,13 @@ def _check_of(annotation: Any) -> Check:
     if origin is tuple:
         return _texts if arguments[0] is str else _list(_check_of(arguments[0]), _MOST_RECORDS)
     if hasattr(annotation, "_fields"):
-        return lambda value: annotation(**_table(value, _forms(annotation)))
+        return lambda value: annotation(**_table(_with_defaults(value, annotation), _forms(annotation)))
     return _OF_TYPE[annotation]
+
+
+def _with_defaults(table: Any, record: Any) -> Any:
+    """Return a record's facts with the fields that another version does not know."""
+    return {**record._field_defaults, **table} if isinstance(table, dict) else table
 
 
 @functools.cache
@@ -216,7 +222,7 @@ def _forms(record: Any) -> dict[str, Check]:
 @functools.cache
 def _forms_of_view() -> dict[str, Check]:
     """Return the check of each value that a view prints."""
-    records = [run_status.Status, *map(type, run_status.Status._field_defaults.values()), views.View]
+    records = [run_status.Status, *map(type, run_status.Status._field_defaults.values()), End, views.View]
     kinds = {name: kind for record in records for name, kind in get_type_hints(record).items()}
     kinds |= {"state": str, "over": bool, "limit": int, "exit_status": Annotated[int, _or_none(_exit_status)]}
     return {name: _check_of(kinds[name]) for name in views.PRINTED}

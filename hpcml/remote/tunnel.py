@@ -51,7 +51,6 @@ MISSES = 3  # looks in a row without the right answer after which a service coun
 SETTLE, RETRY = 90.0, 10.0  # seconds that a tunnel which was open is opened again, and between attempts meanwhile
 FIRST_DELAY, LONGEST_DELAY = 2.0, 120.0  # seconds between attempts to reach the cluster again
 WARN = (900.0, 300.0, 60.0)  # seconds before the run's end at which that is said
-_NEVER = ("never start", "held by")
 _ERROR = re.compile(r"hpcml: (?!note: )")  # how hpcml begins the error that it ends with
 
 # Called with the port, the service, its token and the route when a tunnel is open.
@@ -245,7 +244,7 @@ class Tunnel:
         """Say how the run is, once for each change; nothing while the tunnel is open."""
         message = run.message
         if run.state == "PENDING":
-            if any(sign in message for sign in _NEVER):
+            if run.stuck:
                 self.close()
                 hint = f"Show the run: hpcml status {run.run}. Cancel the run: hpcml cancel {run.run}."
                 message = f"The run will not start: {message}"

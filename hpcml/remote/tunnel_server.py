@@ -21,6 +21,7 @@ from hpcml.remote.ssh import options
 from hpcml.runs import directories, waiting
 from hpcml.runs import record as run_record
 from hpcml.runs import status as run_status
+from hpcml.states import Wait
 
 BEAT = 10.0  # seconds between lines when nothing changes: who reads them sees that we live, we that somebody reads
 LOOK, LOOK_AGAIN = 0.5, 3.0  # seconds between looks for services, before there is one and after
@@ -110,10 +111,15 @@ def facts(run: directories.Run, status: run_status.Status) -> RunFacts:
         estimate=status.allocation.estimate,
         services=now,
         ends=began + limit if limit and began else None,
-        exit_status=status.ending.exit_status,
+        exit_status=status.exit_status,
         hint=status.hint,
         quote=status.ending.quote,
+        stuck=_is_stuck(status.allocation.wait),
     )
+
+
+def _is_stuck(wait: Wait) -> bool:
+    return wait.is_vain or wait is Wait.HELD
 
 
 def feed(run: directories.Run, say: Callable[[RunFacts], None]) -> None:
@@ -149,7 +155,7 @@ def feed(run: directories.Run, say: Callable[[RunFacts], None]) -> None:
 def _starts_again(run: directories.Run, status: run_status.Status, say: Callable[[RunFacts], None]) -> bool:
     """Whether Slurm took the job back into its queue when the attempt ended; wait until the next attempt begins."""
     again = False
-    began = len(run_record.events(run))
+    began = len(run_record.Record(run.paths).events)
     until = time.monotonic() + COMPLETING
     while run.submission and run.job and status.phase == "ended":
         state = schedulers.state(run.submission)
@@ -158,8 +164,9 @@ def _starts_again(run: directories.Run, status: run_status.Status, say: Callable
         if state.pending:
             again = True
             message = f"requeued: {state.reason}"
-            say(facts(run, status)._replace(state="PENDING", message=message, estimate=state.start, services={}))
-        if any(event.name == "allocated" for event in run_record.events(run)[began:]):
+            waits = facts(run, status)._replace(state="PENDING", message=message, services={})
+            say(waits._replace(estimate=state.start, stuck=_is_stuck(state.wait)))
+        if any(event.name == "allocated" for event in run_record.Record(run.paths).events[began:]):
             return True
         time.sleep(REQUEUE_LOOK if again else LOOK)
     return False
@@ -311,11 +318,12 @@ def relay(run: directories.Run, target: Service, folder: str) -> None:
         raise StorageError(
             "The tunnel's temporary folder on the cluster does not exist", place=folder, hint="Start the tunnel again."
         )
-    scheduler = schedulers.get(run.submission.scheduler if run.submission else "slurm")
+    name = run.submission.scheduler if run.submission else "slurm"
+    nodes = schedulers.nodes_of(name)
     step = ["/bin/sh", "-c", _STEP, "sh", target.socket, str(config)]
-    command = [*scheduler.step_on(run.job, target.node, "hpcml-tunnel"), *step]
+    command = [*(nodes.step_on(run.job, target.node, "hpcml-tunnel") if nodes else ()), *step]
     try:
-        subprocesses.become(command, scheduler.clean_environment(), program=HPCML)
+        subprocesses.become(command, schedulers.get(name).clean_environment(), program=HPCML)
     except subprocesses.CommandMissingError as error:
         raise TunnelError(f"srun could not be started: {error}", place="srun") from error
 

@@ -5,19 +5,19 @@ from __future__ import annotations
 import json
 import os
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from hpcml import files, records
 from hpcml.errors import STOPPED
 from hpcml.failures import judgement
-from hpcml.failures.end import End, parse
-from hpcml.failures.evidence import Line, table
-from hpcml.forms import Form
+from hpcml.failures.end import End
+from hpcml.failures.evidence import Line
 from hpcml.kind import Kind
 from hpcml.paths import AttemptPaths, RunPaths
+from hpcml.recorded import Allocated, Event, Recorded
 from hpcml.report.ledger import Ledger
-from hpcml.units import format_seconds, parse_memory
+from hpcml.units import format_seconds
 
 NO_STATUS = "the run's processes exited without writing a status"
 _OPENS = (  # the beginning of a profile's name, and the command that opens one
@@ -67,46 +67,23 @@ def number(value: object) -> float | None:
     return float(value) if whole and isinstance(value, (int, float)) else None
 
 
-def events(paths: RunPaths, attempt: int) -> list[dict[str, Any]]:
-    """Return the events of an attempt in order; lines that are none are passed over."""
-    try:
-        lines = files.read(paths.events).split(b"\n")[:-1]
-    except OSError:
-        return []
-    happened = []
-    for line in lines:
-        try:
-            event = files.parsed(json.loads, line.decode())
-        except ValueError:
-            continue
-        if (
-            isinstance(event, dict)
-            and isinstance(event.get("event"), str)
-            and _is_time(event.get("time"))
-            and event.get("attempt", 0) == attempt
-        ):
-            happened.append(event)
-    return happened
+def events(recorded: Recorded, attempt: int) -> list[Event]:
+    """Return the events of an attempt in order."""
+    return [event for event in recorded.events_of(attempt) if 0 < event.time < 1e11]
 
 
-def _is_time(value: object) -> bool:
-    return 0 < (number(value) or 0) < 1e11
+def allocated(happened: Sequence[Event]) -> Allocated:
+    """Return what is written of an attempt's allocation, nothing where that is missing or damaged."""
+    facts = next((event.facts.facts for event in happened if event.name == "allocated"), {})
+    return records.salvage(Allocated, facts)[0]
 
 
-def _code(paths: RunPaths) -> dict[str, object]:
-    """Return what was started, as plan.json says."""
-    inside = table(paths.plan).get("inside")
-    code = inside.get("code") if isinstance(inside, dict) else None
-    return code if isinstance(code, dict) else {}
-
-
-def ending_of(paths: RunPaths, attempt: AttemptPaths, kind: Kind, times: Mapping[str, float]) -> Ending:
+def ending_of(recorded: Recorded, attempt: AttemptPaths, kind: Kind, times: Mapping[str, float]) -> Ending:
     """Return how the run ended by its own status.json, and why, by its logs."""
-    try:
-        end = parse(table(paths.status))._replace(over=True)  # the report is made while the roles are torn down
-    except records.DamagedError:
+    if recorded.end is None:
         return Ending()
-    form = Form.read(str(_code(paths).get("form", "")))
+    end = recorded.end._replace(over=True)  # the report is made while the roles are torn down
+    paths, form = recorded.paths, recorded.plan.inside.code.form
     judged = judgement.of_run(paths, attempt, judgement.Case(end, kind, times, form=form))
     if judged is None:
         return Ending(end, next_step=end.hint)
@@ -140,62 +117,56 @@ class Attempt(NamedTuple):
         return self.end - self.begin
 
 
-def numbers(paths: RunPaths) -> list[int]:
-    """Return the numbers of the attempts that have begun, in order."""
-    try:
-        names = os.listdir(paths.directory / "attempts")
-    except OSError:
-        return []
-    return sorted(int(name) for name in names if name.isdecimal())
-
-
-def earlier(paths: RunPaths, than: int) -> tuple[Attempt, ...]:
+def earlier(recorded: Recorded, than: int) -> tuple[Attempt, ...]:
     """Return the attempts before one, from what each has left."""
-    return tuple(one(paths, attempt) for attempt in numbers(paths) if attempt < than)
+    return tuple(one(recorded, attempt) for attempt in recorded.attempts if attempt < than)
 
 
-def last_end(paths: RunPaths, attempt: int) -> dict[str, Any]:
-    """Return what is written of an attempt's end, empty if nothing is."""
-    kept = table(paths.attempt(attempt).end)
-    if kept:
-        return kept
-    status = table(paths.status)
-    return status if status.get("attempt") == attempt else {}
+class Sums(NamedTuple):
+    """The sums of an attempt's ledger."""
+
+    unit: str = ""  # GPU, core or node
+    number: float = 0.0  # of units
+    paid: float | None = None  # hours
+    parts: dict[str, float] = {}  # hours by part
 
 
 def keep_ledger(paths: RunPaths, attempt: int, counted: Ledger) -> None:
     """Leave the sums of an attempt's ledger beside it, so that later reports need not read its samples again."""
-    sums = {name: part for name, part in counted._asdict().items() if name != "of_each"}
-    files.write(paths.attempt(attempt).ledger, json.dumps(sums) + "\n")
+    sums = Sums(counted.unit, counted.number, counted.paid, counted.parts)
+    files.write(paths.attempt(attempt).ledger, json.dumps(records.plain(sums)) + "\n")
 
 
-def one(paths: RunPaths, attempt: int) -> Attempt:
+def sums(recorded: Recorded, attempt: int) -> Sums:
+    """Return the sums of an attempt's ledger, none where nobody has left them."""
+    path = recorded.paths.attempt(attempt).ledger
+    return recorded.record(Sums, recorded.table(path) or {}, path)
+
+
+def one(recorded: Recorded, attempt: int) -> Attempt:
     """Return an attempt from what it has left."""
-    happened, end = events(paths, attempt), last_end(paths, attempt)
-    allocated = next((one for one in happened if one["event"] == "allocated"), {})
-    times = [float(one["time"]) for one in happened]
-    begin = begin_of(allocated, min(times, default=0.0))
-    status, nodes = end.get("exit_status"), allocated.get("nodes")
-    kept = table(paths.attempt(attempt).ledger)
-    parts = kept.get("parts")
-    paid, useful = number(kept.get("paid")), number(parts.get("useful")) if isinstance(parts, dict) else None
+    count = len(recorded.problems)
+    happened, end, kept = events(recorded, attempt), recorded.end_of(attempt), sums(recorded, attempt)
+    no_end = (*recorded.problems[count:], NO_STATUS)[0].rstrip(".")
+    begun, times = allocated(happened), [event.time for event in happened]
+    begin = begin_of(begun.began, min(times, default=0.0))
+    useful = kept.parts.get("useful")
     return Attempt(
         attempt,
-        str(allocated.get("job", "")),
-        tuple(map(str, nodes)) if isinstance(nodes, list) else (),
+        begun.job,
+        begun.nodes,
         begin,
-        max([begin, *times, number(end.get("time")) or 0.0]),
-        str(end.get("state", "")),
-        status if isinstance(status, int) else None,
-        str(end.get("message", "")) or NO_STATUS,
-        paid,
-        100 * useful / paid if paid and useful is not None else None,
+        max([begin, *times, end.time if end else 0.0]),
+        end.state if end else "",
+        end.exit_status if end else None,
+        end.message if end and end.message else no_end,
+        kept.paid,
+        100 * useful / kept.paid if kept.paid and useful is not None else None,
     )
 
 
-def begin_of(allocated: Mapping[str, Any], first: float) -> float:
-    """Return when the batch script began by the event ``allocated``, or ``first`` if that is a day off."""
-    began = number(allocated.get("began"))
+def begin_of(began: float | None, first: float) -> float:
+    """Return when the batch script began, as the event ``allocated`` has it, or ``first`` if that is a day off."""
     return began if began and 0 <= first - began < 86400 else first
 
 
@@ -205,25 +176,6 @@ def sentence(attempt: Attempt) -> str:
     where = f"on {','.join(attempt.nodes)}, " if 0 < len(attempt.nodes) <= 4 else ""
     ended = f"{attempt.outcome}: {attempt.message}"
     return f"attempt {attempt.number + 1}: {job}{where}{format_seconds(attempt.seconds)}, {ended}"
-
-
-def directive(plan: Mapping[str, Any], name: str) -> str:
-    """Return the value of an option of the batch script, empty if it leaves it to Slurm."""
-    directives = plan.get("directives")
-    for option in directives if isinstance(directives, list) else ():
-        text = " ".join(map(str, option)) if isinstance(option, list) else str(option)
-        is_named, _, value = text.replace("=", " ").partition(" ")
-        if is_named == name:
-            return value.strip()
-    return ""
-
-
-def memory_in_plan(plan: Mapping[str, Any]) -> float:
-    """Return the bytes that the batch script asks for on each node, 0 if it leaves them to Slurm."""
-    try:
-        return float(parse_memory(directive(plan, "--mem")))
-    except ValueError:
-        return 0.0
 
 
 def profile_commands(paths: RunPaths) -> list[str]:

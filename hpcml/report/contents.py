@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import shlex
 import statistics
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from hpcml import records, samples
 from hpcml.failures import stacks
 from hpcml.failures.end import End
-from hpcml.failures.evidence import table
 from hpcml.failures.rules import of_xid
-from hpcml.forms import Form
 from hpcml.kind import Kind
 from hpcml.paths import RunPaths
+from hpcml.recorded import Event, Recorded, RecordedPlan
 from hpcml.repairs import Decision
 from hpcml.report import advice, attempts, ledger, results, series
 from hpcml.report.advice import Advice
-from hpcml.report.attempts import Attempt, Ending, number
+from hpcml.report.attempts import Attempt, Ending
 from hpcml.report.ledger import PLAIN, Accounting, Activity, Device, Ledger, Part, Phases, Plot, Usage
 from hpcml.report.results import Points, Results
 from hpcml.report.series import Node, figures_of, hot_share
@@ -27,6 +25,7 @@ from hpcml.units import format_bytes, format_seconds
 
 MOST_EVENTS = 20  # of the nodes, in the report
 MOST_GROUPS, MOST_NAMES = 20, 8  # of processes with equal stacks, and of names in each
+T = TypeVar("T")
 _TITLES = {"starting": "Starting", "script": "Script", "tail": "End"}
 
 
@@ -165,10 +164,37 @@ def accounting_of(kind: Kind) -> Accounting:
     return kind.accounting() or PLAIN
 
 
+class _TornDown(NamedTuple):
+    """What the event ``torn-down`` says."""
+
+    seconds: float = 0.0  # that it took
+
+
+class _Ready(NamedTuple):
+    """What the event ``environment-ready`` says."""
+
+    versions: dict[str, str] = {}  # by library
+
+
+class _Repairs(NamedTuple):
+    """What the event ``repairs`` says."""
+
+    repairs: dict[str, Decision] = {}
+
+
+class _Checked(NamedTuple):
+    """What the events of the interconnect's check say."""
+
+    line: str = ""
+    ok: bool = True
+    problem: str = ""
+    remedy: str = ""
+
+
 class _Measured(NamedTuple):
     """An attempt by its events and samples."""
 
-    events: list[dict[str, Any]]
+    events: list[Event]
     times: dict[str, float]  # of the last event of each name, in seconds since 1970
     by_node: dict[str, Node]
     names: tuple[str, ...]  # of the nodes
@@ -177,9 +203,10 @@ class _Measured(NamedTuple):
     phases: Phases
     ledger: Ledger
 
-    def event(self, name: str) -> Mapping[str, Any]:
-        """Return the first event of a name, empty if there is none."""
-        return next((one for one in self.events if one["event"] == name), {})
+    def event(self, name: str, kind: type[T]) -> T:
+        """Return what the first event of a name says, nothing if there is none."""
+        facts = next((event.facts.facts for event in self.events if event.name == name), None)
+        return records.salvage(kind, facts or {})[0]
 
 
 def load(
@@ -196,36 +223,35 @@ def load(
     most
         Bytes of the nodes' samples that are read, as in :func:`hpcml.samples.step`.
     """
-    plan, status = table(paths.plan), table(paths.status)
-    inside = _table(plan.get("inside"))
-    job, code = _table(inside.get("job")), _table(inside.get("code"))
-    measured = _measure(paths, attempt, kind, status, inside, most)
+    recorded = Recorded(paths)
+    plan, inside = recorded.plan, recorded.plan.inside
+    measured = _measure(recorded, attempt, kind, recorded.end, most)
     phases, by_node = measured.phases, measured.by_node
-    ending = attempts.ending_of(paths, paths.attempt(attempt), kind, measured.times) if ending is None else ending
-    hours, uncounted = _hours(paths, attempt, ending.end, measured)
-    machines = _machines(measured, int(number(_table(inside.get("workers")).get("per_node")) or 0))
-    memory = attempts.memory_in_plan(plan) or memory
-    figures = figures_of(measured.ledger, measured.accounting, phases, by_node, job, memory)
+    ending = attempts.ending_of(recorded, paths.attempt(attempt), kind, measured.times) if ending is None else ending
+    hours, uncounted = _hours(recorded, attempt, ending.end, measured)
+    machines = _machines(measured, inside.workers.per_node)
+    memory = plan.memory or memory
+    limit = inside.job.time_limit
+    figures = figures_of(measured.ledger, measured.accounting, phases, by_node, limit, memory)
     texts: dict[str, str] = {}
     script = (phases.script, phases.script_end or phases.end) if phases.script else (0.0, 0.0)
     alone = measured.activity.alone(*script) if measured.activity else (0.0, 0.0)
     if measured.activity and measured.ledger.unit != "GPU":  # for GPUs the hours say it: work may go on without tasks
         of_tasks, texts = measured.activity.figures(*script)
         figures |= of_tasks
-    rules = advice.changed((*advice.RULES, *measured.accounting.rules), _changes(inside))
+    rules = advice.changed((*advice.RULES, *measured.accounting.rules), inside.report.advice)
     rules = tuple(rule for rule in rules if rule.unless not in measured.times)
-    unknown = _unknown(measured, status, machines.devices, _per_node(inside))
+    unknown = _unknown(measured, recorded.end, machines.devices, plan.gpus)
     places, damaged = _places(paths, attempt, ending)
-    sweep = str(_table(inside.get("points")).get("sweep", ""))
     return Report(
         run=Identity(
             paths.directory.name,
-            str(plan.get("name", "")),
-            str(plan.get("site", "")),
+            plan.name,
+            plan.site,
             hours.attempts[-1].job,
-            _command(code),
+            inside.code.command(),
             attempt,
-            str(plan.get("version", "")),
+            plan.version,
         ),
         made=time.time(),
         course=Course(phases.began, phases.end, ending, _named(phases, measured.accounting)),
@@ -242,64 +268,38 @@ def load(
                 *measured.accounting.sentences(measured.events),
                 *_happened(by_node, machines.devices, phases.began),
             ),
-            unknown=(*unknown, *uncounted, *damaged, *_thinned(paths, attempt, most)),
+            unknown=(*unknown, *uncounted, *damaged, *recorded.problems, *_thinned(paths, attempt, most)),
             profiles=tuple(attempts.profile_commands(paths)),
         ),
         results=results.results_of(paths),
-        points=results.points_of(paths, sweep),
+        points=results.points_of(paths, inside.points.sweep),
         has_cluster="scheduler-up" in measured.times,
         machines=machines,
-        interconnect=_interconnect(measured, table(paths.attempt(attempt).fabric)),
+        interconnect=_interconnect(measured),
         drawing=Drawing(ledger.parts_of(measured.accounting), by_node, measured.activity, measured.accounting.plots),
     )
 
 
-def ledger_of(paths: RunPaths, attempt: int, kind: Kind, most: int = 0) -> Ledger:
+def ledger_of(recorded: Recorded, attempt: int, kind: Kind, most: int = 0) -> Ledger:
     """Return the hours of an attempt that is over; ``most`` as in :func:`load`."""
-    inside = _table(table(paths.plan).get("inside"))
-    return _measure(paths, attempt, kind, attempts.last_end(paths, attempt), inside, most).ledger
+    return _measure(recorded, attempt, kind, recorded.end_of(attempt), most).ledger
 
 
-def _measure(
-    paths: RunPaths, attempt: int, kind: Kind, status: Mapping[str, Any], inside: Mapping[str, Any], most: int
-) -> _Measured:
-    of_attempt, events = paths.attempt(attempt), attempts.events(paths, attempt)
-    times = {one["event"]: float(one["time"]) for one in events}
+def _measure(recorded: Recorded, attempt: int, kind: Kind, end: End | None, most: int) -> _Measured:
+    of_attempt, events = recorded.paths.attempt(attempt), attempts.events(recorded, attempt)
+    times = {event.name: event.time for event in events}
     alone = "cluster-waits" in times and kind.ready not in times  # the script ran without the kind's processes
     accounting, activity = PLAIN if alone else accounting_of(kind), None
     if accounting.activity and (measured := samples.of_kind(of_attempt, kind)):
         activity = accounting.activity(measured)
-    allocated = next((one for one in events if one["event"] == "allocated"), {})
-    names = _texts(allocated.get("nodes"))
+    names = attempts.allocated(events).nodes
     by_node = dict(sorted(series.nodes(of_attempt, most).items(), key=lambda one: _place(one[0], names)))
     names = names or tuple(by_node)
-    phases = _phases(events, times, status, by_node, kind)
-    unit, usages = _usages(
-        by_node, names, _per_node(inside), one_machine=bool(_table(inside.get("job")).get("one_machine"))
-    )
+    phases = _phases(events, times, end, by_node, kind)
+    plan = recorded.plan
+    unit, usages = _usages(by_node, names, plan.gpus, one_machine=plan.inside.job.one_machine)
     hours = ledger.divide(unit, phases, usages, accounting, activity)
     return _Measured(events, times, by_node, names, activity, accounting, phases, hours)
-
-
-def _per_node(inside: Mapping[str, Any]) -> int:
-    """Return the planned GPUs of a node."""
-    of_workers, of_job = _table(_table(inside.get("workers")).get("gpu")), _table(inside.get("job"))
-    return int(number(of_workers.get("count")) or number(of_job.get("gpus")) or 0)
-
-
-def _command(code: Mapping[str, Any]) -> str:
-    """Return the script with its arguments as a shell would take them, without its folder."""
-    option = ["-m"] if code.get("form") == Form.MODULE else []
-    script = str(code.get("script", "")).rpartition("/")[2]
-    return shlex.join([*option, script, *_texts(code.get("arguments"))]) if script else ""
-
-
-def _table(value: object) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
-
-
-def _texts(value: object) -> tuple[str, ...]:
-    return tuple(map(str, value)) if isinstance(value, (list, tuple)) else ()
 
 
 def _place(name: str, names: Sequence[str]) -> int:
@@ -307,36 +307,30 @@ def _place(name: str, names: Sequence[str]) -> int:
     return names.index(name) if name in names else len(names)
 
 
-def _changes(inside: Mapping[str, Any]) -> dict[str, dict[str, object]]:
-    changes = _table(_table(inside.get("report")).get("advice"))
-    return {name: one for name, one in changes.items() if isinstance(one, dict)}
-
-
 # -- time and hours --------------------------------------------------------------------------------------------------
 
 
 def _phases(
-    events: Sequence[Mapping[str, Any]],
+    events: Sequence[Event],
     times: Mapping[str, float],
-    status: Mapping[str, Any],
+    end: End | None,
     by_node: Mapping[str, Node],
     kind: Kind,
 ) -> Phases:
     """Return when the phases began; the end is the last sign of the run."""
-    seen = [float(one["time"]) for one in events]
+    seen = [event.time for event in events]
     seen += [at for node in by_node.values() for at in (node.t[0], node.t[-1])]
-    if (written := number(status.get("time"))) and written > 1:
-        seen.append(written)
+    if end and end.time > 1:
+        seen.append(end.time)
     if not seen:
         return Phases(0.0, None, None, None, None, 0.0)
     first = times.get("image-staging") or times.get("allocated") or min(seen)
-    allocated = next((one for one in events if one["event"] == "allocated"), {})
-    began = attempts.begin_of(allocated, first)
+    began = attempts.begin_of(attempts.allocated(events).began, first)
     script, torn = times.get("driver-started"), times.get("torn-down")
     script_end = times.get("driver-ended")
     if script_end is None and torn is not None:
-        seconds = next((number(one.get("seconds")) for one in events if one["event"] == "torn-down"), None)
-        script_end = torn - (seconds or 0.0)
+        facts = next(event.facts.facts for event in events if event.name == "torn-down")
+        script_end = torn - records.salvage(_TornDown, facts)[0].seconds
     ready = min(filter(None, (times.get(kind.ready), script)), default=None)  # a late cluster is in the script's time
     return Phases(began, times.get("allocated") or ready, ready, script, script_end, max(began, *seen))
 
@@ -386,22 +380,21 @@ def _usages(
     return "node", [Usage(Device(name), 1.0, [], []) for name in names]
 
 
-def _hours(paths: RunPaths, attempt: int, end: End, measured: _Measured) -> tuple[Hours, tuple[str, ...]]:
+def _hours(recorded: Recorded, attempt: int, end: End, measured: _Measured) -> tuple[Hours, tuple[str, ...]]:
     """Return the hours of all attempts until one, and sentences on those that the sum lacks."""
     counted, phases = measured.ledger, measured.phases
-    before, total = attempts.earlier(paths, attempt), dict(counted.parts)
+    before, total = attempts.earlier(recorded, attempt), dict(counted.parts)
     uncounted = []
     for one in before:
-        kept = table(paths.attempt(one.number).ledger)
-        if kept.get("unit") == counted.unit:
-            parts = _table(kept.get("parts"))
-            total = {name: hours + (number(parts.get(name)) or 0.0) for name, hours in total.items()}
+        kept = attempts.sums(recorded, one.number)
+        if kept.unit == counted.unit:
+            total = {name: hours + kept.parts.get(name, 0.0) for name, hours in total.items()}
         else:
             uncounted.append(
                 f"The total of the {counted.unit}-hours does not include attempt {one.number + 1}, "
                 "which has no samples."
             )
-    this = attempts.one(paths, attempt)._replace(begin=phases.began, end=phases.end)
+    this = attempts.one(recorded, attempt)._replace(begin=phases.began, end=phases.end)
     this = this._replace(hours=counted.paid, useful=counted.share("useful"))
     if end.over:
         this = this._replace(state=end.state, exit_status=end.exit_status, message=end.message)
@@ -419,18 +412,14 @@ def _machines(measured: _Measured, each: int) -> Machines:
         for name, node in measured.by_node.items()
         for place, gpu in enumerate(node.gpus)
     ]
-    versions = _table(measured.event("environment-ready").get("versions"))
+    versions = measured.event("environment-ready", _Ready).versions
     return Machines(
         measured.names,
         tuple(_summary(name, gpu, process) for name, gpu, process in places),
         tuple((name, _topology(node)) for name, node in measured.by_node.items()),
-        tuple(sorted((name, str(version)) for name, version in versions.items())),
-        tuple((name, _decision(_table(row))) for name, row in _table(measured.event("repairs").get("repairs")).items()),
+        tuple(sorted(versions.items())),
+        tuple(measured.event("repairs", _Repairs).repairs.items()),
     )
-
-
-def _decision(row: Mapping[str, Any]) -> Decision:
-    return Decision(*(str(row.get(name, "")) for name in Decision._fields))
 
 
 def _summary(name: str, gpu: series.Gpu, process: str) -> GpuSummary:
@@ -460,13 +449,10 @@ def _topology(node: Node) -> str:
     return ", ".join(parts)
 
 
-def _interconnect(measured: _Measured, fabric: Mapping[str, Any]) -> Interconnect:
-    checked = measured.event("fabric-checked") or measured.event("fabric-seen")
-    return Interconnect(
-        str(checked.get("line") or fabric.get("line") or ""),
-        bool(checked.get("ok", True)) and not checked.get("problem"),
-        str(fabric.get("remedy", "")),
-    )
+def _interconnect(measured: _Measured) -> Interconnect:
+    name = "fabric-checked" if "fabric-checked" in measured.times else "fabric-seen"
+    checked = measured.event(name, _Checked)
+    return Interconnect(checked.line, checked.ok and not checked.problem, checked.remedy)
 
 
 # -- sentences -------------------------------------------------------------------------------------------------------
@@ -490,19 +476,18 @@ def _happened(by_node: Mapping[str, Node], devices: Sequence[GpuSummary], began:
 
 
 def _asked(
-    figures: Mapping[str, float], plan: Mapping[str, Any], names: Sequence[str], phases: Phases
+    figures: Mapping[str, float], plan: RecordedPlan, names: Sequence[str], phases: Phases
 ) -> tuple[tuple[str, str, str], ...]:
-    inside = _table(plan.get("inside"))
-    job = _table(inside.get("job"))
-    limit, per_node = number(job.get("time_limit")), _per_node(inside)
+    job, per_node = plan.inside.job, plan.gpus
+    limit = job.time_limit
     used_time = format_seconds(phases.end - phases.began) if phases.began else "not known"
     rows = [("Time", format_seconds(limit) if limit else "no limit", used_time)]
-    nodes, partition = str(job.get("nodes", "")), attempts.directive(plan, "--partition")
+    nodes, partition = str(job.nodes or ""), plan.directive("--partition")
     asked_nodes = f"{nodes} of partition {partition}" if partition else nodes
     rows.append(("Nodes", asked_nodes, str(len(names)) if names else "none"))
     if per_node or "gpus" in figures:
         used = figures.get("gpus", 0.0) - figures.get("gpus_unused", 0.0)
-        asked = per_node * int(number(job.get("nodes")) or 1)
+        asked = per_node * (job.nodes or 1)
         rows.append(("GPUs", str(asked or ""), f"{used:.0f}" if "gpus" in figures else "not known"))
     if "memory_peak" in figures:
         size = figures.get("memory_asked")
@@ -511,9 +496,7 @@ def _asked(
     return tuple(rows)
 
 
-def _unknown(
-    measured: _Measured, status: Mapping[str, Any], devices: Sequence[GpuSummary], per_node: int
-) -> tuple[str, ...]:
+def _unknown(measured: _Measured, end: End | None, devices: Sequence[GpuSummary], per_node: int) -> tuple[str, ...]:
     sentences = []
     by_node = measured.by_node
     missing = [name for name in measured.names if name not in by_node]
@@ -523,12 +506,12 @@ def _unknown(
     if measured.activity is None and measured.accounting.missing:
         sentences.append(measured.accounting.missing)
     if per_node and by_node and not devices:
-        sentences.append("There are no samples of the GPUs: NVML did not respond.")
+        sentences.append("There are no samples of the GPUs: their driver did not respond.")
     if any(node.of_host for node in by_node.values()):
         sentences.append(
             "The use of cores and memory includes all programs on the node: the job has no readable cgroup."
         )
-    if not status:
+    if end is None:
         sentences.append(
             "The run's processes exited without writing a status: the last event or sample counts as the run's end."
         )

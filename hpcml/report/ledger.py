@@ -10,6 +10,7 @@ import bisect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
+from hpcml.recorded import Event
 from hpcml.report.advice import Rule
 from hpcml.samples import Series
 
@@ -118,7 +119,7 @@ class Accounting(NamedTuple):
     rules: tuple[Rule, ...] = ()
     plots: tuple[Plot, ...] = ()
     process: str = ""  # the noun of processes that have a GPU each, where a node has as many; empty: none have
-    sentences: Callable[[Sequence[Mapping[str, Any]]], tuple[str, ...]] = lambda _: ()  # by the run's events
+    sentences: Callable[[Sequence[Event]], tuple[str, ...]] = lambda _: ()  # by the run's events
 
 
 PLAIN = Accounting()

@@ -18,8 +18,10 @@ import jinja2
 from markupsafe import Markup, escape
 
 from hpcml import files
+from hpcml.failures.end import Reason
 from hpcml.kind import Kind
 from hpcml.paths import RunPaths
+from hpcml.recorded import Recorded
 from hpcml.report import attempts, contents, page_text
 from hpcml.report.advice import SHORTEST
 from hpcml.report.attempts import Ending
@@ -54,9 +56,10 @@ def make(
     OSError
         If they cannot be written.
     """
-    for before in attempts.numbers(paths):
+    recorded = Recorded(paths)
+    for before in recorded.attempts:
         if before < attempt and not paths.attempt(before).ledger.exists():  # it was killed, or its report was late
-            attempts.keep_ledger(paths, before, contents.ledger_of(paths, before, kind, most))
+            attempts.keep_ledger(paths, before, contents.ledger_of(recorded, before, kind, most))
     report = contents.load(paths, attempt, kind, ending, memory, most)
     over = report.course.ending.end.over
     if over and (attempt or paths.attempt(attempt).goes_on.exists()):  # another report will count it
@@ -93,7 +96,7 @@ def html(report: Report) -> str:
     return environment.from_string(page_text.PAGE).render(
         report=report,
         good=good,
-        shows_status=end.over and not end.message.endswith(f"status {end.exit_status}"),
+        shows_status=end.over and end.reason != Reason.EXIT,
         unit=unit,
         nodes=counted(len(report.machines.nodes), "node"),
         cards=_cards(report),

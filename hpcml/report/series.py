@@ -5,15 +5,13 @@ from __future__ import annotations
 import itertools
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 from hpcml import samples
+from hpcml.gpu_vendor import VENDOR
 from hpcml.paths import AttemptPaths
-from hpcml.report.attempts import number
 from hpcml.report.ledger import EVERY, Accounting, Column, Ledger, Phases
 from hpcml.samples import Event, GpuSample, NodeSample, NodeSeries, total
-
-HOT = 0x8 | 0x20 | 0x40 | 0x80  # NVML: slowed down by hardware, by heat (software, hardware), by the power brake
 
 
 class _Timed(Protocol):
@@ -30,7 +28,7 @@ class GpuColumns(NamedTuple):
     use: Column  # percent, since the sample before
     memory: Column  # bytes
     power: Column  # W
-    throttle: Column  # NVML's bits
+    throttle: Column  # the vendor's bits
     nvlink: Column  # bytes per second, both ways
     pcie: Column  # bytes per second, both ways
     energy: Column  # J, a counter
@@ -39,7 +37,7 @@ class GpuColumns(NamedTuple):
 class Gpu(NamedTuple):
     """A GPU and its samples."""
 
-    number: int  # NVML's index
+    number: int  # the driver's index
     name: str
     memory: float  # bytes, 0 if not known
     columns: GpuColumns
@@ -147,15 +145,16 @@ def figures_of(
     accounting: Accounting,
     phases: Phases,
     by_node: Mapping[str, Node],
-    job: Mapping[str, Any],
+    limit: int,
     memory: float,
 ) -> dict[str, float]:
     """Return the figures of a run that are known; shares are in percent.
 
-    ``job`` is what was planned of it, ``memory`` the bytes that were asked for on each node, 0 if that is not known.
+    ``limit`` is its time limit in seconds, 0 without one; ``memory`` are the bytes that were asked for on each node,
+    0 if that is not known.
     """
     figures = {"seconds": phases.end - phases.began, "paid_hours": ledger.paid}
-    if limit := number(job.get("time_limit")):
+    if limit:
         figures["time_used"] = min(100.0, 100 * figures["seconds"] / limit)
     figures |= _shares(ledger, accounting) if ledger.paid else {}
     if phases.script is not None:
@@ -172,7 +171,7 @@ def figures_of(
 
 def hot_share(columns: GpuColumns) -> float | None:
     """Return in which percent of the samples a GPU was slowed down by heat or its power supply."""
-    hot = [bool(int(bits) & HOT) for bits in columns.throttle if bits is not None]
+    hot = [bool(int(bits) & VENDOR.hot) for bits in columns.throttle if bits is not None]
     return 100 * sum(hot) / len(hot) if hot else None
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from hpcml import errors, files
+from hpcml import errors, files, schedulers
 from hpcml.errors import HpcmlError
 from hpcml.failures.rule import Retry
 from hpcml.failures.rules import BY_NAME
@@ -136,10 +136,10 @@ def at_fault(current: Status, rule: str, nodes: Sequence[str]) -> tuple[str, ...
     elif (
         current.ending.by == "hpcml"
         and retry is not Retry.MEMORY
-        and current.ending.exit_status in (errors.WORKERS_NEVER_CAME, errors.IMAGE)
+        and current.exit_status in (errors.WORKERS_NEVER_CAME, errors.IMAGE)
     ):
         named = [node for node in current.allocation.nodes if node in current.ending.at_fault]
-        first = current.ending.exit_status == errors.IMAGE and named == list(
+        first = current.exit_status == errors.IMAGE and named == list(
             current.allocation.nodes[:1]
         )  # it is the first that tries
         held = tuple(named) if len(named) == 1 and not first else ()
@@ -167,7 +167,7 @@ def learn(folder: Path, site: str, now: float) -> None:
             if current.phase != "ended" or current.planned.site != site or run.may_start_again:
                 continue
             ended.append(run_id)
-            if current.allocation.job and current.ending.exit_status:
+            if current.allocation.job and current.exit_status:
                 from hpcml.runs import why
 
                 bad += _shown_by(current, why.of_status(run, current))
@@ -204,7 +204,8 @@ def excluded(site: Site, spec: RunRequest, *, look: bool) -> tuple[RunRequest, l
 
     ``look``: the runs that ended within a day are judged first.
     """
-    if site.scheduler != "slurm" or {"--exclude", "--nodelist"} & dict(spec.place.sbatch).keys():
+    options = schedulers.get(site.scheduler).NODE_OPTIONS
+    if not options or set(options) & dict(spec.place.sbatch).keys():
         return spec, []  # there are no nodes to choose, or the user chooses them
     now = time.time()
     if look:

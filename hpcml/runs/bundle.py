@@ -17,6 +17,7 @@ from hpcml import files
 from hpcml.errors import StorageError
 from hpcml.failures import evidence
 from hpcml.runs import directories
+from hpcml.runs.record import Record
 from hpcml.runs.secret_texts import HIDDEN, removed
 from hpcml.runs.why import Answer
 
@@ -108,10 +109,7 @@ def _values(run: directories.Run) -> list[str]:
             place=str(run.paths.variables),
             hint="Nothing was packed.",
         ) from error
-    plan = directories.read_json(run.paths.plan)
-    for pair in plan.get("environment", list, []) if plan else ():
-        if isinstance(pair, list) and len(pair) == 2:
-            values.add(str(pair[1]))
+    values |= {value for _, value in Record(run.paths).plan.environment}
     for attempt in _listed(run.paths.directory / "attempts"):
         for path in (attempt / "secret").glob("**/*"):  # those of tunnels are in folders
             with contextlib.suppress(FileNotFoundError):  # the run has just ended

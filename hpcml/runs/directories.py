@@ -15,11 +15,12 @@ import time
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from hpcml import assets, files, records
 from hpcml.errors import NotFoundError, StorageError, did_you_mean, nearest
 from hpcml.paths import RESERVE_COUNT, RESERVE_SIZE, RunPaths
+from hpcml.records import Table
 from hpcml.schedulers import Submission
 from hpcml.sites import layers, lookup
 
@@ -316,17 +317,23 @@ def read_json(path: Path) -> Table | None:
     StorageError
         If it cannot be read or is not a JSON table.
     """
-    hint = "The file was changed or truncated. See the other files of the run."
-    with storage(path):
+    with readable(path):
         try:
-            content = files.read_json(path)
+            return Table(files.read_json(path))
         except FileNotFoundError:
             return None
+
+
+@contextlib.contextmanager
+def readable(path: Path) -> Iterator[None]:
+    """Turn what can go wrong with reading a JSON file of a run into a StorageError that names the file."""
+    with storage(path):
+        try:
+            yield
         except ValueError as error:
-            raise StorageError(f"The file is not valid JSON: {error}", place=str(path), hint=hint) from error
-    if not isinstance(content, dict):
-        raise StorageError("The file is not a JSON object", place=str(path), hint=hint)
-    return Table(content)
+            problem = "damaged" if isinstance(error, records.DamagedError) else "not valid JSON"
+            hint = "The file was changed or truncated. See the other files of the run."
+            raise StorageError(f"The file is {problem}: {error}", place=str(path), hint=hint) from error
 
 
 def ids(folder: Path, name: str = "") -> list[str]:
@@ -424,51 +431,6 @@ def _with_job(folder: Path, run_ids: list[str], job: str) -> Run | None:
     return None
 
 
-# -- tables of a run's files -------------------------------------------------------------------------------------------
-
-
-T = TypeVar("T")
-
-
-class Table:
-    """A table of a file that may have been changed: a value is of the kind asked for, or the file is damaged."""
-
-    def __init__(self, record: object) -> None:
-        if not isinstance(record, dict):
-            raise TypeError("not a table")
-        self.facts: dict[str, object] = record
-
-    def get(self, key: str, kind: type[T], default: T | None = None) -> T:
-        """Return a value; without a default it has to be there.
-
-        Raises
-        ------
-        KeyError, TypeError
-            If it is missing or of another kind.
-        """
-        value = self.facts[key] if default is None else self.facts.get(key, default)
-        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-            raise TypeError(f"{key} has the wrong type")
-        return value
-
-    def texts(self, key: str) -> tuple[str, ...]:
-        """Return a list of texts, empty if there is none; TypeError if it is of another kind."""
-        values = self.get(key, list, [])
-        if not all(isinstance(value, str) for value in values):
-            raise TypeError(f"{key} has the wrong type")
-        return tuple(values)
-
-    def numbers(self, key: str) -> dict[str, float]:
-        """Return a table of numbers; KeyError or TypeError if it is missing or damaged."""
-        table = Table(self.facts[key])
-        return {name: table.number(name) for name in table.facts}
-
-    def number(self, key: str) -> float:
-        """Return a number; KeyError or TypeError if it is none."""
-        value = self.facts[key]
-        return float(value) if isinstance(value, float) else self.get(key, int)
-
-
 @contextlib.contextmanager
 def complete(directory: Path) -> Iterator[None]:
     """Turn what a damaged file of a run lacks, or has of another kind, into a StorageError that names the run."""
@@ -476,7 +438,8 @@ def complete(directory: Path) -> Iterator[None]:
         yield
     except (KeyError, TypeError, ValueError) as error:
         hint = "The file was changed or truncated. See the logs of the run."
-        message = f"A file in the run's directory is damaged ({type(error).__name__}: {error})"
+        problem = f"{error} is missing" if isinstance(error, KeyError) else error
+        message = f"A file in the run's directory is damaged ({problem})"
         raise StorageError(message, place=str(directory), hint=hint) from error
 
 

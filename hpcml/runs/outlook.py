@@ -126,10 +126,13 @@ def _answers(questions: dict[str, Callable[[], object]]) -> dict[str, object]:
 
 def ask_scheduler(prepared: Prepared, partition: str, seconds: float) -> schedulers.Prospect:
     """Return what the scheduler says of a submission and, if one is named, of a partition, within so many seconds."""
+    adviser = schedulers.find_adviser(prepared.plan.scheduler)
+    if adviser is None:
+        return schedulers.Prospect()
     with tempfile.TemporaryDirectory(prefix="hpcml-check-") as folder:
         script = Path(folder) / "job.sh"
         script.write_text(prepared.script)
-        return schedulers.get(prepared.plan.scheduler).prospect(script, partition, seconds)
+        return adviser.prospect(script, partition, seconds)
 
 
 def ask_budget(command: Sequence[str], row: str, account: str, seconds: float, named: Named) -> Budget | str:
@@ -164,11 +167,7 @@ def shorter(prepared: Prepared) -> str:
     try:
         for run in _runs_like(prepared):
             current = status(run, ask=False)
-            if (
-                current.phase == "ended"
-                and current.ending.exit_status == 0
-                and (seconds := current.seconds()) is not None
-            ):
+            if current.phase == "ended" and current.exit_status == 0 and (seconds := current.seconds()) is not None:
                 taken.append(seconds)
             if len(taken) == _PAST:
                 break
@@ -192,9 +191,9 @@ def _runs_like(prepared: Prepared) -> Iterator[directories.Run]:
     run_ids = directories.ids(folder, made.name)
     for run_id in reversed(directories.newest(folder, run_ids, _LOOKED_AT)):
         run = directories.load(folder / run_id)
-        asked = directories.read_json(run.paths.request)
-        same = asked is not None and asked.get("spec", dict, {}).get("script") == script
-        if same and records.planned(run).node_count == made.inside.job.nodes:
+        record = records.Record(run.paths)
+        same = record.request is not None and record.request.spec.script == script
+        if same and record.plan.inside.job.nodes == made.inside.job.nodes:
             yield run
 
 

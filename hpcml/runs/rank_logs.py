@@ -39,7 +39,7 @@ def _roles() -> list[str]:
 def _of_agents(run: directories.Run) -> list[tuple[Path, str]]:
     """Return the logs of the agents, each with its node."""
     with directories.complete(run.paths.directory):
-        begins = [event.facts.texts("nodes") for event in records.events(run) if event.name == "allocated"]
+        begins = [event.facts.texts("nodes") for event in records.Record(run.paths).events if event.name == "allocated"]
     nodes = dict.fromkeys(node for nodes in begins for node in nodes)
     return [(run.paths.log(role, node), node) for role in _roles() for node in nodes]
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import shlex
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -12,12 +10,14 @@ from typing import NamedTuple
 
 from hpcml import files, kinds, schedulers
 from hpcml.errors import ANSWER_LOST, CANCELLED, StorageError
-from hpcml.failures.end import End, parse
+from hpcml.failures.end import End
+from hpcml.failures.note import Note, read_note
 from hpcml.forms import Form
 from hpcml.paths import SCRIPT, RunPaths
+from hpcml.recorded import Event, Recorded
 from hpcml.request.record import ENDS, Awaited
 from hpcml.runs import directories
-from hpcml.runs.directories import Table, complete
+from hpcml.runs.directories import complete
 from hpcml.schedulers import Submission
 
 
@@ -49,13 +49,13 @@ class Planned(NamedTuple):
         return bool(self.image)
 
 
-class Event(NamedTuple):
-    """A line of events.jsonl: what happened, when (seconds since 1970), in which attempt, and what else it says."""
+class Record(Recorded):
+    """The files of a run, each read at its first use; one that is damaged or cannot be read is a StorageError."""
 
-    name: str
-    time: float
-    attempt: int
-    facts: Table
+    def refuse(self, path: Path, error: OSError | ValueError) -> None:
+        """Raise the StorageError that names the file."""
+        with directories.readable(path):
+            raise error
 
 
 class RunRecord(NamedTuple):
@@ -67,56 +67,38 @@ class RunRecord(NamedTuple):
 
 
 def load(run: directories.Run) -> RunRecord:
-    """Return what a run's files tell; StorageError if one of them cannot be read, or lacks something."""
-    with complete(run.paths.directory):
-        happened, end = events(run), end_of(run)
-        if end and _began_again(happened, end.attempt):
-            end = None
-        return RunRecord(planned(run), tuple(happened), end)
+    """Return what a run's files tell; StorageError if one of them cannot be read, or is damaged."""
+    record = Record(run.paths)
+    end = record.end
+    if end and _began_again(record.events, end.attempt):
+        end = None
+    return RunRecord(_planned(record), tuple(record.events), end)
 
 
 def planned(run: directories.Run) -> Planned:
     """Return what the run was to be, from plan.json; StorageError if it is damaged."""
-    with complete(run.paths.directory):
-        plan = directories.read_json(run.paths.plan) or Table({})
-        inside = Table(plan.get("inside", dict, {}))
-        groups = ("job", "code", "workers", "attempts")
-        job, code, workers, more = (Table(inside.get(name, dict, {})) for name in groups)
-        again = "job" if plan.get("may_start_again", bool, False) else ""
+    return _planned(Record(run.paths))
+
+
+def _planned(record: Record) -> Planned:
+    plan, inside = record.plan, record.plan.inside
+    again = "job" if plan.may_start_again else ""
+    with complete(record.paths.directory):
         return Planned(
-            site=plan.get("site", str, ""),
-            scheduler=plan.get("scheduler", str, "local"),
-            kind=_kind(inside.get("kind", str, "dask")),
-            image=job.get("image", str, ""),
-            form=Form.read(code.get("form", str, "")),
-            node_count=job.get("nodes", int, 0),
-            expected=job.get("nodes", int, 0) * workers.get("per_node", int, 0),
-            late=workers.get("late", bool, False),
-            time_limit=job.get("time_limit", int, 0),
-            after=tuple(map(_awaited, plan.texts("after"))),
-            restart="several" if more.get("several_jobs", bool, False) else again,
-            command=_command(code, Table(inside.get("points", dict, {})).texts("options")),
-            partition=dict(directives(plan)).get("--partition", ""),
+            site=plan.site,
+            scheduler=plan.scheduler,
+            kind=_kind(inside.kind),
+            image=inside.job.image,
+            form=inside.code.form,
+            node_count=inside.job.nodes,
+            expected=inside.worker_count,
+            late=inside.workers.late,
+            time_limit=inside.job.time_limit,
+            after=tuple(map(_awaited, plan.after)),
+            restart="several" if inside.attempts.several_jobs else again,
+            command=inside.code.command(*inside.points.options),
+            partition=plan.directive("--partition"),
         )
-
-
-def _command(code: Table, point_options: Sequence[str]) -> str:
-    """Return the script with its arguments as a shell would take them, without its folder; empty without a script.
-
-    In a sweep the options that gave the points come between the script and its arguments.
-    """
-    script = code.get("script", str, "").rpartition("/")[2]
-    if not script:
-        return ""
-    option = ["-m"] if code.get("form", str, "") == Form.MODULE else []
-    arguments = code.texts("arguments")
-    return shlex.join([*option, script, *point_options, *(["--"] if point_options and arguments else []), *arguments])
-
-
-def directives(plan: Table) -> list[tuple[str, str]]:
-    """Return the options of the batch script that a plan records, by name."""
-    pairs = plan.get("directives", list, [])
-    return [(str(pair[0]), str(pair[1])) for pair in pairs if isinstance(pair, list) and len(pair) == 2]
 
 
 def _kind(name: str) -> str:
@@ -132,36 +114,10 @@ def _awaited(text: str) -> Awaited:
     return Awaited(run, when)
 
 
-def end_of(run: directories.Run) -> End | None:
-    """Return what status.json says, None if it is not there; StorageError if it is damaged."""
-    table = directories.read_json(run.paths.status)
-    with complete(run.paths.directory):
-        return None if table is None else parse(table.facts)
-
-
 def cancelled(by: str, message: str, hint: str, reason: str = "") -> End:
     """Return the end of a run that was cancelled, or dropped by Slurm, before it or its next attempt started."""
     now = round(time.time(), 3)
     return End(CANCELLED, "queued", by, message, hint, ended_as="CANCELLED", time=now, reason=reason)
-
-
-def events(run: directories.Run) -> list[Event]:
-    """Return the run's events in order; a line that is still being written is left for the next look.
-
-    Raises
-    ------
-    StorageError
-        If the file cannot be read, or a line is no event.
-    """
-    with directories.storage(run.paths.events):
-        try:
-            text = files.read(run.paths.events).decode()
-        except FileNotFoundError:
-            return []
-    lines = [line for line in text.splitlines(keepends=True) if line.endswith("\n")]
-    with complete(run.paths.directory):
-        tables = [Table(files.parsed(json.loads, line)) for line in lines]
-        return [Event(one.get("event", str), one.number("time"), one.get("attempt", int, 0), one) for one in tables]
 
 
 def _began_again(happened: list[Event], ended: int) -> bool:
@@ -175,12 +131,7 @@ def _began_again(happened: list[Event], ended: int) -> bool:
 
 def newest_attempt(paths: RunPaths) -> int | None:
     """Return the number of the run's newest attempt, None before the first; StorageError if it cannot be read."""
-    with directories.storage(paths.directory):
-        try:
-            names = os.listdir(paths.directory / "attempts")
-        except FileNotFoundError:
-            return None
-    return max((int(name) for name in names if name.isdecimal()), default=None)
+    return max(Record(paths).attempts, default=None)
 
 
 def driver_record(paths: RunPaths) -> Path | None:
@@ -193,12 +144,22 @@ def driver_record(paths: RunPaths) -> Path | None:
     return next((path for path in records if not path.name.endswith(".new")), None)
 
 
-def driver_exit(paths: RunPaths) -> tuple[str, int] | None:
-    """Return the node and the exit status that step.sh recorded for the newest attempt's driver, if it did."""
+class DriverEnd(NamedTuple):
+    """What step.sh recorded of the driver's end: its node, its exit status, and the note that it left."""
+
+    node: str
+    exit_status: int
+    note: Note
+
+
+def driver_exit(paths: RunPaths) -> DriverEnd | None:
+    """Return what step.sh recorded of the newest attempt's driver, if it did."""
     path = driver_record(paths)
     with directories.storage(paths.directory):
         text = files.read(path, 100).decode(errors="replace").strip() if path else ""
-    return (path.name.partition("@")[2], int(text)) if path and text.isdigit() else None
+    if path is None or not text.isdigit():
+        return None
+    return DriverEnd(path.name.partition("@")[2], int(text), read_note(path.with_name(f"note@{path.name}")))
 
 
 def jupyter_node(paths: RunPaths) -> str:

@@ -8,8 +8,7 @@ from typing import Any
 
 from hpcml import files, kinds, schedulers
 from hpcml.errors import NotFoundError, StorageError
-from hpcml.failures.evidence import table
-from hpcml.report.attempts import Ending, memory_in_plan
+from hpcml.report.attempts import Ending
 from hpcml.runs import directories, why
 from hpcml.runs import record as records
 from hpcml.runs import status as run_status
@@ -48,10 +47,10 @@ def make(run: directories.Run) -> Path:
 
 def _memory(run: directories.Run) -> float:
     """Return the bytes that the run's job asked for on each node where its plan leaves them to Slurm, else 0."""
-    asked = memory_in_plan(table(run.paths.plan))
-    if asked or not run.submission or not run.job:
+    if records.Record(run.paths).plan.memory or not run.submission or not run.job:
         return 0.0
-    return schedulers.get(run.submission.scheduler).requested_memory(run.submission.key)
+    nodes = schedulers.find_nodes(run.submission.scheduler)
+    return nodes.requested_memory(run.submission.key) if nodes else 0.0
 
 
 _SMALLER = {"gpu-unused", "gpu-low", "cpu-low", "time-asked", "memory-asked"}  # rules of the report

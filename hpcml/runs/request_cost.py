@@ -3,26 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from hpcml import units
 from hpcml.errors import ConfigError, StorageError
 from hpcml.plan import cost
-from hpcml.records import read
+from hpcml.recorded import Recorded
 from hpcml.runs import directories
-from hpcml.runs import record as records
-from hpcml.runs.directories import Table, complete
-from hpcml.runs.record import Planned
+from hpcml.runs.directories import complete
+from hpcml.runs.record import Planned, Record
 from hpcml.runs.status import Status, has_results
 from hpcml.sites import lookup
 from hpcml.sites.schema import Site
-
-
-class _Limits(NamedTuple):
-    """The limits of all attempts of a run together."""
-
-    max_restarts: int = 0
-    max_node_hours: float = 0.0
 
 
 def asked(run: directories.Run, planned: Planned) -> dict[str, Any]:
@@ -38,7 +30,7 @@ def described(run: directories.Run, status: Status) -> dict[str, Any]:
     more = {
         "asked": asked(run, status.planned),
         "results": str(run.paths.out) if has_results(run) else "",
-        "attempts": [one._asdict() for one in attempts.earlier(run.paths, status.progress.attempt)],
+        "attempts": [one._asdict() for one in attempts.earlier(Recorded(run.paths), status.progress.attempt)],
         "notes": list(run.submission.notes if run.submission else ()),
     }
     return {**status.as_json(), **more}
@@ -60,22 +52,21 @@ def sentence(request: Mapping[str, Any]) -> str:
 def _recorded(run: directories.Run, planned: Planned) -> dict[str, Any]:
     """Return GPUs and highest cost of a recorded run; without a batch job nothing, without a time limit no cost."""
     try:
-        plan, request = directories.read_json(run.paths.plan), directories.read_json(run.paths.request)
-        if not (plan and request):
+        record = Record(run.paths)
+        if not (record.request and record.plan.directives):
             return {}
         with complete(run.paths.directory):
-            options = records.directives(plan)
-            site = lookup.recorded(request.get("site", dict))
-            limits = read(_Limits, Table(plan.get("inside", dict)).get("attempts", dict, {}))
+            site = lookup.recorded(record.request.site)
     except (ConfigError, StorageError):  # another version of hpcml wrote it, or it is damaged
         return {}
-    if not options:
-        return {}
-    one = cost.request(site, options, planned.node_count, planned.time_limit)
+    one, limits = (
+        cost.request(site, record.plan.directives, planned.node_count, planned.time_limit),
+        record.plan.inside.attempts,
+    )
     if not planned.time_limit:
         return {"gpus": one.gpus}
     billed, _ = bill(site, one)
-    most = most_hours(*limits, one.node_hours)[0] if planned.several_jobs else None
+    most = most_hours(limits.max_restarts, limits.max_node_hours, one.node_hours)[0] if planned.several_jobs else None
     if most is not None and one.node_hours:
         billed = None if billed is None else billed * most / one.node_hours
     hours = one.node_hours if most is None else most

@@ -42,7 +42,8 @@ def ask(run: directories.Run, status: Status) -> Answer:
         raise NotFoundError("The run has no processes, because it is not running", place=place, hint=hint)
     number = records.newest_attempt(run.paths) or 0
     attempt = run.paths.attempt(number)
-    started = [one for one in records.events(run) if one.name == "driver-started" and one.attempt == number]
+    happened = records.Record(run.paths).events_of(number)
+    started = [event for event in happened if event.name == "driver-started"]
     before = {node: answer["id"] for node, answer in _answers(attempt, status.allocation.nodes).items()}
     with complete(run.paths.directory):
         script = started[-1].facts.get("pid", int, 0) if started else 0

@@ -23,25 +23,28 @@ from hpcml.errors import (
     SlurmUnreachableError,
     StorageError,
 )
-from hpcml.failures import rules
-from hpcml.failures.end import SLURM, End
-from hpcml.failures.rules import NEVER_SATISFIED
+from hpcml.failures import role_end
+from hpcml.failures.end import SLURM, End, Reason
 from hpcml.forms import Form
 from hpcml.kind import Stage
+from hpcml.recorded import Event
 from hpcml.records import read
 from hpcml.request.record import Awaited
 from hpcml.runs import directories, settling
 from hpcml.runs import record as records
 from hpcml.runs.directories import complete
-from hpcml.runs.record import Event, Planned
+from hpcml.runs.record import Planned
 from hpcml.schedulers import JobState, Submission
 from hpcml.sites.layers import process_environment
+from hpcml.states import Wait
 from hpcml.units import format_age
 
 EARLY = "workers.start=early"  # the setting with which the cluster starts before every script
 NO_CLUSTER = "it starts when the script opens a Dask client"
-_REPLACED = "missing, or not yours: "  # how the batch script begins to say that the run's folder is another now
-
+_UNWRITTEN = {  # what the batch script's exit status says of a run without status.json
+    STORAGE: "the run could not write its status: its folder was missing or not yours, or full or read-only",
+    START_FAILED: "the batch script could neither start the run nor write its status",
+}
 _JOB_ENDS = {  # the exit status and the sentence of an end that the run itself could not write, and the run's state
     "TIMEOUT": (TIME_LIMIT, "the time limit was reached", "TIMEOUT"),
     "DEADLINE": (TIME_LIMIT, "the job's deadline was reached", "TIMEOUT"),
@@ -74,6 +77,7 @@ class Allocation(NamedTuple):
     job: str = ""  # Slurm's id of the newest attempt's job, empty without one
     job_state: str = ""  # Slurm's word for it, empty where Slurm was not asked
     estimate: str = ""  # Slurm's estimate of its start, in ISO 8601, empty if it has none
+    wait: Wait = Wait.PASSES  # why it waits
     silent: str = ""  # why Slurm could not be asked; all else is then from the run's own files
     nodes: tuple[str, ...] = ()  # names, from the first on; empty before the start
 
@@ -116,25 +120,6 @@ class Files(NamedTuple):
     not_brought: tuple[Mapping[str, str], ...] = ()  # of those that only the run has: name, why, run
 
 
-class Ending(NamedTuple):
-    """How a run ended, or why it was refused."""
-
-    exit_status: int | None = None  # None until it has one
-    ended_as: str = ""  # Slurm's word for the end
-    by: str = ""  # who decided it: script, hpcml, scheduler (Slurm), user
-    cause: str = ""  # why it failed in some words, as the run itself has written it
-    quote: tuple[str, ...] = ()  # lines that show it
-    at_fault: tuple[str, ...] = ()  # nodes that failed by what they did themselves
-    rank: int | None = None  # the rank that failed first, None without ranks
-    node: str = ""  # its node, or the first that was lost or did not start
-    log: str = ""  # the file of its output in the run's folder of logs
-    log_begin: int = 0  # bytes of that file, or of the script's log, that earlier attempts wrote
-    memory_limit: str = ""  # whose limit was reached, of failures.end.MemoryLimit
-    lost_nodes: tuple[str, ...] = ()  # nodes that were lost or did not start
-    role: str = ""  # the role that was lost or did not start
-    reason: str = ""  # the name of the rule that knows why hpcml or Slurm ended it
-
-
 class Status(NamedTuple):
     """A run at one moment; a field of a group has a name that no other group has."""
 
@@ -147,8 +132,8 @@ class Status(NamedTuple):
     allocation: Allocation = Allocation()
     progress: Progress = Progress()
     cluster: Cluster = Cluster()
-    ending: Ending = Ending()
     written: Files = Files()
+    ended: End | None = None  # how it ended, is ending, or why it was refused; None before
 
     @classmethod
     def of(cls, run: str, site: str = "", phase: str = "unknown", message: str = "", **values: Any) -> Status:
@@ -156,7 +141,7 @@ class Status(NamedTuple):
         return cls(run, phase=phase, message=message).changed(site=site, **values)
 
     def changed(self, **values: Any) -> Status:
-        """Return a copy with these values; a field of a group goes by its own name."""
+        """Return a copy with these values; a field of a group or of the end goes by its own name."""
         by_group: dict[str, dict[str, Any]] = {}
         top: dict[str, Any] = {}
         for name, value in values.items():
@@ -164,49 +149,48 @@ class Status(NamedTuple):
                 by_group.setdefault(group, {})[name] = value
             else:
                 top[name] = value
-        return self._replace(
-            **top, **{group: getattr(self, group)._replace(**part) for group, part in by_group.items()}
-        )
+        groups: dict[str, Any] = {
+            group: (getattr(self, group) or End())._replace(**part) for group, part in by_group.items()
+        }
+        return self._replace(**top, **groups)
 
     def fields(self) -> dict[str, Any]:
-        """Return all fields by name, those of groups too."""
+        """Return all fields by name, those of groups and of the end too."""
         values: dict[str, Any] = {name: getattr(self, name) for name in self._fields if name not in GROUPS}
         for group in GROUPS:
             values |= getattr(self, group)._asdict()
-        return values
+        del values["ended"]
+        end = {name: getattr(self.ending, name) for name in _OF_THE_END}
+        return {**values, **end, "exit_status": self.exit_status}
+
+    @property
+    def ending(self) -> End:
+        """How it ended or is ending, empty before."""
+        return self.ended or End()
+
+    @property
+    def exit_status(self) -> int | None:
+        """Its exit status, None until it has one."""
+        return self.ended.exit_status if self.ended else None
 
     @property
     def state(self) -> str:
         """The run's state in Slurm's words; REFUSED, PREPARED and UNKNOWN where there is no job that has one."""
         if self.phase in _STATES:
             return _STATES[self.phase]
-        failed, job_state = self.ending.exit_status, self.allocation.job_state
+        failed, job_state = self.exit_status, self.allocation.job_state
         return "OUT_OF_MEMORY" if failed and job_state == "OUT_OF_MEMORY" else self.ending.ended_as
 
     @property
     def end(self) -> End:
         """How it ended, or is now."""
-        ending = self.ending
-        return End(
-            ending.exit_status or 0,
-            by=ending.by,
+        return self.ending._replace(
             message=self.message,
             hint=self.hint,
-            quote=ending.quote,
             ended_as=self.state,
             over=self.over,
             attempt=self.progress.attempt,
-            cause=ending.cause,
             warnings=self.progress.warnings,
-            at_fault=ending.at_fault,
-            rank=ending.rank,
-            node=ending.node,
-            log=ending.log,
-            log_begin=ending.log_begin,
-            memory_limit=ending.memory_limit,
-            lost_nodes=ending.lost_nodes,
-            role=ending.role,
-            reason=ending.reason,
         )
 
     @property
@@ -232,9 +216,9 @@ class Status(NamedTuple):
     @property
     def failed(self) -> bool:
         """Whether it was refused, lost or ended with another status than 0; a cancelled run did what was wanted."""
-        if self.state == "CANCELLED" or self.ending.exit_status == CANCELLED:
+        if self.state == "CANCELLED" or self.exit_status == CANCELLED:
             return False
-        return self.over and (self.phase == "refused" or bool(self.ending.exit_status))
+        return self.over and (self.phase == "refused" or bool(self.exit_status))
 
     def silences(self, step: int = 1) -> tuple[str, ...]:
         """Return for how many seconds workers are silent (a sentence a node) or ranks idle, in whole ``step``."""
@@ -268,6 +252,10 @@ class Status(NamedTuple):
 
 GROUPS = tuple(name for name, default in Status._field_defaults.items() if hasattr(default, "_fields"))
 GROUP_BY_FIELD = {field: group for group in GROUPS for field in Status._field_defaults[group]._fields}
+_OF_THE_END = tuple(
+    name for name in End._fields if name not in (*Status._fields, *GROUP_BY_FIELD, "over", "time")
+)  # the others are the status's own
+GROUP_BY_FIELD |= dict.fromkeys(_OF_THE_END, "ended")
 _NOT_PRINTED = ("ended_as", "form", "late", "scheduler", "image", "time_limit", "after", "restart", "partition")
 
 
@@ -392,9 +380,8 @@ def _from_files(run: directories.Run) -> Status:
 
 def _login_host(run: directories.Run) -> str:
     """Return how a laptop reaches this machine: as the run's site says, else by the user and the host's name."""
-    request = directories.read_json(run.paths.request)
-    with complete(run.paths.directory):
-        host = request.get("site", dict, {}).get("login.host") if request else None
+    request = records.Record(run.paths).request
+    host = request.site.get("login.host") if request else None
     if isinstance(host, dict) and host.get("value"):
         return shlex.quote(str(host["value"]))
     user = process_environment().get("USER", "")
@@ -403,25 +390,9 @@ def _login_host(run: directories.Run) -> str:
 
 def _with_end(current: Status, end: End) -> Status:
     """Return a status with how the run ended, or is ending while its roles are torn down."""
-    return current.changed(
-        phase="ended" if end.over else "ending",
-        message=end.message,
-        exit_status=end.exit_status,
-        ended_as=end.state,
-        by=end.by,
-        hint=end.hint,
-        cause=end.cause,
-        quote=end.quote,
-        at_fault=end.at_fault,
-        rank=end.rank,
-        node=end.node,
-        log=end.log,
-        log_begin=end.log_begin,
-        memory_limit=end.memory_limit,
-        lost_nodes=end.lost_nodes,
-        role=end.role,
-        reason=end.reason,
-    )
+    phase = "ended" if end.over else "ending"
+    ended = end._replace(ended_as=end.state)
+    return current._replace(phase=phase, message=end.message, hint=end.hint, ended=ended)
 
 
 def _after(current: Status, event: Event) -> Status:
@@ -514,7 +485,7 @@ def _ask_owner(current: Status, run: directories.Run, asked: JobState | None) ->
             current = current.changed(job=run.job)
     except SlurmUnreachableError as error:
         current = current.changed(silent=error.message)
-        if error.message == schedulers.NOT_ASKED:  # it may have ended since its own files were written
+        if isinstance(error, schedulers.NotAskedError):  # it may have ended since its own files were written
             return current.changed(phase="unknown", message=error.message)
         if current.phase == "unknown":
             message = "the run has written nothing yet, and Slurm does not answer"
@@ -540,12 +511,12 @@ def present_job(run: directories.Run, asked: JobState | None = None) -> tuple[di
 
 def _with_answer(current: Status, run: directories.Run, job: JobState) -> Status:
     """Take in what the scheduler says of the job; the run's own events are newer than Slurm's word."""
-    current = current.changed(job_state=job.state, estimate=job.start if job.pending else "")
+    current = current.changed(job_state=job.state, estimate=job.start if job.pending else "", wait=job.wait)
     if current.phase == "ended":
         if job.ended:
             return _not_continued(current, run, job)
         # An attempt of a job that may be put back into the queue has ended: the run has not, the job is there still.
-        again = current.changed(phase="ending", exit_status=None, by="", hint="", cause="", quote=())
+        again = current.changed(phase="ending", ended=None, hint="")
         return again.changed(phase="queued", message=_waits_again(run, job)) if job.pending else again
     if job.ended:
         before = _never_started(current, run) or _cancelled_before_start(current, run, job)
@@ -554,7 +525,7 @@ def _with_answer(current: Status, run: directories.Run, job: JobState) -> Status
         return current.changed(phase="queued", message=_waits_again(run, job))
     if current.phase != "unknown":
         return current
-    if current.planned.after and (job.reason == schedulers.FOR_JOBS or _waits_here(run, job)):
+    if current.planned.after and (job.wait is Wait.JOBS or _waits_here(run, job)):
         awaited = " and for ".join(one.clause() for one in current.planned.after)
         return current.changed(phase="queued", message=f"waiting for {awaited}", job_state="PENDING")
     if job.pending:
@@ -565,7 +536,7 @@ def _with_answer(current: Status, run: directories.Run, job: JobState) -> Status
 
 def _waits_again(run: directories.Run, job: JobState) -> str:
     """Return why a run waits again: its job is back in the queue, or another one is there for the next attempt."""
-    same = job.reason != schedulers.FOR_JOBS and directories.begun_job(run.paths) in ("", run.job)
+    same = job.wait is not Wait.JOBS and directories.begun_job(run.paths) in ("", run.job)
     return f"{'Slurm requeued the job' if same else 'the next attempt waits'}: {job.reason}"
 
 
@@ -590,13 +561,9 @@ def _waits_here(run: directories.Run, job: JobState) -> bool:
 
 def ended(status: Status) -> str:
     """Return in a clause how a run ended."""
-    if status.ending.exit_status is None:
+    if status.exit_status is None:
         return f"hpcml does not know how that run ended ({status.message})"
-    return (
-        "that run succeeded"
-        if status.ending.exit_status == 0
-        else f"that run exited with status {status.ending.exit_status}"
-    )
+    return "that run succeeded" if status.exit_status == 0 else f"that run exited with status {status.exit_status}"
 
 
 def never_started(awaited: Awaited, status: Status) -> tuple[str, str]:
@@ -617,9 +584,9 @@ def _never_started(current: Status, run: directories.Run) -> Status | None:
             other = status(directories.load(run.paths.directory.with_name(one.run)))
         except StorageError:
             continue  # removed: nobody knows how it ended
-        if other.over and not one.met_by(other.ending.exit_status):
+        if other.over and not one.met_by(other.exit_status):
             message, hint = never_started(one, other)
-            return _with_end(current, records.cancelled(SLURM, message, hint, NEVER_SATISFIED))
+            return _with_end(current, records.cancelled(SLURM, message, hint, Reason.NEVER_SATISFIED))
     return None
 
 
@@ -649,18 +616,16 @@ def _ended_without_word(current: Status, run: directories.Run, job: JobState) ->
 
     What Slurm says is the cause, if it says one; without it step.sh's record counts, and then the job's log.
     """
-    if current.ending.exit_status is not None:
+    if current.exit_status is not None:
         return current.changed(phase="ended")  # the end was written, the teardown was cut short
     if job.state in _JOB_ENDS:
         return _lost(current, run, *_JOB_ENDS[job.state])
     if driver := records.driver_exit(run.paths):
-        return _step_ended(current, run, *driver)
-    if not current.progress.times and (log := files.tail(run.paths.job_log)) and log[-1].startswith("hpcml: "):
-        message = log[-1].removeprefix("hpcml: ").rstrip(".")  # the batch script's own word
-        return _lost(current, run, STORAGE if message.startswith(_REPLACED) else START_FAILED, message)
-    if job.state == "FAILED" and run.submission and schedulers.end(run.submission).exit_status == STORAGE:
-        message = "the run could not write its status: its file system was full or read-only"
-        return _lost(current, run, STORAGE, message)
+        return _step_ended(current, run, driver)
+    if job.state == "FAILED" and run.submission:
+        exit_status = schedulers.end(run.submission).exit_status
+        if exit_status in _UNWRITTEN:
+            return _lost(current, run, exit_status, _UNWRITTEN[exit_status])
     forgotten = "Slurm no longer knows the job" if job == schedulers.UNKNOWN else f"Slurm: {job.state}"
     message = job.reason or f"the job ended without a status ({forgotten})"
     end = _lost(current, run, ALLOCATION_LOST, message)
@@ -668,22 +633,24 @@ def _ended_without_word(current: Status, run: directories.Run, job: JobState) ->
     return end.changed(hint=f"Submit the run again: hpcml rerun {run.id}.") if is_another else end
 
 
-def _step_ended(before: Status, run: directories.Run, node: str, exit_status: int) -> Status:
+def _step_ended(before: Status, run: directories.Run, driver: records.DriverEnd) -> Status:
     """The driver's step has ended without the supervisor's word: it never started, or it was killed."""
+    exit_status = driver.exit_status
     if "allocated" in before.progress.times:  # what its log says is the script's
-        message = f"the script's job step {rules.of_role(exit_status, ()).what} before hpcml recorded how the run ended"
+        ended = role_end.of_role(exit_status, ()).what
+        message = f"the script's job step {ended} before hpcml recorded how the run ended"
         return _lost(before, run, exit_status, message)
     log = files.tail(run.paths.driver_log)
     if image := before.planned.image:
         full_log = files.tail(run.paths.driver_log, 200) or files.tail(run.paths.job_log, 200)
-        why = rules.not_entered("\n".join(full_log), str(exit_status))
-        current = _lost(before, run, IMAGE, f"{node}: {why.what}")
+        why = role_end.not_entered("\n".join(full_log), exit_status, driver.note)
+        current = _lost(before, run, IMAGE, f"{driver.node}: {why.what}")
         hint = why.hint.replace("IMAGE", image)
     else:
-        ended = rules.of_role(exit_status, log)
-        current = _lost(before, run, START_FAILED, f"before the script started, its job step {ended.what}")
-        hint = ended.hint or current.hint
-    return current.changed(hint=hint, quote=log or current.ending.quote)
+        why = role_end.of_role(exit_status, log, driver.note)
+        current = _lost(before, run, START_FAILED, f"before the script started, its job step {why.what}")
+        hint = why.hint or current.hint
+    return current.changed(hint=hint, quote=log or current.ending.quote, reason=why.reason)
 
 
 def _lost(current: Status, run: directories.Run, exit_status: int, message: str, state: str = "FAILED") -> Status:

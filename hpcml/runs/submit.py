@@ -99,7 +99,8 @@ def prepare_request(spec: RunRequest, *, by_hand: bool = False, dry_run: bool = 
     prepared = prepare(loaded, spec, dry_run=dry_run)
     _check_partition(prepared)
     notes += prepared.notes
-    if ignored := schedulers.get(prepared.plan.scheduler).ignored_defaults():
+    adviser = schedulers.find_adviser(prepared.plan.scheduler)
+    if ignored := adviser.ignored_defaults() if adviser else []:
         if by_hand:
             notes.append(f"when you run the sbatch command, sbatch also reads the variables {', '.join(ignored)}")
         else:
@@ -115,9 +116,11 @@ def prepare_request(spec: RunRequest, *, by_hand: bool = False, dry_run: bool = 
 def _check_partition(prepared: Prepared) -> None:
     """Refuse a partition that neither the site's profile nor the scheduler has, with the nearest name."""
     of_site, named = prepared.loaded.site.partitions, dict(prepared.plan.directives).get("--partition", "")
-    scheduler = schedulers.get(prepared.plan.scheduler)
+    adviser = schedulers.find_adviser(prepared.plan.scheduler)
+    if adviser is None:
+        return
     for name in named.split(",") if of_site else ():
-        if name and name not in of_site and not scheduler.has_partition(name, _ASKED_WITHIN):
+        if name and name not in of_site and not adviser.has_partition(name, _ASKED_WITHIN):
             hint = did_you_mean(nearest(name, of_site), f"The profile has the partitions {', '.join(of_site)}.")
             raise SiteError(f"There is no partition '{name}'", place="--partition", hint=hint)
 
@@ -139,7 +142,7 @@ def prepare(loaded: LoadedSite, spec: RunRequest, run_id: str = "", *, dry_run: 
     run_id = run_id or directories.new_id(job_name(spec))
     folder = directories.runs_folder(loaded.site.paths.runs, layers.process_environment())
     directory = folder / run_id
-    spec = schedulers.get(loaded.site.scheduler).with_variables(spec, loaded.is_from_this_call)
+    spec = schedulers.with_variables(loaded.site.scheduler, spec, loaded.is_from_this_call)
     own_templates, always = template_folders(spec.code.cwd)
     always += directories.check_folder(folder, loaded.site.paths.trust)
     notes = list(always)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from hpcml import schedulers, subprocesses
 from hpcml.errors import CANCELLED, HpcmlError, NotFoundError, SiteError, SlurmUnreachableError
-from hpcml.failures.rules import NEVER_SATISFIED
+from hpcml.failures.end import Reason
 from hpcml.origins import HPCML
 from hpcml.request.record import Awaited
 from hpcml.runs import directories
@@ -147,7 +147,7 @@ def resolve(folder: Path, site: Site, asked: Sequence[Awaited]) -> tuple[tuple[A
         if current.phase == "refused":
             raise SiteError("The run that --after names never ran: Slurm refused it", place=run.id, hint=_again(run))
         if current.over:
-            if not awaited.met_by(current.ending.exit_status):
+            if not awaited.met_by(current.exit_status):
                 problem = f"The run cannot start: it waits for {awaited.clause()}, and {run_status.ended(current)}"
                 raise SiteError(problem, place=f"--after {one.run}:{one.when}", hint=_again(run))
             notes.append(f"{run.id} already ended as --after requires")
@@ -159,9 +159,8 @@ def resolve(folder: Path, site: Site, asked: Sequence[Awaited]) -> tuple[tuple[A
                 current.allocation.silent, transient=True, place=run.id, hint="Try again in some minutes."
             )
         if run.submission.scheduler != site.scheduler or (not here and current.planned.site != site.name):
-            where = (
-                "in an allocation" if run.submission.scheduler == "allocation" else f"on site {current.planned.site}"
-            )
+            has_job = schedulers.get(run.submission.scheduler).OWN_JOBS
+            where = f"on site {current.planned.site}" if has_job else "in an allocation"
             problem = f"A run on site {site.name} cannot wait for {run.id}, which is {where}"
             hint = f"Wait first: hpcml wait {run.id} && hpcml submit …"
             raise SiteError(problem, place="--after", hint=hint)
@@ -189,9 +188,9 @@ def main(directory: Path) -> None:
     for one in records.planned(run).after:
         while not (current := _look(directory.with_name(one.run))).over:
             time.sleep(_LOOK_AT_OTHERS)
-        if not one.met_by(current.ending.exit_status):
+        if not one.met_by(current.exit_status):
             message, hint = run_status.never_started(one, current)
-            _end(run, "hpcml", message, hint, NEVER_SATISFIED)
+            _end(run, "hpcml", message, hint, Reason.NEVER_SATISFIED)
     subprocesses.become(["bash", str(run.paths.script)], process_environment(), program=HPCML)
 
 

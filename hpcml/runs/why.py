@@ -13,24 +13,26 @@ from typing import Any, NamedTuple
 from hpcml import kinds, records, schedulers
 from hpcml.errors import ALLOCATION_LOST, IDLE, ConfigError, NotFoundError, StorageError
 from hpcml.failures import evidence, judgement, stacks
-from hpcml.failures.end import SLURM
+from hpcml.failures.end import SLURM, Reason
 from hpcml.failures.evidence import Line
 from hpcml.failures.judgement import Case, Cause
 from hpcml.failures.rule import Retry, Role
-from hpcml.failures.rules import BATCH_KILLED, BY_NAME, COLLECTIVE, of_refusal
+from hpcml.failures.rules import BY_NAME, COLLECTIVE, of_refusal
 from hpcml.failures.stacks import Group
-from hpcml.forms import Form
 from hpcml.paths import SCRIPT
+from hpcml.recorded import Recorded, RecordedSpec
 from hpcml.report import attempts
 from hpcml.request.record import RunRequest
 from hpcml.runs import directories, handle, packages
 from hpcml.runs import stacks as live_stacks
 from hpcml.runs import status as run_status
-from hpcml.runs.directories import Table, complete
+from hpcml.runs.directories import complete
+from hpcml.runs.record import Record
 from hpcml.runs.status import Status
 from hpcml.schedulers import partitions
 from hpcml.sites import lookup
 from hpcml.sites.schema import Site
+from hpcml.states import Wait
 from hpcml.units import Memory, TimeLimit, expand_hosts, format_memory_for_slurm, format_seconds
 
 MOST_LOGS = 128  # workers' logs that are read
@@ -94,7 +96,7 @@ def look(run: directories.Run) -> tuple[Status, Answer]:
         If the run's record cannot be read.
     """
     run, current = run_status.now(run)
-    before = tuple(map(attempts.sentence, attempts.earlier(run.paths, current.progress.attempt)))
+    before = tuple(map(attempts.sentence, attempts.earlier(Recorded(run.paths), current.progress.attempt)))
     return current, of_status(run, current)._replace(attempts=before)
 
 
@@ -105,24 +107,17 @@ def of_status(run: directories.Run, status: Status) -> Answer:
     sentences = (*status.progress.warnings[-_WARNINGS:], *status.silences())
     lines = tuple(Line(sentence, "record", "events.jsonl") for sentence in sentences)
     if not status.over:
-        never = "never start" in status.message
-        cause = f"the run waits: {status.message}" if status.phase == "queued" else status.message
-        step = f"Cancel the run: hpcml cancel {run.id}." if never else status.hint
-        rule = "dependency" if never else ""
-        answer = Answer(run.id, status.state, never, cause, rule=rule, warnings=lines, next_step=step)
-        if status.phase == "running" and status.noun == "rank":
-            answer = _while_ranks_wait(run, answer)
-        return _while_idle(run, status, answer) if status.phase == "running" and status.cluster.idle_since else answer
+        return _of_active(run, status, lines)
     hits = evidence.hits(run.paths, MOST_LOGS, status.ending.log, status.ending.log_begin)
     judged = judgement.judge(_case(run, status), hits)
     if judged is None:
         return Answer(run.id, status.state, False, "the run succeeded: there is no failure to explain", warnings=lines)
-    if not judged.known or judged.rule == BATCH_KILLED or (status.state == "NODE_FAIL" and not judged.nodes):
+    if not judged.known or judged.rule == Reason.BATCH_KILLED or (status.state == "NODE_FAIL" and not judged.nodes):
         judged = _by_scheduler(run, status, judged)
     if judged.rule in ("no-module", "no-submodule"):
         judged = _removed_module(run, judged)
     groups = _kept_stacks(run, status, judged.rule)
-    waiting = stacks.waits(groups) if status.cluster.idle_since or status.ending.exit_status == IDLE else ()
+    waiting = stacks.waits(groups) if status.cluster.idle_since or status.exit_status == IDLE else ()
     judged = _with_waiting(status, judged, stacks.wait_sentence(waiting))
     retry, remedy = _within_limits(run, options(run, judged), judged.remedy)
     of_setup = tuple(Line(sentence, "record", "events.jsonl") for sentence in status.progress.setup_warnings)
@@ -200,7 +195,7 @@ def _with_waiting(status: Status, cause: Cause, waits: str) -> Cause:
 
 def _kept_stacks(run: directories.Run, status: Status, rule: str) -> list[Group]:
     """Return the groups of processes that did the same before the end of a run."""
-    if status.ending.exit_status not in stacks.KEPT and rule != COLLECTIVE:
+    if status.exit_status not in stacks.KEPT and rule != COLLECTIVE:
         return []
     with complete(run.paths.directory):
         return stacks.kept(run.paths, status.progress.attempt)
@@ -221,9 +216,9 @@ def _by_scheduler(run: directories.Run, status: Status, cause: Cause) -> Cause:
             cause._replace(nodes=hosts(ended.failed_nodes)) if ended.failed_nodes else _first_node(run, status, cause)
         )
     named = ended.signal in {number.value for number in signal.Signals}  # Slurm may tell it late
-    if status.ending.exit_status != ALLOCATION_LOST or not (named or status.ending.by == "hpcml"):
+    if status.exit_status != ALLOCATION_LOST or not (named or status.ending.by == "hpcml"):
         return cause
-    rule = BY_NAME[BATCH_KILLED]
+    rule = BY_NAME[Reason.BATCH_KILLED]
     problem = rule.cause + (f" by {signal.Signals(ended.signal).name}" if named else "")
     return cause._replace(what=problem, short=rule.short, known=True, rule=rule.name, remedy=rule.remedy)
 
@@ -231,14 +226,12 @@ def _by_scheduler(run: directories.Run, status: Status, cause: Cause) -> Cause:
 def _removed_module(run: directories.Run, cause: Cause) -> Cause:
     """Return the cause with what is known of a missing module: whether it was installed at submission, and is now."""
     missing = [match[1] for line in cause.evidence if (match := _NO_MODULE.search(line.text))]
-    recorded, plan = directories.read_json(run.paths.request), directories.read_json(run.paths.plan)
-    if not missing or not recorded or not plan:
+    record = Record(run.paths)
+    if not missing or not record.request or not (python := record.plan.python):
         return cause
     name = missing[0]
-    with complete(run.paths.directory):
-        if name not in recorded.get("modules", str, "").split():
-            return cause
-        python = str(plan.get("steps", list)[-1]["command"][0])
+    if name not in record.request.modules.split():
+        return cause
     if name in packages.installed(python):
         remedy = (
             f"The environment of {python} has the module on this machine. Put this environment on a shared file system."
@@ -266,6 +259,20 @@ def _first_node(run: directories.Run, status: Status, cause: Cause) -> Cause:
     return cause._replace(what=problem, nodes=status.allocation.nodes[:1])
 
 
+def _of_active(run: directories.Run, status: Status, lines: tuple[Line, ...]) -> Answer:
+    """Return what a run that has not ended waits for, if it waits, and what its processes show."""
+    wait = status.allocation.wait
+    cause = f"the run waits: {status.message}" if status.phase == "queued" else status.message
+    step = f"Cancel the run: hpcml cancel {run.id}." if wait.is_vain else status.hint
+    rule = Reason.NEVER_SATISFIED if wait is Wait.DEPENDENCY else ""
+    answer = Answer(run.id, status.state, wait.is_vain, cause, rule=rule, warnings=lines, next_step=step)
+    if status.phase != "running":
+        return answer
+    if status.noun == "rank":
+        answer = _while_ranks_wait(run, answer)
+    return _while_idle(run, status, answer) if status.cluster.idle_since else answer
+
+
 def refused(status: Status) -> Answer:
     """Return why Slurm or hpcml did not take a run."""
     rule = of_refusal(status.message, status.ending.quote)
@@ -283,47 +290,40 @@ def refused(status: Status) -> Answer:
 
 
 def _case(run: directories.Run, status: Status) -> Case:
-    form = Form.SCRIPT
-    if request := directories.read_json(run.paths.request):
-        with complete(run.paths.directory):
-            form = Form.read(Table(request.get("spec", dict, {})).get("form", str, ""))
-    kind = kinds.get(status.planned.kind)
+    kind, form = kinds.get(status.planned.kind), status.planned.form
     case = Case(status.end, kind, status.progress.times, form=form, clocks=status.progress.clocks)
     return judgement.with_files(run.paths, run.paths.attempt(status.progress.attempt), case)
 
 
 def options(run: directories.Run, cause: Cause) -> tuple[str, ...]:
     """Return the options that a cause makes worth a try, whatever the site allows; none if the request is unknown."""
-    planned = directories.read_json(run.paths.plan) or Table({})
-    with complete(run.paths.directory):
-        inside = Table(planned.get("inside", dict, {}))
-        job, workers = Table(inside.get("job", dict, {})), Table(inside.get("workers", dict, {}))
-        match cause.retry:
-            case Retry.EXCLUDE if cause.nodes and not job.get("one_machine", bool, False):
-                return ("--exclude", ",".join((*_excluded(run), *cause.nodes)))
-            case Retry.TIME if limit := job.get("time_limit", int, 0):
-                return ("--time", _longer(limit))
-            case Retry.MEMORY if cause.rule == "worker-memory" and (share := workers.get("memory_limit", int, 0)):
-                return ("--set", f"workers.memory_limit={_larger(share)}")
-            case Retry.MEMORY if size := attempts.memory_in_plan(planned.facts):
-                return ("--memory-per-node", _larger(size))
+    record = Record(run.paths)
+    job, workers = record.plan.inside.job, record.plan.inside.workers
+    match cause.retry:
+        case Retry.EXCLUDE if cause.nodes and not job.one_machine:
+            return ("--exclude", ",".join((*_excluded(record), *cause.nodes)))
+        case Retry.TIME if job.time_limit:
+            return ("--time", _longer(job.time_limit))
+        case Retry.MEMORY if cause.rule == "worker-memory" and workers.memory_limit:
+            return ("--set", f"workers.memory_limit={_larger(workers.memory_limit)}")
+        case Retry.MEMORY if size := record.plan.memory:
+            return ("--memory-per-node", _larger(size))
     return ()
 
 
 def _within_limits(run: directories.Run, wanted: tuple[str, ...], remedy: str) -> tuple[tuple[str, ...], str]:
     """Return options that the run's site takes, and the next step: other ones where it gives no more."""
-    planned, request = directories.read_json(run.paths.plan), directories.read_json(run.paths.request)
-    if not wanted or wanted[0] == "--exclude" or planned is None or request is None:
+    record = Record(run.paths)
+    request, inside = record.request, record.plan.inside
+    if not wanted or wanted[0] == "--exclude" or request is None or not inside.job.nodes:
         return wanted, remedy
     with complete(run.paths.directory):
-        inside = Table(planned.get("inside", dict))
-        job, of_workers = Table(inside.get("job", dict, {})), Table(inside.get("workers", dict, {}))
-        workers = of_workers.get("per_node", int, 1)
+        workers = inside.workers.per_node or 1
         try:
-            site = lookup.recorded(request.get("site", dict))
+            site = lookup.recorded(request.site)
         except ConfigError:  # another version of hpcml wrote it: its limits are not known here
             return wanted, remedy
-        asked, (option, text) = _request(request.get("spec", dict), job.get("nodes", int, 1), site), wanted
+        asked, (option, text) = _request(request.spec, inside.job.nodes, site), wanted
         if option == "--time":
             more = asked.changed(time=TimeLimit(text))
         else:
@@ -333,7 +333,7 @@ def _within_limits(run: directories.Run, wanted: tuple[str, ...], remedy: str) -
             return wanted, remedy
         if option == "--time":
             return (), _NO_MORE_TIME
-        kind = kinds.get(inside.get("kind", str, "dask"))
+        kind = kinds.get(inside.kind)
         fewer = [f"fewer threads for each {kind.noun} (--set {kind.threads}=…)"] if kind.threads else []
         if kind.ranks:  # more nodes have as many ranks each
             few = f" (--ranks {workers // 2})" if workers > 1 else ""
@@ -341,24 +341,24 @@ def _within_limits(run: directories.Run, wanted: tuple[str, ...], remedy: str) -
             return (("--ranks", str(workers // 2)) if few else ()), remedy
         *ways, last = "smaller chunks", "more nodes (--nodes)", *fewer
         remedy = f"The site does not allow more memory per node: use {', '.join(ways)} or {last}."
-        threads = of_workers.get("threads", int, 0) or _cpus_in_plan(planned) // max(workers, 1)
+        threads = inside.workers.threads or record.plan.cpus // max(workers, 1)
         if kind.threads and threads > 1:
             return ("--set", f"{kind.threads}={threads // 2}"), remedy
         twice = asked.changed(nodes=2 * asked.size.nodes)
         return (("--nodes", str(twice.size.nodes)) if _takes(site, twice) else ()), remedy
 
 
-def _request(spec: dict[str, Any], nodes: int, site: Site) -> RunRequest:
+def _request(spec: RecordedSpec, nodes: int, site: Site) -> RunRequest:
     """Return what of a recorded request the limits of partitions and QoS are about."""
-    asked = Table(spec)
+    gpus = spec.gpus_per_node
     return RunRequest.of(
         Path(),
         (),
         Path(),
         nodes=nodes,
-        gpus_per_node=asked.get("gpus_per_node", int, site.defaults.gpus_per_node),
-        partition=asked.get("partition", str, ""),
-        qos=asked.get("qos", str, "") or site.defaults.qos,
+        gpus_per_node=site.defaults.gpus_per_node if gpus is None else gpus,
+        partition=spec.partition,
+        qos=spec.qos or site.defaults.qos,
     )
 
 
@@ -370,22 +370,10 @@ def _takes(site: Site, spec: RunRequest) -> bool:
     )
 
 
-def _cpus_in_plan(planned: Table) -> int:
-    """Return the CPUs that the batch script asks for on each node, 0 if it leaves them to Slurm."""
-    said = dict(pair for pair in planned.get("directives", list, []) if isinstance(pair, list) and len(pair) == 2)
-    cpus = str(said.get("--cpus-per-task", ""))
-    return int(cpus) if cpus.isdecimal() else 0
-
-
-def _excluded(run: directories.Run) -> list[str]:
+def _excluded(record: Record) -> list[str]:
     """Return the nodes that the request excludes already: the option given anew takes their place."""
-    request = directories.read_json(run.paths.request)
-    spec = Table(request.get("spec", dict, {})) if request else Table({})
-    nodes: list[str] = []
-    for option in spec.get("sbatch", list, []):
-        if isinstance(option, list) and len(option) == 2 and option[0] == "--exclude":
-            nodes += hosts(str(option[1]))
-    return nodes
+    options = record.request.spec.sbatch if record.request else ()
+    return [node for option, value in options if option == "--exclude" for node in hosts(value)]
 
 
 def _larger(size: float) -> str:

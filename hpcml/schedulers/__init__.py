@@ -1,4 +1,4 @@
-"""Who starts a run and says how it stands: the seam that all schedulers stand behind (docs/schedulers.md)."""
+"""What starts runs and tells their states: the interface of all schedulers (docs/schedulers.md)."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from hpcml.paths import RunPaths
 from hpcml.request.record import RunRequest
 from hpcml.schedulers.machine import Machine
 from hpcml.sites.schema import Site
+from hpcml.states import Wait
 
 OF_A_TASK = ("SLURM_PROCID", "SLURM_NTASKS")  # variables by which a script knows which of several tasks it is
 
@@ -75,8 +76,9 @@ class JobState(NamedTuple):
     """A job as its scheduler sees it, in Slurm's words.
 
     ``state`` is UNKNOWN if there is no such job any more (``reason`` may say how that is known), and UNREADABLE if the
-    answer told neither (``reason`` is then a sentence). Of a job that waits ``reason`` says why, and ``start`` when it
-    may begin. ``exit`` is its ``status:signal`` if it said one.
+    answer told neither (``reason`` is then a sentence). Of a job that waits ``reason`` says why for people, ``wait``
+    says it for code, and ``start`` when it may begin. ``exit`` is its ``status:signal`` if it said one. ``asked`` is
+    False of a job that was not asked for alone, where the answer for many could not be read.
     """
 
     state: str
@@ -84,6 +86,8 @@ class JobState(NamedTuple):
     start: str = ""
     nodes: str = ""
     exit: str = ""
+    wait: Wait = Wait.PASSES
+    asked: bool = True
 
     @property
     def pending(self) -> bool:
@@ -110,6 +114,10 @@ class JobEnd(NamedTuple):
     signal: int = 0
     failed_nodes: str = ""
     exit_status: int = 0
+
+
+class NotAskedError(SlurmUnreachableError):
+    """A question for many jobs had no readable answer, and the job was not asked for alone."""
 
 
 class AnswerLostError(HpcmlError):
@@ -181,52 +189,100 @@ class Submission(NamedTuple):
         return {name: value for name, value in self._asdict().items() if value}
 
 
-class Scheduler(Protocol):
-    """What hpcml asks of a scheduler; a module with these functions is one. docs/schedulers.md says what each must do.
+class Submitter(Protocol):
+    """What starts and ends runs: asked by the plan, a submission and ``hpcml cancel``."""
 
-    ``job`` is the key of what ``submit`` or ``find`` returned. ``ONE_MACHINE``: runs
-    are on the machine that they are submitted from, and no ssh leads to their nodes. ``submit``, ``find``, ``states``,
-    ``cancel`` and ``check`` raise SlurmUnreachableError if nobody answers and nothing was done, SiteError for a
-    no, and ``submit`` an HpcmlError of status ANSWER_LOST if it is not known whether the job exists.
-    """
-
-    ONE_MACHINE: bool
+    ONE_MACHINE: bool  # runs are on the machine that they are submitted from, and no ssh leads to their nodes
+    OWN_JOBS: bool  # each run has a job of its own, which another can follow; False: it is a step of an existing job
+    NODE_OPTIONS: tuple[str, ...]  # the options that exclude and list nodes; none where there are no nodes to choose
 
     def lay_out(self, site: Site, request: JobRequest) -> JobLayout:
-        """Return the scheduler's part of the batch script: pure, and refusing what the site cannot give."""
+        """Return the scheduler's part of the batch script.
 
-    def submit(self, site: Site, run: RunPaths) -> Submission:
-        """Hand over the run's batch script; return what submission.json keeps of the answer."""
+        Nothing is on disk, and nothing is asked: a dry run calls it too. It raises UsageError or SiteError for what the
+        site cannot give.
+        """
 
     def line(self, run: RunPaths) -> str:
-        """Return the line of shell that hands over the run's batch script; UsageError if there is none to type."""
+        """Return the line of shell that submits the run's batch script; UsageError if there is none to type.
+
+        Called before anything is written. The run's directory is then written with this line in submission.json.
+        """
+
+    def submit(self, site: Site, run: RunPaths) -> Submission:
+        """Submit the run's batch script once; return what names the job, which the caller writes to submission.json.
+
+        The run's directory is complete but for submission.json, signals to this process wait, and no second call comes
+        for this run. SiteError (the answer was no) and SlurmUnreachableError (no answer, nothing done): there is no
+        job, and submission.json gets the refusal. AnswerLostError of status ANSWER_LOST: there may be a job, which
+        :meth:`Teller.find` searches until LOST_AFTER; one that begins later ends at once. After death of this process
+        there is no submission.json, which means the same.
+        """
+
+    def check(self, script: Path) -> str:
+        """Return what the scheduler says of a script that it is only shown, for ``--check``.
+
+        The script is in a temporary folder. After a failure (UsageError: it checks none) there is no job either.
+        """
+
+    def cancel(self, job: str) -> str:
+        """Send SIGTERM to a run and end it; return what was cancelled, in words, empty if there was nothing any more.
+
+        ``job`` is the key of a Submission; a job with the same id but of another run is left alone. The caller then
+        notes the time in submission.json. SlurmUnreachableError: nothing is noted, the job may go on, and a second call
+        does no harm.
+        """
+
+
+class Teller(Protocol):
+    """What says how runs are: asked by status, ls, wait and why. Nothing on disk changes, whatever a call returns."""
 
     def find(self, run_ids: Sequence[str]) -> dict[str, Submission]:
-        """Return what ``submit`` would have, of runs whose answer was lost, or that a person handed over.
+        """Return what ``submit`` would have, of runs whose answer was lost, or that a person submitted.
 
-        A run without a job is left out; of several jobs one that has not ended counts.
+        A run without a job is left out; of several jobs one that has not ended counts. The caller writes what is found
+        to submission.json. SlurmUnreachableError: the runs stay open, and the next command asks again.
         """
 
     def states(self, jobs: Sequence[str]) -> dict[str, JobState]:
-        """Return the states of jobs, in one question."""
+        """Return the states of jobs by the keys of their Submissions, in one query.
+
+        No answer is no end: SlurmUnreachableError, or UNREADABLE for a job, and status then shows what the run's own
+        files tell.
+        """
 
     def end(self, job: str) -> JobEnd:
-        """Return what is said of how a job ended; nothing where nobody answers: it is asked as the last."""
+        """Return what the scheduler says of how a job ended; nothing, instead of an error, where nobody answers."""
 
-    def cancel(self, job: str) -> str:
-        """Tell a job to end; return what was told, in words, empty if it was gone."""
 
-    def check(self, script: Path) -> str:
-        """Return what the scheduler says of a script that it is only shown."""
+class Surroundings(Protocol):
+    """The variables around hpcml's own process: asked before a program of the scheduler's starts, and by the doctor."""
+
+    def clean_environment(self) -> dict[str, str]:
+        """Return the environment without what an outer job, or the user's shell, set for the scheduler's commands."""
+
+    def foreign_variables(self) -> list[str]:
+        """Return the user's variables that change what the scheduler's own commands do or print."""
+
+    def outer_job(self) -> str:
+        """Return the id of the job that this process is in, empty outside one."""
+
+
+class Scheduler(Submitter, Teller, Surroundings, Protocol):
+    """What each scheduler does; a module with these functions is one. The protocols below are capabilities."""
+
+
+class Adviser(Protocol):
+    """What a scheduler knows before a submission; a site whose scheduler has none is asked nothing.
+
+    Nothing is on disk, and no call fails: without an answer within ``seconds`` the submission continues without it.
+    """
 
     def prospect(self, script: Path, partition: str, seconds: float) -> Prospect:
-        """Return what it says of a script that is only shown, and of a partition if one is named, within a deadline."""
+        """Return what it says of a script that is only shown, and of a partition if one is named; else nothing."""
 
     def has_partition(self, name: str, seconds: float) -> bool:
-        """Return whether it has a partition, True also if it gives no answer within a deadline."""
-
-    def mpi_kinds(self, seconds: float) -> tuple[str, ...]:
-        """Return the kinds of PMI by which it connects MPI's ranks; none without an answer within a deadline."""
+        """Return whether it has a partition, True also without an answer."""
 
     def with_variables(self, spec: RunRequest, overridden: Callable[[str], bool]) -> RunRequest:
         """Return a request with what the user's variables for the scheduler say where the command line says nothing.
@@ -237,14 +293,12 @@ class Scheduler(Protocol):
     def ignored_defaults(self) -> list[str]:
         """Return the user's variables that hold defaults for the scheduler's own commands, none of which count."""
 
-    def clean_environment(self) -> dict[str, str]:
-        """Return the environment without what an outer job, or the user's shell, set for the scheduler's commands."""
 
-    def foreign_variables(self) -> list[str]:
-        """Return the user's variables that change what the scheduler's own commands do or print."""
+class Nodes(Protocol):
+    """What a scheduler does on the nodes of jobs that have some; a site whose scheduler has none is one machine."""
 
-    def outer_job(self) -> str:
-        """Return the id of the job that this process is in, empty outside one."""
+    def mpi_kinds(self, seconds: float) -> tuple[str, ...]:
+        """Return the kinds of PMI by which it connects MPI's ranks; none without an answer within a deadline."""
 
     def requested_memory(self, job: str) -> float:
         """Return the bytes that a job asked for on each node, 0 if the scheduler does not tell."""
@@ -295,6 +349,42 @@ class OtherJobs(Protocol):
 
     def cancel_named(self, name: str) -> None:
         """Cancel this user's jobs of a name."""
+
+
+def find_adviser(name: str) -> Adviser | None:
+    """Return what a scheduler knows before a submission, by the scheduler's name; None if it knows nothing."""
+    from hpcml.schedulers import slurm
+
+    modules: dict[str, Adviser] = {"slurm": slurm}
+    return modules.get(name)
+
+
+def with_variables(name: str, spec: RunRequest, overridden: Callable[[str], bool]) -> RunRequest:
+    """Return a request with the user's variables for a scheduler in it; see :class:`Adviser`."""
+    adviser = find_adviser(name)
+    return adviser.with_variables(spec, overridden) if adviser else spec
+
+
+def find_nodes(name: str) -> Nodes | None:
+    """Return what a scheduler does on the nodes of its jobs, by the scheduler's name; None without nodes."""
+    from hpcml.schedulers import allocation, slurm
+
+    modules: dict[str, Nodes] = {"slurm": slurm, "allocation": allocation}
+    return modules.get(name)
+
+
+def nodes_of(name: str) -> Nodes | None:
+    """Return how programs start on a run's nodes, None if they are this machine; SiteError if there is no way."""
+    nodes = find_nodes(name)
+    if nodes is None and not get(name).ONE_MACHINE:
+        hint = "Log in to the node with ssh, if the site allows this."
+        raise SiteError(f"hpcml cannot start programs on the nodes of jobs of '{name}'", place="scheduler", hint=hint)
+    return nodes
+
+
+def in_allocation(name: str) -> str:
+    """Return the scheduler of runs in an existing job of a scheduler, by the scheduler's name; empty without one."""
+    return {"slurm": "allocation"}.get(name, "")
 
 
 def find_other_jobs(name: str) -> OtherJobs | None:
@@ -359,7 +449,8 @@ def readable(state: JobState) -> JobState:
     """Return a job's state if the scheduler's answer told one, else raise SlurmUnreachableError."""
     if state.state == UNREADABLE:
         hint = "Try again in some minutes. Running jobs are not affected."
-        raise SlurmUnreachableError(state.reason, transient=True, place="the job's state", hint=hint)
+        unreachable = SlurmUnreachableError if state.asked else NotAskedError
+        raise unreachable(state.reason, transient=True, place="the job's state", hint=hint)
     return state
 
 

@@ -22,13 +22,12 @@ from hpcml.sites.layers import process_environment
 from hpcml.sites.schema import Site
 from hpcml.units import expand_hosts
 
-ONE_MACHINE = False
+ONE_MACHINE, OWN_JOBS = False, False
+NODE_OPTIONS: tuple[str, ...] = ()
 clean_environment = slurm.clean_environment  # without what the allocation, or a step of it, set for Slurm's commands
-foreign_variables, outer_job, gpu_directives = slurm.foreign_variables, slurm.outer_job, slurm.gpu_directives
-# Nothing is submitted and no default counts; the run's own files say how it ended.
-find, end, prospect, has_partition = local.find, local.end, local.prospect, local.has_partition
-mpi_kinds = slurm.mpi_kinds
-with_variables, ignored_defaults = local.with_variables, local.ignored_defaults
+foreign_variables, outer_job = slurm.foreign_variables, slurm.outer_job
+gpu_directives, mpi_kinds = slurm.gpu_directives, slurm.mpi_kinds
+find, end = local.find, local.end  # nothing is submitted, and the run's own files say how it ended
 _JOB_VARIABLES = ("SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_CLUSTER_NAME")  # what srun and the roles need of the job
 _GONE = JobState("UNKNOWN", "the run's job steps exited without writing a status (they may have been killed)")
 _LOOK = 0.05  # seconds between looks whether the run's step has begun

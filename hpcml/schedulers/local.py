@@ -5,18 +5,19 @@ from __future__ import annotations
 import contextlib
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from hpcml import assets, files, subprocesses
+from hpcml import assets, files, records, subprocesses
 from hpcml.errors import NotFoundError, SiteError, UsageError
 from hpcml.origins import HPCML
 from hpcml.paths import RunPaths
-from hpcml.request.record import RunRequest
-from hpcml.schedulers import JobEnd, JobLayout, JobRequest, JobState, Prospect, Submission, slurm
+from hpcml.recorded import RecordedPlan
+from hpcml.schedulers import JobEnd, JobLayout, JobRequest, JobState, Submission, slurm
 from hpcml.sites.schema import Site
 
-ONE_MACHINE = True
+ONE_MACHINE, OWN_JOBS = True, True
+NODE_OPTIONS: tuple[str, ...] = ()
 clean_environment = slurm.clean_environment  # a run from within a job is no part of that job
 foreign_variables, outer_job = slurm.foreign_variables, slurm.outer_job
 
@@ -56,7 +57,7 @@ def lay_out(site: Site, request: JobRequest) -> JobLayout:
 def submit(site: Site, run: RunPaths) -> Submission:
     """Start the batch script in the background, or what waits for other runs and then becomes it."""
     command, blocked = ["bash", str(run.script)], []
-    if files.read_json(run.plan).get("after"):
+    if records.read(RecordedPlan, files.read_json(run.plan)).after:
         command = [sys.executable, "-P", "-c", _WAIT, str(assets.package_root()), str(run.directory)]
         blocked = [signal.SIGTERM]  # until it can write that it was cancelled
     environment = clean_environment()
@@ -118,48 +119,3 @@ def cancel(job: str) -> str:
 def check(script: Path) -> str:
     """Refuse: there is nobody to ask."""
     raise UsageError("The local site has no Slurm", place="--check", hint="Remove --check.")
-
-
-def prospect(script: Path, partition: str, seconds: float) -> Prospect:
-    """Return nothing: there is nobody to ask."""
-    return Prospect()
-
-
-def has_partition(name: str, seconds: float) -> bool:
-    """Return that nothing is known against a partition: there is nobody to ask."""
-    return True
-
-
-def mpi_kinds(seconds: float) -> tuple[str, ...]:
-    """Return nothing: there is nobody to ask."""
-    return ()
-
-
-def with_variables(spec: RunRequest, overridden: Callable[[str], bool]) -> RunRequest:
-    """Return the request as it is: no command of a scheduler's is called."""
-    return spec
-
-
-def ignored_defaults() -> list[str]:
-    """Return nothing: no command of a scheduler's is called."""
-    return []
-
-
-def requested_memory(job: str) -> float:
-    """Return nothing: no job asked for memory."""
-    return 0.0
-
-
-def gpu_directives(site: Site, gpus: int, asked_type: str) -> list[tuple[str, str]]:
-    """Return no directives: the GPUs are this machine's."""
-    return []
-
-
-def step_on(job: str, node: str, name: str) -> list[str]:
-    """Return no words: every node is this machine."""
-    return []
-
-
-def shell_on(job: str, node: str) -> list[str]:
-    """Return no words: every node is this machine."""
-    return []

@@ -36,9 +36,11 @@ from hpcml.schedulers import (
 )
 from hpcml.sites.layers import process_environment
 from hpcml.sites.schema import Site
+from hpcml.states import Wait
 from hpcml.subprocesses import Answer, CommandMissingError, run
 
-ONE_MACHINE = False
+ONE_MACHINE, OWN_JOBS = False, True
+NODE_OPTIONS: tuple[str, ...] = ("--exclude", "--nodelist")
 lay_out = slurm_options.lay_out
 step_on = slurm_options.step_on
 shell_on = slurm_options.shell_on
@@ -113,6 +115,19 @@ REASONS = {
     "Licenses": "waiting for a software license",
     "None": "waiting for Slurm's scheduler",
 }
+_WAITS = {  # those of them that do not pass by themselves
+    "Dependency": Wait.JOBS,
+    "DependencyNeverSatisfied": Wait.DEPENDENCY,
+    "JobHeldUser": Wait.HELD,
+    "JobHeldAdmin": Wait.HELD,
+    "PartitionNodeLimit": Wait.NEVER,
+    "PartitionTimeLimit": Wait.NEVER,
+    "QOSMaxNodePerJobLimit": Wait.NEVER,
+    "QOSMaxWallDurationPerJobLimit": Wait.NEVER,
+    "InvalidAccount": Wait.NEVER,
+    "InvalidQOS": Wait.NEVER,
+    "BadConstraints": Wait.NEVER,
+}
 _ASKED_AT_ONCE = 5000
 _ASKED_ALONE = 16  # jobs that are asked for again, each alone, where the answer for many cannot be read
 _QUEUED = "--format=%i|%T|%r|%S|%N|%j|%k"
@@ -129,8 +144,17 @@ NUMBER = re.compile(r"\d{1,18}", re.ASCII)
 
 def reason_in_words(reason: str) -> str:
     """Return squeue's reason as a person reads it."""
-    key = reason.strip("()").partition("(")[0].replace(" ", "_")
+    key = _key(reason)
     return REASONS.get(key, REASONS.get(key.split(",")[0], reason[:_LONGEST_LINE]))
+
+
+def wait_of(reason: str) -> Wait:
+    """Return what squeue's reason means for hpcml."""
+    return _WAITS.get(_key(reason), Wait.PASSES)
+
+
+def _key(reason: str) -> str:
+    return reason.strip("()").partition("(")[0].replace(" ", "_")
 
 
 def clean_environment() -> dict[str, str]:
@@ -506,10 +530,10 @@ def _states(jobs: Sequence[str]) -> dict[str, JobState]:
     unread = sorted(_unread(by_job), key=_parts, reverse=True) if len(jobs) > 1 else []
     for job in unread[:_ASKED_ALONE]:
         by_job |= _queued([job])
-    by_job |= {job: by_job[job]._replace(reason=NOT_ASKED) for job in unread[_ASKED_ALONE:]}
+    by_job |= {job: by_job[job]._replace(reason=NOT_ASKED, asked=False) for job in unread[_ASKED_ALONE:]}
     if gone := [*_unread(by_job), *(job for job in jobs if by_job[job].state == UNKNOWN.state)]:
         rows, not_asked = _accounted(gone, "State,ExitCode,Start,NodeList")
-        by_job |= {job: JobState(UNREADABLE, NOT_ASKED) for job in not_asked}
+        by_job |= {job: JobState(UNREADABLE, NOT_ASKED, asked=False) for job in not_asked}
         for job, (state, status, start, nodes) in rows.items():
             word = (state.split() or [""])[0].rstrip("+")  # CANCELLED by 1000
             # Accounting lags behind the controller: that a job runs, of which the controller knows nothing, is old.
@@ -550,10 +574,10 @@ def _of_rows(job: str, rows: list[list[str]], other: JobState) -> JobState:
         if run and (doubt := _is_not(number, run, more[3:])):
             combined = doubt if combined == other else combined
             continue
-        why = reason_in_words(reason) if state in PENDING else ""
+        why, wait = (reason_in_words(reason), wait_of(reason)) if state in PENDING else ("", Wait.PASSES)
         # of an array's tasks, a running one counts
         if combined.state in (UNREADABLE, UNKNOWN.state) or combined.ended:
-            combined = JobState(state, why, "" if start == "N/A" else start[:_LONGEST_LINE], nodes)
+            combined = JobState(state, why, "" if start == "N/A" else start[:_LONGEST_LINE], nodes, wait=wait)
     return combined
 
 

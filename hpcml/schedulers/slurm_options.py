@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -153,19 +153,10 @@ def _are_whole_nodes(site: Site, directives: tuple[Directive, ...]) -> bool:
 
 def _on_shares(site: Site, request: JobRequest, name: str, directives: tuple[tuple[str, str], ...]) -> list[str]:
     """Return a note if a job requests a part of a node, or a node whose GPUs the profile does not give."""
-    spec, said = request.spec, dict(directives)
-    part, share = partitions.node_part(site, name, spec), _of_node(site, request, name)
+    part = partitions.node_part(site, name, request.spec)
     if not part.gpus or (part.of and not part.partial):
         return []
-    all_gpus = request._replace(spec=spec.changed(gpus_per_node=part.of or part.gpus))
-    whole, to_memory = _of_node(site, all_gpus, name), units.format_memory_for_slurm
-    shares = []
-    if share.cpus and "--cpus-per-node" in share.by_profile and said.get("--cpus-per-task") == str(share.cpus):
-        of = f" of {whole.cpus}" if part.partial else ""
-        shares.append(("--cpus-per-node", f"{share.cpus}{of} CPUs"))
-    if share.memory and "--memory-per-node" in share.by_profile and said.get("--mem") == to_memory(share.memory):
-        of = f" of {to_memory(whole.memory)}" if part.partial else ""
-        shares.append(("--memory-per-node", f"{to_memory(share.memory)}{of} of memory"))
+    shares = _shares(site, request, name, dict(directives))
     options, amounts = ", ".join(option for option, _ in shares), " and ".join(text for _, text in shares)
     if part.partial:
         gpus = f"{part.gpus} of {part.of} GPUs"
@@ -180,6 +171,22 @@ def _on_shares(site: Site, request: JobRequest, name: str, directives: tuple[tup
     return [f"{unknown}, so hpcml requests {amounts} (to request other amounts: {options})"] if shares else []
 
 
+def _shares(site: Site, request: JobRequest, name: str, directives: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Return what the profile, not the user, had the job ask for of a node, by the option that asks for it."""
+    part, share = partitions.node_part(site, name, request.spec), _of_node(site, request, name)
+    all_gpus = request._replace(spec=request.spec.changed(gpus_per_node=part.of or part.gpus))
+    whole, to_memory = _of_node(site, all_gpus, name), units.format_memory_for_slurm
+    rows = (  # option, directive, its value, and the amount of the job and of the node in words
+        ("--cpus-per-node", "--cpus-per-task", str(share.cpus), share.cpus, str(whole.cpus), "CPUs"),
+        ("--memory-per-node", "--mem", to_memory(share.memory), share.memory, to_memory(whole.memory), "of memory"),
+    )
+    return [
+        (option, f"{value}{f' of {all_of_it}' if part.partial else ''} {unit}")
+        for option, directive, value, amount, all_of_it, unit in rows
+        if amount and option in share.by_profile and directives.get(directive) == value
+    ]
+
+
 def _partition(site: Site, request: JobRequest, reasons: list[str], notices: list[str]) -> str:
     """Return the named partition, else the first that fits, and collect why others do not fit."""
     asked, spec = request.asked.place.partition, request.spec
@@ -188,69 +195,134 @@ def _partition(site: Site, request: JobRequest, reasons: list[str], notices: lis
         reasons.append(f"partition {named} is not in the profile: hpcml does not know its limits")
         if near := nearest(named, site.partitions):
             notices.append(f"unknown partition {named}: did you mean {near}?")
-    if asked or not site.partitions:
-        if misfit := partitions.misfit(site, named, spec):
-            raise SiteError(misfit, place=f"profile {site.name}", hint=partitions.way_out(site, named, spec))
-        notices += partitions.doubtful_misfits(site, named, spec)
-        notices += partitions.unused_gpus(site, named, spec)
-        return named
-    in_order = sorted(site.partitions, key=lambda name: name != named)
-    gpus_idle = not spec.size.gpus_per_node
-    with_gpus = [name for name in in_order if gpus_idle and partitions.gpus_of_node(site, name, spec)]
-    none_asked = [f"Partition '{name}' has GPUs, but the job requests none (--gpus-per-node)" for name in with_gpus]
-    in_order.sort(key=lambda name: name in with_gpus)
+    if not asked and site.partitions:
+        named = _fitting_partition(site, spec, reasons, notices)
+    elif misfit := partitions.misfit(site, named, spec):
+        raise SiteError(misfit, place=f"profile {site.name}", hint=partitions.way_out(site, named, spec))
+    notices += partitions.doubtful_misfits(site, named, spec)
+    notices += partitions.unused_gpus(site, named, spec)
+    if not asked and named in (with_gpus := _with_idle_gpus(site, spec)):
+        others = [name for name in site.partitions if name not in with_gpus and partitions.misfit(site, name, spec)]
+        ways = partitions.by_qos(site, _in_order(others, spec), spec)
+        notices += [f"a partition without GPUs also fits this request: {way}" for way in ways]
+    return named
+
+
+def _in_order(names: Iterable[str], spec: RunRequest) -> list[str]:
+    """Return partitions in the profile's order, but the default first."""
+    return sorted(names, key=lambda name: name != spec.place.partition)
+
+
+def _with_idle_gpus(site: Site, spec: RunRequest) -> list[str]:
+    """Return the partitions whose nodes have GPUs, for a job that requests none."""
+    names = _in_order(site.partitions, spec) if not spec.size.gpus_per_node else []
+    return [name for name in names if partitions.gpus_of_node(site, name, spec)]
+
+
+def _fitting_partition(site: Site, spec: RunRequest, reasons: list[str], notices: list[str]) -> str:
+    """Return the first partition of the profile that fits: without idle GPUs and doubtful limits, if there is one."""
+    default, with_gpus = spec.place.partition, _with_idle_gpus(site, spec)
+    in_order = sorted(_in_order(site.partitions, spec), key=lambda name: name in with_gpus)
     misfits = {name: reason for name in in_order if (reason := partitions.misfit(site, name, spec))}
     fitting = [name for name in in_order if name not in misfits]
-    for candidate in sorted(fitting, key=lambda name: bool(partitions.doubtful_misfits(site, name, spec))):
-        before = [misfits[name] for name in in_order[: in_order.index(candidate)] if name in misfits]
-        passed_over = before if candidate in with_gpus else [*none_asked, *before]
-        fits = "the first partition in the profile that fits the request"
-        why = "the site's default (defaults.partition)" if candidate == named else fits
-        reasons += [f"partition {candidate}: {why}", *passed_over]
-        if passed_over and named and candidate != named:
-            notices.append(f"hpcml uses partition {candidate}, because: {passed_over[0]}")
-        notices += partitions.doubtful_misfits(site, candidate, spec)
-        notices += partitions.unused_gpus(site, candidate, spec)
-        if candidate in with_gpus:
-            ways = partitions.by_qos(site, [name for name in misfits if name not in with_gpus], spec)
-            notices += [f"a partition without GPUs also fits this request: {way}" for way in ways]
-        return candidate
-    texts = tuple(misfits.values())
+    if not fitting:
+        raise _no_partition(site, spec, misfits)
+    chosen = min(fitting, key=lambda name: bool(partitions.doubtful_misfits(site, name, spec)))
+    passed_over = [misfits[name] for name in in_order[: in_order.index(chosen)] if name in misfits]
+    if chosen not in with_gpus:
+        idle = (f"Partition '{name}' has GPUs, but the job requests none (--gpus-per-node)" for name in with_gpus)
+        passed_over = [*idle, *passed_over]
+    fits = "the first partition in the profile that fits the request"
+    why = "the site's default (defaults.partition)" if chosen == default else fits
+    reasons += [f"partition {chosen}: {why}", *passed_over]
+    if passed_over and default and chosen != default:
+        notices.append(f"hpcml uses partition {chosen}, because: {passed_over[0]}")
+    return chosen
+
+
+def _no_partition(site: Site, spec: RunRequest, misfits: Mapping[str, str]) -> SiteError:
+    """Return the refusal of a request that no partition fits, by why none does."""
+    place, texts = f"profile {site.name}", tuple(misfits.values())
     if len(texts) == 1:
-        raise SiteError(texts[0], place=f"profile {site.name}", hint=partitions.way_out(site, named, spec))
-    ways = partitions.by_qos(site, in_order, spec)
+        return SiteError(texts[0], place=place, hint=partitions.way_out(site, spec.place.partition, spec))
+    ways = partitions.by_qos(site, list(misfits), spec)
     hint = f"Try {ways[0]}." if ways else "Request fewer nodes, GPUs or CPUs, less memory or less time."
-    raise SiteError("No partition fits the request", place=f"profile {site.name}", hint=hint, quote=texts)
+    return SiteError("No partition fits the request", place=place, hint=hint, quote=texts)
 
 
 def _directives(
     site: Site, request: JobRequest, partition_name: str, reasons: list[str], notices: list[str]
-) -> tuple[tuple[str, str], ...]:
+) -> tuple[Directive, ...]:
     """Return the #SBATCH options in order, as (option, value) with an empty value for a flag.
 
     The profile's ``extra`` replace hpcml's own, but none that stands for an option of the user's. What the user passes
     to sbatch comes last.
     """
     spec = request.spec
+    _check_account(site, spec)
+    of_node = _of_node(site, request, partition_name)
+    if not of_node.cpus and not site.resources.exclusive:
+        reasons.append("hpcml requests one CPU per node: request and profile set no number of CPUs (--cpus-per-node)")
+    own = _own_directives(site, request, partition_name, of_node)
+    typed, passed = _typed(request.asked), dict(spec.place.sbatch)
+    removed = {_known_directive(site, option) for option in site.slurm.remove}
+    if "--mem" in removed and "--mem" in typed and "--mem-per-cpu" not in removed:
+        per_cpu, note = _memory_per_cpu(site, of_node, typed["--mem"])
+        own += per_cpu
+        notices.append(note)
+        if not per_cpu:  # the job keeps what the profile says of memory
+            typed = {option: word for option, word in typed.items() if option not in OPTIONS["memory_per_node"].slurm}
+    extra = _extra(site, typed, passed, reasons)
+    of_user = removed & typed.keys() - {"--mem"}
+    notices += [
+        f"hpcml ignores {typed[option]}: the profile removes {option} (slurm.remove)"
+        for option, _ in own
+        if option in of_user
+    ]
+    own += (("--no-requeue", ""),) if ("--requeue", "") not in extra and "--requeue" not in passed else ()
+    own += (("--exclusive", ""),) if site.resources.exclusive else ()
+    if "--gres" in passed.keys() - removed:
+        passed["--gres"] = _with_own_gres(own, passed["--gres"])
+    reasons += [f"{option}={value}: requested".replace("=:", ":") for option, value in spec.place.sbatch]
+    left_out = {*removed, *(option for option, _ in extra), *passed}
+    return (*((option, value) for option, value in own if option not in left_out), *extra, *passed.items())
+
+
+def _check_account(site: Site, spec: RunRequest) -> None:
+    """Refuse a request without an account on a site that needs one."""
     if site.slurm.account_required and not spec.place.account:
         hint = "Add --account, or set [defaults] account = '…' in hpcml.toml."
         raise UsageError(f"Site {site.name} needs an account", place="--account", hint=hint)
-    partition = site.partitions.get(partition_name, Partition())
-    cpus, memory, _ = _of_node(site, request, partition_name)
+
+
+def _with_own_gres(own: Iterable[Directive], passed: str) -> str:
+    """Return the user's --gres with what hpcml asks for before it, which a second --gres would replace."""
+    own_gres = [value for option, value in own if option == "--gres"]
+    return ",".join([*own_gres, passed])
+
+
+def _typed(asked: RunRequest) -> dict[str, str]:
+    """Return the options of sbatch for which the user gave an option of hpcml's, each with that option's word."""
+    names = sorted(asked.given().keys() & OPTIONS.keys())
+    return {option: OPTIONS[name].word for name in names for option in OPTIONS[name].slurm}
+
+
+def _own_directives(site: Site, request: JobRequest, name: str, of_node: _OfNode) -> tuple[Directive, ...]:
+    """Return the options with values that hpcml gives, by the request on a partition."""
+    spec, partition = request.spec, site.partitions.get(name, Partition())
     takes_all = bool(spec.size.memory_per_node.text) and not spec.size.memory_per_node
-    if not cpus and not site.resources.exclusive:
-        reasons.append("hpcml requests one CPU per node: request and profile set no number of CPUs (--cpus-per-node)")
-    valued = (
+    memory = units.format_memory_for_slurm(of_node.memory) if of_node.memory else ""
+    rows = (
         ("--job-name", spec.name),
         ("--comment", f"hpcml:{request.paths.directory.name}"),
         ("--account", spec.place.account),
-        ("--partition", partition_name),
+        ("--partition", name),
         ("--qos", spec.place.qos or partition.qos),
         ("--nodes", str(spec.size.nodes)),
         ("--ntasks-per-node", "1"),
-        ("--cpus-per-task", str(cpus or "")),
+        ("--cpus-per-task", str(of_node.cpus or "")),
         *gpu_directives(site, spec.size.gpus_per_node, spec.size.gpu_type),
-        ("--mem", "0" if takes_all else units.format_memory_for_slurm(memory) if memory else ""),
+        ("--mem", "0" if takes_all else memory),
         ("--time", units.format_time_limit(spec.size.time) if spec.size.time else ""),
         ("--dependency", _dependency(spec)),
         ("--kill-on-invalid-dep", "yes" if spec.place.after else ""),  # or it would wait for ever
@@ -259,48 +331,32 @@ def _directives(
         ("--signal", f"B:USR1@{request.signal_lead}"),
         ("--export", site.slurm.export),
     )
-    users = {
-        option: OPTIONS[name].word
-        for name in sorted(request.asked.given().keys() & OPTIONS.keys())
-        for option in OPTIONS[name].slurm
-    }
-    passed = dict(spec.place.sbatch)
-    removed = {_known_directive(site, option) for option in site.slurm.remove}
-    if "--mem" in removed and "--mem" in users and "--mem-per-cpu" not in removed:
-        if memory and (count := cpus or (0 if site.resources.exclusive else 1)):
-            value = f"{-(-(memory >> 20) // count)}M"
-            valued += (("--mem-per-cpu", value),)
-            notices.append(
-                f"hpcml passes {users['--mem']} as --mem-per-cpu={value}, because this site does not accept --mem"
-            )
-        else:  # the job keeps what the profile says of memory
-            notices.append(f"hpcml ignores {users['--mem']}: the profile removes --mem (slurm.remove)")
-            users = {option: name for option, name in users.items() if option not in OPTIONS["memory_per_node"].slurm}
+    return tuple((option, value) for option, value in rows if value)
+
+
+def _memory_per_cpu(site: Site, of_node: _OfNode, word: str) -> tuple[tuple[Directive, ...], str]:
+    """Return the memory of a node by its CPUs, for a site that takes no --mem, and a note on the user's option."""
+    count = of_node.cpus or (0 if site.resources.exclusive else 1)
+    if not (of_node.memory and count):
+        return (), f"hpcml ignores {word}: the profile removes --mem (slurm.remove)"
+    value = f"{-(-(of_node.memory >> 20) // count)}M"
+    note = f"hpcml passes {word} as --mem-per-cpu={value}, because this site does not accept --mem"
+    return (("--mem-per-cpu", value),), note
+
+
+def _extra(site: Site, typed: Mapping[str, str], passed: Mapping[str, str], reasons: list[str]) -> list[Directive]:
+    """Return those options of the profile's ``extra`` that stand for none of the user's, and why the others do not."""
     extra = []
     for option, value in (_extra_directive(site, line) for line in site.slurm.extra):
         ignored = f"hpcml ignores {option}{'=' if value else ''}{value} of the profile's slurm.extra"
         if option in passed or (option == "--requeue" and "--no-requeue" in passed):
             stated = option if option in passed else "--no-requeue"
             reasons.append(f"{ignored}, because your request contains {stated}")
-        elif option in users and not (option == "--gres" and not value.startswith("gpu")):
-            reasons.append(f"{ignored}, because your request contains {users[option]}")
+        elif option in typed and not (option == "--gres" and not value.startswith("gpu")):
+            reasons.append(f"{ignored}, because your request contains {typed[option]}")
         else:
             extra.append((option, value))
-    directives = [(option, value) for option, value in valued if value]
-    notices += [
-        f"hpcml ignores {users[option]}: the profile removes {option} (slurm.remove)"
-        for option, _ in directives
-        if option in users and option in removed and option != "--mem"
-    ]
-    flags = [] if ("--requeue", "") in extra or "--requeue" in passed else ["--no-requeue"]
-    flags += ["--exclusive"] if site.resources.exclusive else []
-    directives += [(flag, "") for flag in flags]
-    if "--gres" in passed:  # what hpcml asks for stands there too: a second --gres would replace it
-        own_gres = [value for option, value in directives if option == "--gres" and option not in removed]
-        passed["--gres"] = ",".join([*own_gres, passed["--gres"]])
-    reasons += [f"{option}={value}: requested".replace("=:", ":") for option, value in spec.place.sbatch]
-    left_out = {*removed, *(option for option, _ in extra), *passed}
-    return (*((option, value) for option, value in directives if option not in left_out), *extra, *passed.items())
+    return extra
 
 
 def _dependency(spec: RunRequest) -> str:

@@ -12,7 +12,7 @@ from hpcml import files
 from hpcml.errors import ConfigError, NotFoundError, did_you_mean, nearest
 from hpcml.origins import HPCML, Named, Origin
 from hpcml.repairs.table import REPAIRS
-from hpcml.sites import powers
+from hpcml.sites import powers, renamed
 from hpcml.units import Memory, Seconds, TimeLimit
 
 T = TypeVar("T")
@@ -28,10 +28,14 @@ class Value(NamedTuple):
 
 
 class Layers:
-    """Settings by dotted key; a later layer replaces scalars and lists and merges tables."""
+    """Settings by dotted key; a later layer replaces scalars and lists and merges tables.
+
+    A key that has another name now is kept by the new one; ``old_keys`` has a note for each.
+    """
 
     def __init__(self) -> None:
         self.values: dict[str, Value] = {}
+        self.old_keys: dict[str, None] = {}  # in their order
 
     def add(self, table: Mapping[str, object], origin: str, by: Origin) -> None:
         """Lay a table over what is there.
@@ -39,9 +43,16 @@ class Layers:
         Raises
         ------
         ConfigError
-            If it has a key that who set it may not set (:mod:`hpcml.sites.powers`).
+            If it has a key that who set it may not set (:mod:`hpcml.sites.powers`), or a key by both of its names.
         """
-        for key, value in _flatten(table):
+        values = dict(_flatten(table))
+        for written, value in values.items():
+            key = renamed.current(written)
+            if key != written:
+                if key in values:
+                    problem = f"'{_shown(written)}' is the old name of '{_shown(key)}', which is also set"
+                    raise ConfigError(problem, place=origin, hint=f"Remove {_shown(written)}.")
+                self.old_keys[renamed.note_of(written, origin)] = None
             powers.check(key, by, origin)
             below = f"{key}."
             for shadowed in [name for name in self.values if name.startswith(below)]:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from hpcml import assets, files
 from hpcml.errors import ConfigError, did_you_mean, nearest
 from hpcml.origins import Origin
-from hpcml.sites import powers
+from hpcml.sites import powers, renamed
 from hpcml.sites.layers import Layers, Value, build, from_assignments, from_environment, process_environment, read_toml
 from hpcml.sites.schema import CHOICES, CONFIDENCE, Fact, Identify, Site
 from hpcml.terminal import note
@@ -40,14 +40,14 @@ class Project(NamedTuple):
 class LoadedSite(NamedTuple):
     """A site with the layers that made it, so that each value's origin can be shown.
 
-    ``ignored`` says of each file of settings that does not count why not.
+    ``notes`` are what the user should know: files of settings that do not count, and keys by their old names.
     """
 
     site: Site
     layers: Layers
     chosen_because: str
     project: Project = Project()
-    ignored: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     def is_from_this_call(self, default: str) -> bool:
         """Whether a default (``account``) was set by ``--set``, a script's line or a variable, and not by a file."""
@@ -149,15 +149,16 @@ def load(
         layers.add(from_assignments([assignment], line), line, Origin.LINE)
     layers.add(from_assignments(assignments), "--set", Origin.TYPED)
     layers.add({"name": name}, "profile name", Origin.TYPED)
-    return LoadedSite(_in_doubt(_built(layers), layers), layers, reason, project, tuple(ignored))
+    site = _in_doubt(_built(layers), layers)
+    return LoadedSite(site, layers, reason, project, (*ignored, *layers.old_keys))
 
 
 def load_here(
     name: str, cwd: Path | None, assignments: Sequence[str] = (), lines: Sequence[tuple[str, str]] = ()
 ) -> LoadedSite:
-    """Return a site as :func:`load` does in this process's environment; say which files of settings do not count."""
+    """Return a site as :func:`load` does in this process's environment; print its notes, each once."""
     loaded = load(name, process_environment(), cwd, assignments, lines)
-    for text in loaded.ignored:
+    for text in loaded.notes:
         _note_once(text)
     return loaded
 
@@ -190,7 +191,7 @@ def load_profile(name: str, environment: Mapping[str, str]) -> LoadedSite:
     else:
         layers = profiles.layers(name, "profile")
     layers.add({"name": name}, "profile name", Origin.TYPED)
-    return LoadedSite(_built(layers), layers, "named", ignored=tuple(profiles.ignored))
+    return LoadedSite(_built(layers), layers, "named", notes=(*profiles.ignored, *layers.old_keys))
 
 
 def recorded(settings: Mapping[str, Mapping[str, object]]) -> Site:
@@ -203,7 +204,8 @@ def recorded(settings: Mapping[str, Mapping[str, object]]) -> Site:
     """
     layers = Layers()
     for key, setting in settings.items():
-        layers.values[key] = Value(setting["value"], str(setting.get("origin", "")), Origin.LINE)
+        value = Value(setting["value"], str(setting.get("origin", "")), Origin.LINE)
+        layers.values[renamed.current(key)] = value
     return _built(layers)
 
 
@@ -271,8 +273,9 @@ class _Profiles:
     def below(self, parent: str, named_by: str, below: tuple[str, ...] = ()) -> Layers:
         """Return what a profile inherits from the one that it extends."""
         layers, not_inherited = Layers(), ("identify", "description", "extends", "name")
-        inherited = self.layers(parent, named_by, below).values
-        for key, value in inherited.items():  # nor is a fact of what is not inherited
+        inherited = self.layers(parent, named_by, below)
+        layers.old_keys |= inherited.old_keys
+        for key, value in inherited.values.items():  # nor is a fact of what is not inherited
             if key.replace("\0", ".").removeprefix("facts.").partition(".")[0] not in not_inherited:
                 layers.values[key] = value
         return layers

@@ -98,7 +98,6 @@ TEXTS: dict[str, list[str]] = {
     "not-connected": ["OSError: [Errno 107] Transport endpoint is not connected: '/mnt/image/x'"],
     "io-error": ["OSError: [Errno 5] Input/output error: '/scratch/me/a.npy'"],
     "read-only": ["OSError: [Errno 30] Read-only file system: '/opt/model.bin'"],
-    "shadowed-module": ["hpcml: the module dask comes from /home/me/pp/dask, by PYTHONPATH, and has no config."],
     "no-submodule": ["ModuleNotFoundError: No module named 'dask.config'", "ModuleNotFoundError: No module named 'utils.data'; 'utils' is not a package"],
     "no-module": ["ModuleNotFoundError: No module named 'xgboost'",
                   """Exception: 'ModuleNotFoundError("No module named \\'xgboost\\'")'""",
@@ -176,8 +175,6 @@ TEXTS: dict[str, list[str]] = {
     "nccl-version": ["n1:71:71 [0] init.cc:1043 NCCL WARN Mismatched NCCL version detected : rank 0 version 22105 rank 1 version 22304"],
     "nccl-nvls": ["n1:71:71 [0] nvls.cc:376 NCCL WARN Failed to bind NVLink SHARP (NVLS) Multicast memory of size 2097152 : CUDA error 1"],
     "nccl-mixed": ["n1:71:71 [0] NCCL WARN NET/IB : Remote IB device is incompatible with the local [1]mlx5_1:1/RoCE. Try selecting NICs of only one link type using NCCL_IB_HCA"],
-    "container-program": ["hpcml: there is no apptainer on n2 (profile: runtime.container)."],
-    "tmpdir": ["hpcml: TMPDIR cannot be bound into an image because it contains ',', ':', '\\' or a space at its end: /t,mp"],
     "fuse": ["Failed to open /dev/fuse: Permission denied",
              "FATAL:   container creation failed: image driver mount failure: image driver squashfuse_ll instance exited with error: "
              "squashfuse_ll exited: fuse: failed to open /dev/fuse: Permission denied"],

@@ -8,7 +8,7 @@ import subprocess
 from tests.fixtures.images import sif_file
 from world import World
 
-NO_UCX: dict[str, object] = {"version": "", "library": "", "modules": [], "components": [], "transports": {}}
+NO_UCX: dict[str, object] = {"version": "", "library": "", "modules": [], "transports": {}}
 PROBED = {
     "python": "3.12", "failed": {}, "absent": [], "verbs": "", "ucx": NO_UCX, "compute": "", "driver": "",
     "packages": {"dask": "2026.7.1", "distributed": "2026.7.1"}, "library_path": [], "outside": [],

@@ -1,4 +1,4 @@
-"""The messages of all errors in hpcml's source, for the golden page ``messages.txt``: wording has one place in the tests."""
+"""The messages of all errors, and the causes of `hpcml why`: the golden page ``messages.txt`` has their wording."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from hpcml import errors
+from hpcml.failures.rules import RULES
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = Path(__file__).with_name("messages.txt")
@@ -90,10 +91,8 @@ def messages_of(tree: ast.Module, classes: set[str]) -> Iterator[str]:
 
 
 def page() -> str:
-    """Return the golden page: the messages of each module, in alphabetical order."""
+    """Return the golden page in alphabetical order, so that code may move: all errors, and the causes that rules name."""
     classes = error_classes()
-    sections = []
-    for path, tree in MODULES.items():
-        if lines := sorted(messages_of(tree, classes)):
-            sections.append("\n".join([str(path.relative_to(ROOT)), *(f"  {line}" for line in lines)]))
-    return "\n\n".join(sections) + "\n"
+    lines = {line for tree in MODULES.values() for line in messages_of(tree, classes)}
+    causes = {f"rule {rule.name}: {rule.cause}. {rule.remedy} {rule.of_ranks}".rstrip() for rule in RULES}
+    return "\n".join([*sorted(lines), *sorted(causes)]) + "\n"

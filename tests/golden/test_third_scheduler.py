@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import ast
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from hpcml.errors import ConfigError, SiteError, UsageError
 from hpcml.paths import SCRIPT, RunPaths
 from hpcml.plan import batch_script, plan
 from hpcml.request.record import RunRequest, measure
-from hpcml.schedulers import JobEnd, JobLayout, JobRequest, JobState, Launcher, Prospect, Submission
+from hpcml.schedulers import JobEnd, JobLayout, JobRequest, JobState, Launcher, Submission
 from hpcml.sites import schema
 from hpcml.sites.schema import Site
 from matrix import PYTHON, SCRIPTS, site_of
@@ -34,7 +34,8 @@ NAMES = (
 class Pbs:
     """A scheduler as ``hpcml/schedulers/pbs.py`` would be one; nothing is submitted here."""
 
-    ONE_MACHINE = False
+    ONE_MACHINE, OWN_JOBS = False, True
+    NODE_OPTIONS: tuple[str, ...] = ()
 
     def lay_out(self, site: Site, request: JobRequest) -> JobLayout:
         size, place = request.spec.size, request.spec.place
@@ -82,21 +83,6 @@ class Pbs:
     def check(self, script: Path) -> str:
         raise UsageError("PBS checks no script", place="--check", hint="Remove --check.")
 
-    def has_partition(self, name: str, seconds: float) -> bool:
-        return True
-
-    def mpi_kinds(self, seconds: float) -> tuple[str, ...]:
-        return ()
-
-    def prospect(self, script: Path, partition: str, seconds: float) -> Prospect:
-        return Prospect()
-
-    def with_variables(self, spec: RunRequest, overridden: Callable[[str], bool]) -> RunRequest:
-        return spec
-
-    def ignored_defaults(self) -> list[str]:
-        return []
-
     def clean_environment(self) -> dict[str, str]:
         raise NotImplementedError
 
@@ -105,18 +91,6 @@ class Pbs:
 
     def outer_job(self) -> str:
         return ""
-
-    def requested_memory(self, job: str) -> float:
-        return 0.0
-
-    def gpu_directives(self, site: Site, gpus: int, asked_type: str) -> list[tuple[str, str]]:
-        return []
-
-    def step_on(self, job: str, node: str, name: str) -> list[str]:
-        return ["ssh", node]
-
-    def shell_on(self, job: str, node: str) -> list[str]:
-        return ["ssh", "-t", node]
 
 
 def launcher(role: str, processes: int) -> Launcher:
@@ -159,23 +133,18 @@ def test_a_run_is_planned_and_rendered_for_a_scheduler_that_hpcml_does_not_have(
 
 @pytest.mark.usefixtures("pbs")
 def test_what_a_scheduler_lacks_is_refused_or_left_out() -> None:
-    assert schedulers.find_machine("pbs") is None
+    for find in (schedulers.find_machine, schedulers.find_adviser, schedulers.find_nodes, schedulers.in_allocation):
+        assert not find("pbs")
     assert schedulers.find_other_jobs("pbs") is None
     with pytest.raises(SiteError, match="supports only hpcml submit"):
         schedulers.other_jobs("pbs")
+    with pytest.raises(SiteError, match="cannot start programs on the nodes"):
+        schedulers.nodes_of("pbs")
     with pytest.raises(SiteError, match="PBS has no --constraint"):
         planned(sbatch=(("--constraint", "gpu"),))
     with pytest.raises(ConfigError, match="sbcast"):
         planned({"runtime": {"stage": "sbcast"}}, image="/images/cpu.sif")
     assert planned({"runtime": {"stage": "copy"}}, image="/images/cpu.sif").stage
-
-
-MAY_NAME = {  # modules outside hpcml.schedulers that compare a scheduler's name, and why that is right
-    "cli/run.py": "an allocation is Slurm's",
-    "plan/plan.py": "a run in an allocation cannot outlive it",
-    "runs/waiting.py": "says which allocation is meant",
-    "runs/bad_nodes.py": "a node is left out by an option of sbatch",
-}
 
 
 def test_no_other_module_asks_which_scheduler_it_is() -> None:
@@ -190,4 +159,4 @@ def test_no_other_module_asks_which_scheduler_it_is() -> None:
                 continue
             if any(isinstance(one, ast.Constant) and one.value in names for one in node.comparators):
                 found.add(str(path.relative_to(package)))
-    assert found == MAY_NAME.keys()
+    assert found == set()

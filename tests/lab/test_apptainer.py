@@ -10,8 +10,9 @@ import pytest
 
 from conftest import Cluster
 from hpcml import errors
+from hpcml.failures.role_end import CONTAINER_FAILED
 from hpcml.failures.rule import Where
-from hpcml.failures.rules import CONTAINER_FAILED, meaning
+from hpcml.failures.rules import meaning
 from lab_apptainer import FUSE
 
 pytestmark = pytest.mark.lab

@@ -21,7 +21,7 @@ def test_a_slow_wire_ends_the_run_where_rdma_is_required(cluster: Cluster) -> No
         "--set",
         "network.protocol=ucx",
         "--set",
-        "fabric.require=rdma",
+        "interconnect.require=rdma",
     )
     assert ended.code == errors.FABRIC
     assert "the script ran" not in ended.out

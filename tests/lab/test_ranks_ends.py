@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.lab]
 
 # No rank ends by SIGTERM, and no test waits for the grace: ranks of lost nodes are killed, and not waited for.
 DEAF = "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\ntime.sleep(1000)\n"
-GRACE = ("--set", "deadlines.driver_grace=600s")
+GRACE = ("--set", "deadlines.script_grace=600s")
 RANKS = (*SMALL, "--ranks", "2", "--set", "deadlines.teardown=2s")
 
 
@@ -104,7 +104,7 @@ def cut_off(node: str) -> Iterator[None]:
 ])  # fmt: skip
 def test_a_node_without_network_is_named_and_no_rank_goes_on(cluster: Cluster, node: str, words: str) -> None:
     """Slurm cannot reach the node: its agent ends the ranks itself."""
-    directory = start(cluster, DEAF, "--set", "deadlines.driver_grace=2s", "--set", "deadlines.answer=8s")
+    directory = start(cluster, DEAF, "--set", "deadlines.script_grace=2s", "--set", "deadlines.answer=8s")
     with cut_off(node):
         status, message = ended(cluster, directory)
         assert wait_for(lambda: not roles(cluster, directory, "rank", "n2"), 60)

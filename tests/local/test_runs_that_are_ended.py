@@ -48,7 +48,7 @@ def test_what_ends_runs_is_told_and_nothing_is_left(here: Here) -> None:
     assert folders() == first
 
     deaf = here.started(CONNECT + DEAF, "--nodes", "2", "--profile", "dask", "--set", "deadlines.teardown=120s",
-                        "--set", "deadlines.driver_grace=2s")  # fmt: skip
+                        "--set", "deadlines.script_grace=2s")  # fmt: skip
     log = deaf / "logs/driver.log"
     here.until(lambda: log.exists() and "waiting" in log.read_text(), 60)
     second = folders()
@@ -57,7 +57,7 @@ def test_what_ends_runs_is_told_and_nothing_is_left(here: Here) -> None:
 
     for seconds in (15, 30, 60, 120):  # a busy machine may need more time until the script runs: twice as much
         limit = here.submit(CONNECT + TOLD, "--time", f"{seconds}s", "--set", f"slurm.signal_lead={seconds // 3}s",
-                            "--set", "deadlines.driver_grace=1s")  # fmt: skip
+                            "--set", "deadlines.script_grace=1s")  # fmt: skip
         why, row = here.json("why"), here.json("ls")[-1]
         done = "told" in limit.stdout and any("stacks" in line["file"] for line in why["evidence"])
         if done or limit.returncode != errors.TIME_LIMIT:
@@ -107,7 +107,7 @@ def test_a_part_of_hpcml_is_killed(here: Here, role: str) -> None:
     until_done = ("--until-done",) if role == "job.sh" else ()
     text = CONNECT + DAEMON if "scheduler" in role else DAEMON
     done = here.run("submit", "--json", *until_done, "--set", "workers.on_loss=fail", "--set", "workers.restarts=0",
-                    "--set", "deadlines.driver_grace=1s", here.script(text), "pids")  # fmt: skip
+                    "--set", "deadlines.script_grace=1s", here.script(text), "pids")  # fmt: skip
     assert done.returncode == 0, done.stderr
     directory = Path(here.status()["directory"])
     log, pids = directory / "logs/driver.log", here.folder / "pids"

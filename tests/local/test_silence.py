@@ -33,7 +33,7 @@ def test_what_waits_is_told_while_it_waits(here: Here) -> None:
     """A script without its cluster, supervisor and scheduler that are stopped for a while, workers that never come."""
     directory = here.started(
         WAITS, "--set", "deadlines.connect_notice=2s", "--set", "deadlines.idle_notice=3s", "--set", "deadlines.answer=60s",
-        "--set", "deadlines.workers=25s", "--set", "deadlines.driver_grace=1s",
+        "--set", "deadlines.workers=25s", "--set", "deadlines.script_grace=1s",
     )  # fmt: skip
     here.until(lambda: warned(here, directory, "has not connected to its Dask cluster for 2 s"), 60)
     reserved = "Nothing has used the Dask cluster for 3 s, and the run's node stays reserved."

@@ -23,7 +23,7 @@ signal.signal(signal.SIGTERM, lambda *_: sys.exit(open("told" + os.environ["RANK
 open("ready" + os.environ["RANK"], "w").close()
 while True: time.sleep(1)
 """
-PATIENT = ("--ranks", "2", "--set", "deadlines.driver_grace=600s")
+PATIENT = ("--ranks", "2", "--set", "deadlines.script_grace=600s")
 
 
 def pid_of(here: Here, role: str) -> int:
@@ -66,7 +66,7 @@ def test_a_stopped_run_can_be_cancelled(here: Here, role: str) -> None:
 def test_a_cancelled_run_whose_supervisor_does_not_end_is_killed(here: Here) -> None:
     """It is stopped again and again, which no SIGCONT helps."""
     directory = here.started(
-        WAITS, "--ranks", "2", "--set", "deadlines.driver_grace=0s", "--set", "deadlines.teardown=0s"
+        WAITS, "--ranks", "2", "--set", "deadlines.script_grace=0s", "--set", "deadlines.teardown=0s"
     )
     driver = pid_of(here, "driver")
     os.kill(driver, signal.SIGSTOP)

@@ -62,6 +62,12 @@ def test_facts_of_another_form_are_refused(name: str) -> None:
         standing({key: value for key, value in FACTS.items() if key != name})
 
 
+def test_an_older_hpcml_does_not_say_that_a_run_is_stuck() -> None:
+    assert (of_run().stuck, of_run(stuck=True).stuck) == (False, True)
+    with pytest.raises(errors.ConfigError, match="stuck"):
+        of_run(stuck="yes")
+
+
 @pytest.mark.parametrize("name", ["node", "socket", "path", "probe", "token_file"])
 def test_a_service_becomes_no_other_command_path_or_address(name: str) -> None:
     evil = [f"{prefix}{word}" for word in WORDS for prefix in ("", "/", "/a/attempts/0/secret/", "n1")]

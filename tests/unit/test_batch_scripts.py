@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from hpcml.cli import commands, submit
 from hpcml.errors import UsageError
 from hpcml.request.record import RunRequest
+from tests.said import in_order
 
 PRINTS = "python -c 'import os; print(os.environ[\"SLURM_PROCID\"])'"
 
@@ -64,9 +66,7 @@ def test_a_script_that_starts_one_program_is_refused_with_its_line(
 
 def test_the_line_that_is_ignored_is_named(tmp_path: Path) -> None:
     error = refusal(tmp_path, "--nodes=2\n--ntasks-per-node=2", "srun ./a.out")
-    assert (
-        error.message == "srun in job.sh starts the tasks of line 3 (--ntasks-per-node=2), and hpcml ignores this line"
-    )
+    assert re.match(in_order("srun in job.sh", "line 3 (--ntasks-per-node=2)"), error.message)
 
 
 @pytest.mark.parametrize("code", [

@@ -239,7 +239,7 @@ def test_the_margin_grows_with_the_cost_of_a_save(run: RunPaths, monkeypatch: py
     long.check("driver")
     assert (long.lead, long.time_limit_near) == (100.0, True)
     assert run.attempt(0).time_limit.exists()
-    assert "deadlines.driver_grace" in long.slow_save()
+    assert "deadlines.script_grace" in long.slow_save()
     assert requests(run, job__time_limit=120).lead == 60.0
 
 

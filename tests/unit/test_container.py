@@ -12,6 +12,10 @@ import pytest
 
 from hpcml import assets
 from hpcml.errors import ConfigError
+from hpcml.failures import role_end
+from hpcml.failures.end import Reason
+from hpcml.failures.note import Note, read_note
+from hpcml.failures.rules import BY_NAME
 from hpcml.paths import RunPaths
 from hpcml.plan import container
 from hpcml.request.record import RunRequest
@@ -104,11 +108,16 @@ def enter(tmp_path: Path, kernels: str, *command: str, **more: str) -> subproces
     program.write_text(FAKE)
     program.chmod(0o755)
     run = tmp_path / "runs/a-1"
-    run.mkdir(parents=True, exist_ok=True)
+    (run / "attempts/0/exit").mkdir(parents=True, exist_ok=True)
+    more = {"HPCML_ATTEMPT": "0", "HPCML_NODE": "n2", **more}
     environment = {"PATH": f"{program.parent}:{os.environ['PATH']}", "HPCML_RUN_DIR": str(run), "HPCML_CONTAINER_ENV": ""}  # fmt: skip
     script = assets.folder("templates") / "image.sh"
     return subprocess.run(["/bin/sh", str(script), "apptainer", "exec", "--nv", "/i/a.sif", *(command or ("true",))], text=True, check=False,
                           env=environment | {"HPCML_CUPY_CACHE": kernels} | more, capture_output=True, timeout=30)  # fmt: skip
+
+
+def note_of(tmp_path: Path, role: str) -> Note:
+    return read_note(RunPaths(tmp_path / "runs/a-1").attempt(0).note_of(role, "n2"))
 
 
 def test_no_shell_inside_reads_a_value_again(tmp_path: Path) -> None:
@@ -120,6 +129,17 @@ def test_a_tmpdir_that_cannot_be_bound(tmp_path: Path) -> None:
     (place := tmp_path / "a,b").mkdir()
     done = enter(tmp_path, "", TMPDIR=str(place))
     assert (done.returncode, "TMPDIR cannot be bound" in done.stderr) == (88, True)
+    assert note_of(tmp_path, "true").reason == Reason.TMPDIR_NOT_BOUND
+    (line := tmp_path / "a,b\nc").mkdir()
+    enter(tmp_path, "", "python", "-m", "hpcml.node", "worker", TMPDIR=str(line))
+    note = note_of(tmp_path, "worker")
+    assert (note.reason, note.what.endswith(f"{tmp_path}/a,b c")) == (Reason.TMPDIR_NOT_BOUND, True)
+    assert role_end.not_entered("FATAL: another", 88, note).hint == BY_NAME[Reason.TMPDIR_NOT_BOUND].remedy
+
+
+def test_a_container_program_that_is_missing_is_noted(tmp_path: Path) -> None:
+    done = enter(tmp_path, "", PATH="/nowhere")
+    assert (done.returncode, note_of(tmp_path, "true").reason) == (88, Reason.NO_CONTAINER_PROGRAM)
 
 
 def test_srun_s_tasks_alone_take_their_connection_along(tmp_path: Path) -> None:
@@ -193,4 +213,5 @@ def test_no_scratch_where_somebody_else_could_put_another(tmp_path: Path, how: s
             f"hpcml: other users may replace the contents of {place.parent if how == 'above' else place} on"
             in done.stderr
         )
+        assert note_of(tmp_path, "true").reason == Reason.TMPDIR_OPEN
         assert not done.stdout

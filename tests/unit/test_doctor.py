@@ -9,6 +9,7 @@ import json
 import os
 import resource
 import time
+from argparse import Namespace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +17,9 @@ from typing import Any
 import pytest
 
 from hpcml.cli import doctor
-from hpcml.doctor import checks, finding, nodes, scheduler
+from hpcml.cli.host import Laptop
+from hpcml.doctor import checks, finding, job, nodes, scheduler
+from hpcml.doctor import ports as ports_of_nodes
 from hpcml.doctor.finding import Examination, Finding
 from hpcml.errors import UNFIT, ConfigError, SlurmUnreachableError
 from hpcml.forms import Form
@@ -42,7 +45,7 @@ def examination(
     home = {"HOME": str(tmp_path), "PATH": "/usr/bin:/bin", "HPCML_SYSTEM_CONFIG": "/nowhere"}
     loaded = lookup.load(site, home, None, settings)
     spec = RunRequest.of(script=tmp_path / "doctor", arguments=("true",), cwd=tmp_path, form=Form.DOCTOR, **asked)
-    ours, spec = nodes.request(loaded, spec)
+    ours, spec = job.request(loaded, spec)
     return Examination(ours, loaded, spec, home, seconds)
 
 
@@ -62,6 +65,8 @@ def node(**facts: Any) -> dict[str, Any]:
         "disks": disks("/scratch", "ext4", 1 << 40),
         "driver": "535.274.02",
         "smi": [smi("0000:1d:00.0", "535.274.02")],
+        "importable": ["dask_cuda", "distributed_ucxx"],
+        "built_for": {"12": ["rmm-cu12"]},
     }
     return healthy | facts
 
@@ -69,13 +74,12 @@ def node(**facts: Any) -> dict[str, Any]:
 def port(device: int, state: str = "ACTIVE", layer: str = "InfiniBand", number: int = 1) -> dict[str, Any]:
     word = "LinkUp" if state == "ACTIVE" else "Disabled"
     facts = {"name": f"mlx5_{device}:{number}", "device": f"mlx5_{device}", "rate": "", "link_layer": layer}
-    rest = {"port": number, "gigabits": 0.0, "subnet": "", "firmware": "", "board": "", "netdevs": [], "pci": PCI}
+    rest = {"port": number, "gigabits": 0.0, "pci": PCI}
     return {**facts, "state": state, "physical_state": word, **rest}
 
 
 def interfaces(**addresses: list[str]) -> list[dict[str, Any]]:
-    traits = {"kind": "", "address": "", "megabits": 0, "mtu": 0, "up": True, "state": "", "pci": PCI}
-    return [{**traits, "name": name, "ipv4": several} for name, several in addresses.items()]
+    return [{"kind": "", "name": name, "ipv4": several} for name, several in addresses.items()]
 
 
 def slot(bus_id: str, nearest: str, distance: str) -> dict[str, Any]:
@@ -102,20 +106,26 @@ def ports(**changes: str) -> list[dict[str, Any]]:
     return [{**one, **changes} for one in node()["infiniband"]]
 
 
+TCP_ONLY = {"version": "1.21.0", "library": "", "modules": [], "transports": {"tcp": ["ib0"]}}
 NODE_FAULTS: list[tuple[str, dict[str, Any], str, str]] = [
     ("interface", {"interfaces": interfaces(lo=["127.0.0.1"], hsn0=["10.0.0.1"])}, "red", "interface ib0 has no IPv4 address on n1"),
     ("ports", {"infiniband": ports(state="DOWN", physical_state="Polling")}, "red", "mlx5_0:1 of n1 is DOWN (Polling)"),
     ("gpu-distance", {"slots": [slot("g", "mlx5_3:1", "SYS")]}, "yellow", "g of n1 is at distance SYS from port mlx5_3:1"),
     ("gpu-distance", {"slots": []}, "yellow", "n1 has no NVIDIA GPU, but other nodes do"),
-    ("locked-memory", {"limits": locked(8 << 20)}, "red", "limited to 8.0 MiB on n1"),
+    ("locked-memory", {"limits": locked(8 << 20)}, "red", "n1: locked memory is limited to 8.0 MiB, but RDMA needs"),
     ("shared-memory", {"memory": shm(64 << 20)}, "red", "/dev/shm of n1 has a size of only 64 MiB"),
     ("shared-memory", {"memory": shm(1 << 38, "a", taken=4 << 30)}, "yellow", "1 old files of yours"),
     ("scratch", {"disks": disks("/tmp", "tmpfs", 10 << 30)}, "yellow", "/tmp of n1 is a tmpfs (10 GiB)"),
-    ("shared-gpus", {"smi": [smi("g", mig="Enabled")]}, "yellow", "MIG divides GPU g of n1"),
-    ("shared-gpus", {"smi": [smi("g", mig="[N/A]", mode="Prohibited")]}, "red", "GPU g of n1 accepts no programs"),
+    ("shared-gpus", {"smi": [smi("g", mig="Enabled")]}, "yellow", "n1: MIG divides GPU g"),
+    ("shared-gpus", {"smi": [smi("g", mig="[N/A]", mode="Prohibited")]}, "red", "n1: GPU g accepts no programs"),
     ("shared-gpus", {"smi": []}, "yellow", "nvidia-smi responds on other nodes, but not on n1"),
-    ("shared-gpus", {"mps": True}, "yellow", "MPS runs on n1"),
-    ("driver", {"smi": [], "driver": "470.82.01"}, "red", "the GPU driver of n1 is 470.82.01, but CUDA 12 of the profile needs driver 535"),
+    ("shared-gpus", {"mps": True}, "yellow", "n1: NVIDIA's MPS is running"),
+    ("driver", {"smi": [], "driver": "470.82.01"}, "red", "n1: driver 470.82.01 is too old: this environment's RAPIDS is built for CUDA 12"),
+    ("driver", {"importable": [], "driver": "470.82.01"}, "red", "n1: driver 470.82.01 is too old: CUDA 12 of the profile needs driver 535"),
+    ("driver", {"smi": [], "driver": ""}, "red", "n1 has no NVIDIA driver, but other nodes do"),
+    ("environment", {"built_for": {"12": ["rmm-cu12"], "13": ["cupy-cuda13x"]}}, "red", "n1: the environment mixes packages for different CUDA"),
+    ("environment", {"ucx": TCP_ONLY}, "yellow", "n1: UCX 1.21.0 () would use TCP between nodes, not this node's RDMA network"),
+    ("environment", {"built_for": {"13": ["rmm-cu13"]}, "driver": "580.1"}, "yellow", "n1: the profile names CUDA 12, but this environment's RAPIDS is built for"),
     ("architecture", {"machine": "aarch64"}, "yellow", "different architectures (n1: aarch64; n2: x86_64)"),
 ]  # fmt: skip
 
@@ -131,13 +141,20 @@ def test_what_the_facts_of_nodes_mean(tmp_path: Path, subtests: pytest.Subtests)
             assert found[check].state == state, found[check]
             assert words in found[check].sentence
             assert found[check].remedy
+    low = {"n1": node(limits=locked(8 << 20)), "n2": node(limits=locked(8 << 20))}
+    found = {one.check: one for one in nodes.judge(exam, low, clocks)}
+    assert found["locked-memory"].sentence.startswith("n1 and n2: locked memory is limited to 8.0 MiB")
+    assert found["locked-memory"].facts == {"limits": dict.fromkeys(low, 8 << 20)}
+    both = {"n1": node(mps=True), "n2": node(smi=[smi("g", mode="Prohibited")])}
+    found = {one.check: one for one in nodes.judge(exam, both, clocks)}
+    assert told(found["shared-gpus"]) == ("red", "n2: GPU g accepts no programs (compute mode)")
     for ahead, state in ((5.0, "yellow"), (-300.0, "red")):
         found = {one.check: one for one in nodes.judge(exam, {"n1": node(), "n2": node()}, {"n2": (ahead, 0.1)})}
         assert found["clocks"].state == state
         assert f"the clock of n2 is {abs(ahead):.0f} s" in found["clocks"].sentence
     exam = examination(tmp_path, "network.adapters=[]")
-    alone = nodes.judge(exam, {"n1": node(infiniband=[], slots=[], smi=[], driver="")}, {})
-    not_told = {"ports", "gpu-distance", "locked-memory", "clocks", "shared-gpus", "driver"}
+    alone = nodes.judge(exam, {"n1": node(infiniband=[], slots=[], smi=[], driver="", importable=[])}, {})
+    not_told = {"ports", "gpu-distance", "locked-memory", "clocks", "shared-gpus", "driver", "environment"}
     assert {one.check for one in alone if one.state == "n/a"} == not_told
     for damaged in ({}, node(limits=7)):
         assert {one.state for one in nodes.judge(exam, {"n1": damaged}, clocks)} == {"n/a"}
@@ -198,7 +215,7 @@ def test_ports_are_judged_node_by_node(tmp_path: Path, subtests: pytest.Subtests
         exam = examination(tmp_path, f"network.adapters={names}")
         for case, by_node, state, words, remedy in table:
             with subtests.test(case=case, adapters=names):
-                found = nodes.judge_ports(exam, read({name: node(infiniband=own) for name, own in by_node.items()}))
+                found = ports_of_nodes.judge(exam, read({name: node(infiniband=own) for name, own in by_node.items()}))
                 assert found.state == state, found
                 assert words in found.sentence
                 assert remedy in found.remedy
@@ -220,7 +237,7 @@ def test_variables_against_the_ports_of_each_node(tmp_path: Path, subtests: pyte
     for value, state, words, remedy in cases:
         with subtests.test(value=value):
             told_by = {name: node(infiniband=own, environment={"NCCL_IB_HCA": value}) for name, own in spare.items()}
-            found = nodes.judge_ports(exam, read(told_by))
+            found = ports_of_nodes.judge(exam, read(told_by))
             assert found.state == state, found
             assert words in found.sentence
             assert remedy in found.remedy
@@ -228,17 +245,17 @@ def test_variables_against_the_ports_of_each_node(tmp_path: Path, subtests: pyte
 
 def test_a_node_that_tells_nothing_is_not_green() -> None:
     told_by = {"n1": node()}
-    assert nodes.judge_answers(told_by, ("n1",), "9 s").state == "green"
-    silent = nodes.judge_answers(told_by, ("n1", "n2"), "9 s")
+    assert job.judge_answers(told_by, ("n1",), "9 s").state == "green"
+    silent = job.judge_answers(told_by, ("n1", "n2"), "9 s")
     assert told(silent) == ("yellow", "the job succeeded, but the results below are incomplete: n2 reported nothing")
-    assert nodes.judge_answers({}, ("n1", "n2"), "9 s").state == "red"
+    assert job.judge_answers({}, ("n1", "n2"), "9 s").state == "red"
 
 
 def test_the_image_on_nodes(tmp_path: Path) -> None:
     image = str(sif_file.make(tmp_path / "a.sif", {"org.hpcml.kind": "rapids", "org.hpcml.cuda": "13"}, arch="04"))
     exam = examination(tmp_path, image=image, account="astro")
-    found = {one.check: told(one) for one in nodes.judge(exam, {"n1": node(programs={})}, {})}
-    assert found["driver"][1].endswith("but the image's CUDA 13 needs driver 580 or newer")
+    found = {one.check: told(one) for one in nodes.judge(exam, {"n1": node(programs={}, importable=[])}, {})}
+    assert found["driver"][1].endswith("is too old: CUDA 13 of the image needs driver 580 or newer")
     assert found["architecture"] == ("red", "the image is built for aarch64, but the nodes are x86_64")
     assert found["container"] == ("red", "the container program singularity is missing on n1")
     two = {"n1": node(in_image=True, machine="aarch64"), "n2": node(programs={})}
@@ -490,7 +507,7 @@ def test_the_profile_the_request_and_the_nodes(tmp_path: Path, monkeypatch: pyte
     assert checks.profile(examination(tmp_path)).state == "green"
     lumi = examination(tmp_path, site="lumi")
     assert checks.profile(lumi).state == "red"
-    once = [scheduler.request(lumi), scheduler.start(lumi), *nodes.look(lumi, 1.0, print)]
+    once = [scheduler.request(lumi), scheduler.start(lumi), *job.look(lumi, 1.0, print)]
     assert {one.state for one in once} == {"n/a"}, "one cause is told once"
     by_name = {check.name: check for check in checks.CHECKS}
     (refused,) = checks.examine(examination(tmp_path), [by_name["request"]])
@@ -562,6 +579,6 @@ def test_a_red_finding_of_the_login_node_reaches_the_laptop(
     monkeypatch.setattr(doctor, "_asked", lambda *_: (UNFIT, said))
     monkeypatch.setattr(doctor, "_with_this_end", lambda _, __, ___, found: found)
     connection: Any = SimpleNamespace(host="login")
-    status = doctor.from_laptop(Login(), lambda: connection, [], typed="login", as_json=False, show_all=False)
+    status = doctor.from_laptop(Laptop("login", Login(), lambda: connection, Namespace(json=False, all=False), []))
     assert status == UNFIT
     assert "slurmctld does not answer" in capsys.readouterr().out

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from failure_texts import TEXTS
-from hpcml import errors
+from hpcml import assets, errors
 from hpcml.failures import judgement
-from hpcml.failures.end import SLURM, End, MemoryLimit, parse
+from hpcml.failures.end import SLURM, End, MemoryLimit, Reason, parse
 from hpcml.failures.evidence import Piece, hits_in
 from hpcml.failures.judgement import Case, Cause
 from hpcml.failures.rule import Retry, Role, Where
-from hpcml.failures.rules import BATCH_KILLED, NEVER_SATISFIED, NO_ADDRESS, RULES
+from hpcml.failures.rules import BY_NAME, RULES
 from hpcml.kind import Kind
 from hpcml.kinds import KINDS
+from hpcml.records import DamagedError
 
 EXCLUDING = [
     rule for rule in RULES if (rule.retry, rule.role) == (Retry.EXCLUDE, Role.ROOT) and Where.LOG in rule.where
@@ -68,14 +70,21 @@ def test_the_role_that_memory_ended_is_the_one_that_the_end_names() -> None:
 @pytest.mark.parametrize(
     ("reason", "by", "status"),
     [
-        (BATCH_KILLED, "hpcml", errors.ALLOCATION_LOST), (NEVER_SATISFIED, SLURM, errors.CANCELLED),
-        (NO_ADDRESS, "hpcml", errors.START_FAILED),
+        (Reason.BATCH_KILLED, "hpcml", errors.ALLOCATION_LOST), (Reason.NEVER_SATISFIED, SLURM, errors.CANCELLED),
+        (Reason.NO_ADDRESS, "hpcml", errors.START_FAILED), (Reason.NO_CONTAINER_PROGRAM, "hpcml", errors.IMAGE),
     ],
 )  # fmt: skip
 def test_a_reason_names_its_rule(reason: str, by: str, status: int) -> None:
     cause = judged(End(status, "driver", by, "any sentence", "any step", reason=reason))
     assert (cause.what, cause.rule, cause.known, cause.remedy) == ("any sentence", reason, True, "any step")
     assert judged(End(status, "driver", by, "any sentence", reason="of a newer version")).rule == ""
+
+
+def test_each_reason_has_its_row_and_image_sh_gives_no_other() -> None:
+    assert {str(reason) for reason in Reason} - {Reason.EXIT} <= {*BY_NAME}
+    written = re.findall(r"\brefuse ([a-z-]+)", (assets.folder("templates") / "image.sh").read_text())
+    assert len(written) == 3
+    assert {*written} < {*Reason}
 
 
 def test_the_end_that_an_older_version_wrote_has_the_first_lost_node() -> None:
@@ -86,7 +95,7 @@ def test_the_end_that_an_older_version_wrote_has_the_first_lost_node() -> None:
     by_script = {**old, "by": "script", "rank": 1}
     assert parse(by_script).lost_nodes == ()
     for name in new:
-        with pytest.raises(TypeError):
+        with pytest.raises(DamagedError, match="is not a"):
             parse({**old, name: 1})
 
 

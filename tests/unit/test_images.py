@@ -193,7 +193,7 @@ def test_the_program_inside_an_image_needs_no_hpcml_and_no_new_python() -> None:
 
 
 def test_what_an_image_prints_is_checked() -> None:
-    ucx: dict[str, object] = {"version": "", "library": "", "modules": [], "components": [], "transports": {}}
+    ucx: dict[str, object] = {"version": "", "library": "", "modules": [], "transports": {}}
     texts = dict.fromkeys(("python", "verbs", "driver", "compute"), "")
     lists: dict[str, object] = {"absent": [], "outside": [], "library_path": []}
     contents = {**texts, **lists, "failed": {}, "packages": {}, "ucx": ucx}

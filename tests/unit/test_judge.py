@@ -40,7 +40,7 @@ def made(protocol: str, memory: str, pairs: list[Pair], log: str = "", **changes
 
 
 def path(scope: str, *, ok: bool, doubt: str = "", wanted: bool = True) -> attribution.DataPath:
-    return attribution.DataPath(scope, ("x",), (), "", ok, (), doubt, 1.0, 1.0, "a → b", wanted)
+    return attribution.DataPath(scope, ("x",), (), "", ok, (), doubt, 1.0, 1.0, wanted)
 
 
 def judged(policy: str, **changes: Any) -> str:
@@ -133,8 +133,6 @@ def test_a_slow_node_of_three_is_named_though_it_has_most_of_the_pairs() -> None
         check_policy("warn", found)
         == "these nodes or pairs of workers have less than half of the others' bandwidth: n3"
     )
-    assert found.across is not None
-    assert found.across.slowest_pair.startswith(("n1-0 → n3-0", "n3-0 →"))
 
 
 # NCCL.

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from hpcml.cli import status
+from hpcml.errors import StorageError
 from hpcml.plan import cost
 from hpcml.runs import directories, outlook, report, request_cost
 from hpcml.runs import record as records
@@ -145,7 +146,6 @@ def test_what_is_said_at_a_submission(subtests: pytest.Subtests) -> None:
     ({}, "8 node-h = 256 core-h"),
     ({"attempts": {"several_jobs": True, "max_restarts": 1, "max_node_hours": 0.0}}, "16 node-h = 512 core-h"),
     ({"attempts": {"several_jobs": True, "max_restarts": 20, "max_node_hours": 12.0}}, "12 node-h = 384 core-h"),
-    ({"attempts": {"several_jobs": True, "max_restarts": "damaged"}}, ""),
 ])  # fmt: skip
 def test_what_a_recorded_run_asked_for(tmp_path: Path, more: dict[str, Any], cost: str) -> None:
     """From its files alone; what they lack is left out."""
@@ -164,6 +164,9 @@ def test_what_a_recorded_run_asked_for(tmp_path: Path, more: dict[str, Any], cos
     assert request_cost.asked(run, planned) == facts | ({"gpus": 8, "cost": cost} if cost else {})
     directories.write_json(run.paths.request, {"site": {"no.such": {"value": 1}}})
     assert request_cost.asked(run, planned) == facts
+    directories.write_json(run.paths.plan, {"inside": {"attempts": {"max_restarts": "damaged"}}})
+    with pytest.raises(StorageError, match=r"inside\.attempts\.max_restarts is not a whole number"):
+        records.planned(run)
 
 
 def test_jobs_of_a_sweep_ask_for_all_their_resources_together() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from hpcml.forms import Form
 from hpcml.plan import batch_script, plan
 from hpcml.request import record as request
 from matrix import site_of as site
+from tests.said import in_order
 
 PLACE = plan.RunLocation(Path("/runs/job-20261121-074500-1a2b"), "/usr/bin/python3", "0")
 TWO = {
@@ -53,24 +55,23 @@ def test_what_is_asked_of_slurm(request_: dict[str, Any], expected: dict[str, st
 
 
 @pytest.mark.parametrize(("request_", "misfit"), [
-    ({"nodes": 9}, "No partition fits the request"),
-    ({"partition": "gpu", "nodes": 5}, "Partition 'gpu' allows at most 4 nodes, but the run requests 5"),
-    ({"partition": "gpu", "time": "2:00:01"}, "Partition 'gpu' allows a time limit of at most 02:00:00, but the run requests 02:00:01"),
-    ({"partition": "long", "gpus_per_node": 1}, "Partition 'long' has no GPUs per node, but the run requests 1"),
-    ({"partition": "gpu", "gpus_per_node": 5}, "Partition 'gpu' has 4 GPUs per node, but the run requests 5"),
-    ({"partition": "long", "memory_per_node": "1T"}, "Partition 'long' has 102400M of memory per node, but the run requests 1048576M"),
+    ({"nodes": 9}, ()),
+    ({"partition": "gpu", "nodes": 5}, ("'gpu'", "4 nodes", 5)),
+    ({"partition": "gpu", "time": "2:00:01"}, ("'gpu'", "02:00:00", "02:00:01")),
+    ({"partition": "long", "gpus_per_node": 1}, ("'long'", "no GPUs", 1)),
+    ({"partition": "gpu", "gpus_per_node": 5}, ("'gpu'", "4 GPUs", 5)),
+    ({"partition": "long", "memory_per_node": "1T"}, ("'long'", "102400M", "1048576M")),
 ])  # fmt: skip
-def test_what_does_not_fit(request_: dict[str, Any], misfit: str) -> None:
-    with pytest.raises(SiteError) as error:
+def test_what_does_not_fit(request_: dict[str, Any], misfit: tuple[object, ...]) -> None:
+    with pytest.raises(SiteError, match=in_order(*misfit)) as error:
         directives(TWO, **request_)
-    assert error.value.message == misfit
     assert error.value.hint
 
 
 def test_a_partition_that_was_not_the_default_is_told() -> None:
     made = plan.plan(site(TWO), spec(gpus_per_node=1), PLACE)
-    reason = "Partition 'long' has no GPUs per node, but the run requests 1"
-    assert f"hpcml uses partition gpu, because: {reason}" in made.notices
+    (notice,) = made.notices
+    assert re.search(in_order("partition gpu", "'long'", "no GPUs", 1), notice)
 
 
 @pytest.mark.parametrize(
@@ -203,12 +204,10 @@ def test_what_the_user_says_goes_before_the_profile() -> None:
 
 def test_workers_that_are_too_small_to_start_are_refused() -> None:
     table = {**TWO, "workers": {"per_node": 64}}
-    with pytest.raises(SiteError, match="64 workers share 3000 MiB of a node's memory: each has 47 MiB"):
+    with pytest.raises(SiteError, match=in_order("64 workers", "3000 MiB", "47 MiB")):
         plan.plan(site(table), spec(memory_per_node="3000M"), PLACE)
     plan.plan(site(table), spec(memory_per_node="64G"), PLACE)
-    with pytest.raises(
-        SiteError, match=r"workers\.memory_limit is 27 MiB, but a worker needs more than 80 MiB to start"
-    ):
+    with pytest.raises(SiteError, match=in_order("workers.memory_limit", "27 MiB", "80 MiB")):
         plan.plan(site({**TWO, "workers": {"memory_limit": "27MiB"}}), spec(), PLACE)
 
 
@@ -220,7 +219,7 @@ def test_one_thread_for_each_gpu_and_the_profiles_variables() -> None:
 
 
 def test_a_script_has_the_profile_s_time_to_save_and_the_user_s_umask() -> None:
-    profile = site({"scheduler": "slurm", "deadlines": {"driver_grace": "17s", "teardown": "9s"}})
+    profile = site({"scheduler": "slurm", "deadlines": {"script_grace": "17s", "teardown": "9s"}})
     made = plan.plan(profile, spec(), PLACE._replace(umask=0o027))
     assert (made.inside.deadlines.script_grace, made.inside.code.umask) == (17.0, 0o027)
 

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from hpcml.node.hardware import preflight, probe, record, software
-from hpcml.node.hardware.preflight import Trouble, find_troubles
+from hpcml.node.hardware.differences import differences as differences_of
+from hpcml.node.hardware.troubles import Trouble, find_troubles
 from tests.fixtures.nodes import tree
 
 Facts = dict[str, Any]
@@ -31,7 +32,7 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Facts:
     tree.build("leonardo", tmp_path)
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-        facts = record.to_json(probe.probe(tmp_path, nvml=tree.raw("leonardo.nvml"), ucx=tree.raw("conda.ucx")))
+        facts = record.to_json(probe.probe(tmp_path, drivers=tree.raw("leonardo.nvml"), ucx=tree.raw("conda.ucx")))
     facts |= {**software.packages(CUDA12, {}), "importable": ["dask_cuda", "distributed_ucxx"]}
     facts |= {"limits": {"locked_memory": UNLIMITED, "open_files": {"soft": 65536, "hard": 65536}}}
     return {**facts, "cpus": cpus(32, "0-31")}
@@ -65,7 +66,16 @@ def both(*changes: Change) -> Change:
 
 
 def found(facts: Facts, *, gpus: int = 4, cuda: str = "12", protocol: str = "ucx") -> list[Trouble]:
-    return find_troubles(record.from_json(facts), gpus_expected=gpus, cuda=cuda, protocol=protocol)
+    settings: Any = settings_of(gpus, cuda, protocol)
+    return find_troubles(record.from_json(facts), preflight.demand_of(settings))
+
+
+def settings_of(gpus: int, cuda: str, protocol: str) -> SimpleNamespace:
+    """Return the settings of a run with GPU workers, or with CPU workers."""
+    gpu = SimpleNamespace(count=gpus, cuda=cuda) if gpus else None
+    return SimpleNamespace(
+        gpus=gpus, workers=SimpleNamespace(gpu=gpu), network=SimpleNamespace(protocol=protocol, interconnect="")
+    )
 
 
 def test_nothing_is_wrong(node: Facts) -> None:
@@ -74,7 +84,7 @@ def test_nothing_is_wrong(node: Facts) -> None:
 
 
 def differences(probes: dict[str, Facts]) -> list[str]:
-    return preflight.differences({name: record.from_json(facts) for name, facts in probes.items()})
+    return differences_of({name: record.from_json(facts) for name, facts in probes.items()})
 
 
 def with_ucx(raw: Facts) -> Change:
@@ -90,16 +100,16 @@ def newer(driver: str, cuda: str, *wheels: str) -> Change:
 ABSENT = both(
     set_in("gpus", to=[]), set_in("visible_count", to=0), set_in("gpu_error", to="NVML Shared Library Not Found")
 )
-SLOW_NVML = both(ABSENT, set_in("late", to=["nvml"]))
+SLOW_NVML = both(ABSENT, set_in("late", to=["driver"]))
 CASES: list[tuple[str, Change, str, str, bool]] = [
     ("driver of CUDA 12, packages of 13", environment("rmm-cu13", "cudf-cu13"),
      "driver 535.274.02 supports CUDA 12.2, but this environment's RAPIDS is built for CUDA 13, which needs driver 580 or newer",
      "Install hpcml's extra cuda12, or use an image for CUDA 12.", True),
     ("too old for either", newer("470.82.01", "11.4", "rmm-cu12"),
      "driver 470.82.01 supports CUDA 11.4, but this environment's RAPIDS is built for CUDA 12, which needs driver 535 or newer",
-     "Ask the site for a newer driver, or use an older RAPIDS.", True),
+     "Ask the site for a newer driver, or use an image or environment for an older CUDA.", True),
     ("the profile is out of date", newer("580.95.05", "13.0", "rmm-cu13"),
-     "the profile's gpu.cuda is 12, but this environment's RAPIDS is built for CUDA 13, which driver 580.95.05 can run",
+     "the profile names CUDA 12, but this environment's RAPIDS is built for CUDA 13, which driver 580.95.05 can run",
      "Use an environment or image for CUDA 12, or correct gpu.cuda.", False),
     ("fewer GPUs", both(set_in("visible_count", to=3), set_in("visible_devices", to="0,1,2")),
      "the job sees 3 GPUs, but the run requests 4 (CUDA_VISIBLE_DEVICES is '0,1,2', the driver shows 4 GPUs)", "slurm.gpu_request", True),
@@ -129,7 +139,7 @@ CASES: list[tuple[str, Change, str, str, bool]] = [
     ("a port is down", both(set_in("infiniband", 1, "state", to="DOWN"), set_in("infiniband", 1, "physical_state", to="Polling")),
      "InfiniBand port mlx5_1:1 is DOWN (Polling)", "exclude this node", False),
     ("locked memory", set_in("limits", "locked_memory", to={"soft": 65536, "hard": 65536}),
-     "locked memory is limited to 64 KiB, but InfiniBand needs unlimited locked memory", "Ask the site", False),
+     "locked memory is limited to 64 KiB, but RDMA needs unlimited locked memory", "Ask the site", False),
     ("locked memory that may be raised", set_in("limits", "locked_memory", to={"soft": 65536, "hard": None}),
      "locked memory is limited to 64 KiB", "ulimit -l unlimited", False),
     ("MIG", both(set_in("gpus", 0, "mig", to=True), set_in("gpus", 2, "mig", to=True)), "MIG divides GPUs 0 and 2,", "whole GPUs", False),
@@ -178,9 +188,8 @@ def nodes(node: Facts, count: int, **changes: Change) -> dict[str, Facts]:
 
 
 def test_what_does_not_end_a_run_is_told_too(node: Facts, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    gpu, network = SimpleNamespace(count=4, cuda="12"), SimpleNamespace(protocol="ucx")
     inspection: Any = object.__new__(preflight.Inspection)
-    settings = SimpleNamespace(gpus=4, workers=SimpleNamespace(gpu=gpu), network=network)
+    settings = settings_of(4, "12", "ucx")
     attempt = SimpleNamespace(probe_of=lambda _: tmp_path / "n1.json")
     inspection.context = SimpleNamespace(settings=settings, attempt=attempt, node="n1")
     for facts, fatal in (

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from hpcml import kinds
+from hpcml.recorded import Recorded
 from hpcml.report import attempts
 from hpcml.report.page import make
 from tests import report_samples
@@ -52,10 +53,10 @@ def test_all_attempts_are_told_and_added_up(tmp_path: Path) -> None:
     text = page.read_text()
     assert "All attempts" in text
     assert "it stopped" in text
-    assert attempts.sentence(attempts.earlier(paths, 2)[0]) == (
+    assert attempts.sentence(attempts.earlier(Recorded(paths), 2)[0]) == (
         "attempt 1: job 4711, on n1,n2, 10:00, TIMEOUT: it stopped"
     )
-    saved = attempts.earlier(paths, 2)[0]._replace(state="FAILED")  # Slurm's word for each status but 0
+    saved = attempts.earlier(Recorded(paths), 2)[0]._replace(state="FAILED")  # Slurm's word for each status but 0
     assert attempts.sentence(saved).endswith("10:00, SAVED: it stopped")
 
     kept_before = paths.attempt(0).ledger.stat().st_mtime_ns
@@ -70,4 +71,4 @@ def test_all_attempts_are_told_and_added_up(tmp_path: Path) -> None:
 
     wrong_clock = {"time": 1.79e9, "attempt": 7, "event": "allocated", "began": 1.0}
     paths.events.write_text(json.dumps(wrong_clock) + "\n")
-    assert attempts.one(paths, 7).seconds == 0
+    assert attempts.one(Recorded(paths), 7).seconds == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from hpcml.cli import submit
 from hpcml.errors import REFUSED, HpcmlError, ScriptError, UsageError
 from hpcml.origins import HPCML, TYPED
 from hpcml.runs import script_checks
+from tests.said import in_order
 
 
 def script(folder: Path, text: str, name: str = "main.py") -> Path:
@@ -107,9 +109,7 @@ def test_a_missing_module_is_an_error_where_nothing_can_add_it(tmp_path: Path) -
     assert f"{sys.executable} -m pip install nowhere_here" in caught.value.hint
     assert "nowhere_here (main.py:2)" in check(path, prepared=True)[0]
     (note,) = check(path, dry_run=True)
-    assert note.endswith(
-        "nowhere_here (main.py:2). Before you submit, install these modules, or set runtime.python to a Python that has them"
-    )
+    assert re.search(in_order("nowhere_here (main.py:2)", "Before you submit", "runtime.python"), note)
     assert check(path, image=True) == []
 
 
@@ -130,9 +130,8 @@ def test_a_package_that_opens_clusters_elsewhere_is_told_of(tmp_path: Path, monk
     assert "Use Client() to connect to the run's cluster" in caught.value.hint
     script(tmp_path / "site-packages", "", "coiled.py")
     monkeypatch.syspath_prepend(tmp_path / "site-packages")
-    assert check(path) == [
-        "coiled (main.py:1) creates a Dask cluster outside the run; use Client() to connect to the run's cluster"
-    ]
+    (note,) = check(path)
+    assert re.match(in_order("coiled (main.py:1)", "outside the run", "Client()"), note)
 
 
 def test_a_scheduler_file_that_no_argument_names_is_told_of(tmp_path: Path) -> None:

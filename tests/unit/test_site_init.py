@@ -33,16 +33,15 @@ NO_PLACE = {"bus_id": "", "path": [], "numa": -1}
 
 def probed() -> dict[str, Any]:
     """Return the JSON of a probe that a job made."""
-    link = {"link_layer": "InfiniBand", "rate": "100 Gb/sec", "physical_state": "", "gigabits": 100.0, "subnet": ""}
-    rest = {**link, "port": 1, "firmware": "", "board": "", "netdevs": [], "pci": NO_PLACE}
-    traits = {"address": "", "megabits": 0, "mtu": 0, "up": True, "state": "", "pci": NO_PLACE}
+    link = {"link_layer": "InfiniBand", "rate": "100 Gb/sec", "physical_state": "", "gigabits": 100.0}
+    rest = {**link, "port": 1, "pci": NO_PLACE}
     return record.to_json(record.Node(record.Probing(record.SCHEMA))) | {
         "infiniband": [{**rest, "name": f"mlx5_{n}:1", "device": f"mlx5_{n}", "state": state}
                        for n, state in enumerate(("ACTIVE", "DOWN"))],
         "cpus": {"count": 160, "list": "", "online": 160, "threads": 2}, "limits": {"locked_memory": {"soft": None, "hard": None}},
         "job": {"partition": "acc", "qos": "acc_debug", "node": "as01", "nodes": "as[01-02]", "shown": "", "ssh": "ssh reaches a node while your job runs on it"},
         "names": ["NVIDIA H100"] * 4, "driver": "535.274.02",
-        "interfaces": [{**traits, "name": "eno1", "kind": "ethernet", "ipv4": ["10.0.0.1"]}, {**traits, "name": "ib0", "kind": "infiniband", "ipv4": ["10.1.0.1"]}],
+        "interfaces": [{"name": "eno1", "kind": "ethernet", "ipv4": ["10.0.0.1"]}, {"name": "ib0", "kind": "infiniband", "ipv4": ["10.1.0.1"]}],
         "slots": [{"bus_id": "0000:1d:00.0", "nearest": "mlx5_0:1", "distances": {"mlx5_0:1": "PXB"}}],
         "disks": {"scratch": "", "folders": {"/tmp": {"kind": "tmpfs", "bytes": 2**33, "free": 2**32, "error": ""}}},
         "programs": {"singularity": "/usr/bin/singularity"},
@@ -127,7 +126,7 @@ def test_the_limits_of_a_qos_are_those_that_a_job_has(monkeypatch: pytest.Monkey
     assert example["defaults"]["account"] == "two"
     odd = example["qos"]["odd"]
     assert (odd["max_nodes"], odd["max_time"]) == (100, "365-00:00:00"), "the default QoS's limits are not its own"
-    assert example["deadlines"]["driver_grace"] == "7s", "KillWait is 15 s"
+    assert example["deadlines"]["script_grace"] == "7s", "KillWait is 15 s"
 
 
 def test_what_is_denied_is_taken_from_elsewhere(monkeypatch: pytest.MonkeyPatch, subtests: pytest.Subtests) -> None:

@@ -107,7 +107,7 @@ def test_a_ring_is_told(environment: dict[str, str], tmp_path: Path, write: Writ
 
 def test_a_profile_that_says_nothing_goes_on_after_a_loss_and_warns_of_a_slow_interconnect() -> None:
     site = layers.build(schema.Site, layers.Layers())
-    assert (site.workers.on_loss, site.fabric.require) == ("continue", "warn")
+    assert (site.workers.on_loss, site.interconnect.require) == ("continue", "warn")
 
 
 def _keys(record: Any, prefix: str = "") -> Iterator[str]:
@@ -201,3 +201,36 @@ def test_who_set_a_value(environment: dict[str, str], tmp_path: Path, write: Wri
     assert lookup.load("slurm", environment, None).layers.named("scheduler").origin is origins.Origin.SITE
     older = {key: {"value": value.value, "origin": value.origin} for key, value in loaded.layers.values.items()}
     assert lookup.recorded(older).gpu.gds == "on"
+
+
+def test_old_names_of_keys_count_everywhere_with_a_note(
+    environment: dict[str, str], tmp_path: Path, write: Write, subtests: pytest.Subtests
+) -> None:
+    (tmp_path / "etc").mkdir()
+    table = "[deadlines]\ndriver_grace = '7s'\n[fabric]\nrequire = 'rdma'\n"
+    variables = {"HPCML_DEADLINES__DRIVER_GRACE": "7s", "HPCML_FABRIC__REQUIRE": "rdma"}
+    words = ["deadlines.driver_grace=7s", "fabric.require=rdma"]
+    fact = "confidence = 'documented', date = '2026-11-20', source = 'a page'"
+    facts = f"[facts]\n'deadlines.driver_grace' = {{ {fact} }}\nfabric = {{ {fact} }}\n"
+    for place in ("etc/config.toml", "etc/profiles/slurm.toml", "hpcml.toml", f"{USER}/config.toml"):
+        with subtests.test(place):
+            path = write(place, table + (facts if "profiles" in place else ""))
+            site, _, _, _, notes = lookup.load("slurm", environment, tmp_path)
+            assert (float(site.deadlines.script_grace), site.interconnect.require) == (7.0, "rdma")
+            assert [note.partition(": ")[0] for note in notes] == [str(path)] * (4 if "profiles" in place else 2)
+            assert ": the key deadlines.driver_grace is now called deadlines.script_grace; " in notes[0]
+            if "profiles" in place:
+                assert site.facts["deadlines.script_grace"].source == site.facts["interconnect.require"].source
+            path.unlink()
+    for loaded in (
+        lookup.load("slurm", environment | variables, None),
+        lookup.load("slurm", environment, None, words),
+        lookup.load("slurm", environment, None, lines=[(word, "a.py, line 1") for word in words]),
+    ):
+        assert (float(loaded.site.deadlines.script_grace), loaded.site.interconnect.require) == (7.0, "rdma")
+        assert len(loaded.notes) == 2
+    old = {"deadlines.fabric": {"value": "9s", "origin": "profile slurm"}, "deadlines.scheduler": {"value": "3s"}}
+    assert float(lookup.recorded(old).deadlines.interconnect) == 9.0
+    assert lookup.load("slurm", environment, None, ["deadlines.script_grace=7s"]).notes == ()
+    with pytest.raises(ConfigError, match=r"'fabric\.nccl' is the old name of 'interconnect\.nccl', which is also set"):
+        lookup.load("slurm", environment, None, ["fabric.nccl=true", "interconnect.nccl=false"])

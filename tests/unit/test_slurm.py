@@ -12,6 +12,7 @@ from hpcml import schedulers
 from hpcml.errors import SiteError, SlurmUnreachableError
 from hpcml.request.record import RunRequest
 from hpcml.schedulers import JobState, slurm
+from hpcml.states import Wait
 from hpcml.subprocesses import Answer
 
 GIB = 1024**3
@@ -207,6 +208,14 @@ def test_of_two_jobs_of_a_run_one_that_has_not_ended_is_found(answers: Path) -> 
 )  # fmt: skip
 def test_reasons_in_words(reason: str, words: str) -> None:
     assert slurm.reason_in_words(reason) == words
+    assert slurm.wait_of(reason) is Wait.PASSES
+
+
+def test_what_a_reason_means_for_hpcml() -> None:
+    for reason, wait in (("(Dependency)", Wait.JOBS), ("DependencyNeverSatisfied", Wait.DEPENDENCY), ("JobHeldUser", Wait.HELD)):  # fmt: skip
+        assert slurm.wait_of(reason) is wait
+    never = {reason for reason in slurm.REASONS if slurm.wait_of(reason).is_vain}
+    assert never == {reason for reason, words in slurm.REASONS.items() if words.startswith("the job will never start")}
 
 
 def test_the_environment_is_scrubbed_but_for_the_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -276,7 +285,7 @@ def test_a_job_that_has_ended_meanwhile_is_found(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_shell_shares_the_job_with_the_run_s_steps() -> None:
-    assert {"--overlap", "--mem=0", "--mpi=none", "--jobid=7"} <= {*schedulers.get("slurm").shell_on("7", "n1")}
+    assert {"--overlap", "--mem=0", "--mpi=none", "--jobid=7"} <= {*slurm.shell_on("7", "n1")}
 
 
 @pytest.mark.parametrize("word", [
@@ -298,7 +307,7 @@ def test_a_field_without_end_is_neither_shown_nor_counted(answers: Path, place: 
     say(answers, "squeue", f"{header}{'|'.join(fields)}\n")
     say(answers, "sacct", f"12|{letter * HUGE}|{letter * HUGE}:0|{letter * HUGE}|n1|||job|hpcml:run-1\n")
     found = slurm.states(["12 run-1"])["12 run-1"]
-    assert max(map(len, found)) <= 65536
+    assert max(len(text) for text in found if isinstance(text, str)) <= 65536
     assert len(found.state) <= 30
     assert len(found.reason) <= 1000
     for command in (slurm.find, slurm.task_states):

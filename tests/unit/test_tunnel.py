@@ -142,8 +142,11 @@ def test_a_bad_end_is_an_error_and_closes_too(world: World) -> None:
 
 
 def test_a_run_that_is_held_ends_it(world: World) -> None:
+    """By the fact alone: a message may say anything."""
+    waiting = facts(state="PENDING", message="held by the user; the job will never start")
+    world.step(0, waiting)
     with pytest.raises(HpcmlError, match="will not start: held by the user"):
-        world.step(0, facts(state="PENDING", message="held by the user"))
+        world.step(0, waiting._replace(stuck=True))
 
 
 def test_a_first_refusal_ends_it(world: World) -> None:
@@ -193,7 +196,7 @@ def test_a_service_that_stays_silent_is_gone(world: World) -> None:
     world.wrong = "another service responds"
     world.step(tunnel.PROBE, facts(N1))
     world.step(tunnel.PROBE, facts(N1))
-    with pytest.raises(ServiceGoneError, match="run continues, but its dashboard does not respond: another service"):
+    with pytest.raises(ServiceGoneError, match="dashboard does not respond: another service"):
         world.step(tunnel.PROBE, facts(N1))
 
 

@@ -105,7 +105,7 @@ def test_ucx_without_tcp(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def hardware(transports: dict[str, tuple[str, ...]], modules: tuple[str, ...], address: tuple[str, ...]) -> str:
-    interface = record.Interface("ib0", "infiniband", "", 0, 0, True, "up", address, record.Place())
+    interface = record.Interface("ib0", "infiniband", address)
     node = record.Node(
         record.Probing(record.SCHEMA),
         network=record.Network(interfaces=(interface,)),

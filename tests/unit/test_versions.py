@@ -72,7 +72,7 @@ def test_all_alike(context: Context) -> None:
     ({"distributed": "2026.7.0"}, "distributed is 2026.7.1 in the script on n1, 2026.7.0 in the workers on n2"),
     ({"python": "3.11.9"}, "python is 3.12.4 in the script on n1, 3.11.9 in the workers on n2"),
     ({"numpy": "1.26.4"}, "numpy is 2.4.6 in the script on n1, 1.26.4 in the workers on n2"),
-    ({"python": "3.11.9", "dask": "1.0", "lz4": "4"}, "in the workers on n2; dask, lz4 also differ"),
+    ({"python": "3.11.9", "dask": "1.0", "lz4": "4"}, "in the workers on n2; dask and lz4 also differ"),
     ({"python": "3.12.9", "numpy": "2.4.5"}, ""),
     ({"cudf": "26.10.0"}, "cudf is missing in the script on n1, 26.10.0 in the workers on n2"),
 ])  # fmt: skip
@@ -105,7 +105,7 @@ def test_what_ranks_tell_over_their_connection(context: Context) -> None:
 
 def test_many_nodes_and_two_versions(context: Context) -> None:
     compared = tell_all(context, worker_n1={"dask": "1"}, worker_n2={"dask": "1"}, worker_n3={"dask": "2"})
-    assert compared.ends.endswith("1 in the workers on n1, the workers on n2, 2 in the workers on n3")
+    assert compared.ends.endswith("1 in the workers on n1 and the workers on n2, 2 in the workers on n3")
 
 
 def test_a_worker_s_note_goes_at_its_end_where_the_scheduler_s_says_the_same(

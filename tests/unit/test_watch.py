@@ -28,6 +28,7 @@ from hpcml.runs import directories, waiting, why
 from hpcml.runs import status as run_status
 from hpcml.runs.stacks import Answer as StacksAnswer
 from hpcml.schedulers import JobState, Submission
+from hpcml.states import Wait
 from node_settings import settings
 
 UP = ("allocated", "scheduler-up", "environment-ready", "worker-added")
@@ -181,7 +182,7 @@ def test_the_keys_of_a_status_for_programs() -> None:
     assert " ".join(sorted(run_status.Status("r").as_json())) == (
         "address at_fault attempt brought by cause clocks command differences directory estimate exit_status expected fabric fabric_ok has_cluster hint idle_since in_image job job_state "
         "jupyter kind log log_begin lost_nodes memory_limit message node node_count nodes not_brought original phase protocol quote rank reason repairs role run seconds seconds_before security service setup_warnings silent silent_workers site staging "
-        "state times versions warnings workers"
+        "state times versions wait warnings workers"
     )
 
 
@@ -219,13 +220,17 @@ def test_the_time_of_attempts_before_is_kept(run: directories.Run) -> None:
     assert (ended.seconds(), ls.cells(ended, 1000.0)[ls.HEADER.index("TIME")]) == (20, "2:03")
 
 
-@pytest.mark.parametrize(("word", "status"), [
-    ("missing, or not yours: /work/me/runs/a", errors.STORAGE), ("cannot load the module cuda", errors.START_FAILED),
-])  # fmt: skip
-def test_the_batch_script_s_own_end_is_told_with_its_status(run: directories.Run, word: str, status: int) -> None:
-    run.paths.job_log.write_text(f"hpcml: {word}\n")
+@pytest.mark.parametrize("status", [errors.STORAGE, errors.START_FAILED, 1])
+def test_the_batch_script_s_own_end_is_told_by_its_exit_status(
+    run: directories.Run, status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of a folder that is another's now, into which it writes nothing; its log is quoted and not read."""
+    monkeypatch.setattr(schedulers, "end", lambda _: schedulers.JobEnd(exit_status=status))
+    run.paths.job_log.write_text("hpcml: missing, or not yours: /work/me/runs/a\n")
     found = run_status.status(run, JobState("FAILED"))
-    assert (found.state, found.ending.exit_status, found.message) == ("FAILED", status, word)
+    expected = errors.ALLOCATION_LOST if status == 1 else status
+    assert (found.state, found.exit_status) == ("FAILED", expected)
+    assert found.ending.quote == ("hpcml: missing, or not yours: /work/me/runs/a",)
 
 
 @pytest.mark.parametrize(("facts", "state"), [
@@ -259,7 +264,7 @@ def test_what_the_nodes_write_is_slurm_s_word(
 ])  # fmt: skip
 def test_an_end_that_slurm_alone_tells(run: directories.Run, word: str, exit_status: int, state: str) -> None:
     found = run_status.status(run, JobState(word))
-    assert (found.state, found.ending.exit_status) == (state, exit_status)
+    assert (found.state, found.exit_status) == (state, exit_status)
 
 
 def test_the_next_job_took_the_place_of_the_one_that_was_asked_for(
@@ -277,6 +282,18 @@ def test_the_next_job_took_the_place_of_the_one_that_was_asked_for(
     monkeypatch.setattr(schedulers, "state", state)
     found, job = run_status.present_job(run)
     assert (found.job, job.state) == ("8", "RUNNING")
+
+
+@pytest.mark.parametrize(("wait", "failed", "rule"), [
+    (Wait.NEVER, True, ""), (Wait.DEPENDENCY, True, "dependency"), (Wait.HELD, False, ""), (Wait.PASSES, False, ""),
+])  # fmt: skip
+def test_a_run_that_can_never_start_is_known_by_a_field(
+    run: directories.Run, wait: Wait, failed: bool, rule: str
+) -> None:
+    current = run_status.status(run, JobState("PENDING", "the job will never start", wait=wait))
+    assert (current.phase, current.allocation.wait, current.as_json()["wait"]) == ("queued", wait, str(wait))
+    answer = why.of_status(run, current)
+    assert (answer.failed, answer.rule) == (failed, rule)
 
 
 def test_a_warning_is_said_once_and_kept(run: directories.Run, tmp_path: Path) -> None:

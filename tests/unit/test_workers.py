@@ -14,6 +14,7 @@ from hpcml.kinds.dask.node import gpus, local_cluster
 from hpcml.request.record import RunRequest
 from hpcml.sites import schema
 from matrix import site_of
+from tests.said import in_order
 
 
 def site(**table: Any) -> schema.Site:
@@ -53,19 +54,20 @@ def test_the_automatic_pool_gives_way_to_another_allocator(chosen: dict[str, Any
     assert made.rmm_pool_size is None
 
 
-@pytest.mark.parametrize(("gpu", "words"), [
-    ({"rmm_async": True, "rmm_managed_memory": True}, "gpu.rmm_async cannot be combined with gpu.rmm_managed_memory"),
-    ({"rmm_release_threshold": "1G"}, "gpu.rmm_release_threshold cannot be combined with gpu.rmm_async = false"),
-    ({"cudf_spill_stats": 1}, "gpu.cudf_spill_stats cannot be combined with gpu.cudf_spill = false"),
-    ({"rmm_allocator_libs": ["jax"]}, "RMM cannot allocate GPU memory for the library 'jax'"),
-    ({"rmm_pool_size": "lots"}, "'lots' is not an amount of GPU memory"),
-    ({"device_memory_limit": "-3"}, "'-3' is not an amount of GPU memory"),
-    ({"rmm_maximum_pool_size": "10K"}, "'10K' is less than 1 MiB"),
+@pytest.mark.parametrize(("gpu", "values"), [
+    ({"rmm_async": True, "rmm_managed_memory": True}, ("gpu.rmm_async", "gpu.rmm_managed_memory")),
+    ({"rmm_release_threshold": "1G"}, ("gpu.rmm_release_threshold", "gpu.rmm_async = false")),
+    ({"cudf_spill_stats": 1}, ("gpu.cudf_spill_stats", "gpu.cudf_spill = false")),
+    ({"rmm_allocator_libs": ["jax"]}, ("'jax'",)),
+    ({"rmm_pool_size": "lots"}, ("'lots'",)),
+    ({"device_memory_limit": "-3"}, ("'-3'",)),
+    ({"rmm_maximum_pool_size": "10K"}, ("'10K'", "1 MiB")),
 ])  # fmt: skip
-def test_what_dask_cuda_would_refuse_on_the_node_is_refused_at_once(gpu: dict[str, Any], words: str) -> None:
-    with pytest.raises(ConfigError) as caught:
+def test_what_dask_cuda_would_refuse_on_the_node_is_refused_at_once(
+    gpu: dict[str, Any], values: tuple[str, ...]
+) -> None:
+    with pytest.raises(ConfigError, match=in_order(*values)) as caught:
         workers.gpu_settings(site(gpu=gpu), 1)
-    assert words in str(caught.value)
     assert caught.value.place.startswith("gpu.")
     assert workers.gpu_settings(site(gpu=gpu), 0) is None  # not a word of it where there is no GPU
 

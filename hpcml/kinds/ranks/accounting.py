@@ -2,26 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import NamedTuple
 
-from hpcml.report.attempts import number
+from hpcml import records
+from hpcml.recorded import Event
 from hpcml.report.ledger import Accounting, Part
 from hpcml.units import format_seconds
 
 _SHORT = 1.0  # seconds between the first and the last end that need no explanation
 
 
-def _sentences(events: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+class _Ended(NamedTuple):
+    """What the event ``ranks-ended`` says."""
+
+    first: int  # rank
+    last: int  # rank
+    apart: float  # seconds between their ends
+    node: str = ""  # of the last
+
+
+def _sentences(events: Sequence[Event]) -> tuple[str, ...]:
     """Return a sentence on the rank that ended last, if all ranks ended well."""
-    end = next((one for one in events if one["event"] == "ranks-ended"), None)
-    first, last, apart = (number(end.get(name)) if end else None for name in ("first", "last", "apart"))
-    if end is None or first is None or last is None or apart is None:
+    facts = next((event.facts.facts for event in events if event.name == "ranks-ended"), None)
+    try:
+        end = records.read(_Ended, facts)
+    except records.DamagedError:  # there was no such end, or the line is damaged
         return ()
-    if apart < _SHORT:
+    if end.apart < _SHORT:
         return ("All ranks ended within a second of each other.",)
-    sentence = f"Rank {last:.0f} on {end.get('node', '')} ended last, {format_seconds(apart)} later."
-    return (f"Rank {first:.0f} ended first. {sentence}",)
+    sentence = f"Rank {end.last} on {end.node} ended last, {format_seconds(end.apart)} later."
+    return (f"Rank {end.first} ended first. {sentence}",)
 
 
 ACCOUNTING = Accounting(

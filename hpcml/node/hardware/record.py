@@ -46,15 +46,6 @@ class Link(NamedTuple):
     rate: str  # as the kernel writes it: 100 Gb/sec (2X HDR)
     gigabits: float  # Gbit/s; 0: not known
     link_layer: str  # InfiniBand or Ethernet
-    subnet: str  # the upper half of its first GID
-
-
-class Adapter(NamedTuple):
-    """The adapter that an RDMA port is on."""
-
-    firmware: str
-    board: str  # the vendor's identifier
-    netdevs: tuple[str, ...]  # network interfaces of the port
 
 
 class Port(NamedTuple):
@@ -64,7 +55,6 @@ class Port(NamedTuple):
     device: str  # mlx5_0
     port: int  # from 1
     link: Link
-    adapter: Adapter
     pci: Place
 
 
@@ -73,13 +63,7 @@ class Interface(NamedTuple):
 
     name: str
     kind: str  # ethernet, infiniband, loopback or type N
-    address: str  # of its hardware
-    megabits: int  # Mbit/s; 0: not known
-    mtu: int  # bytes
-    up: bool  # switched on
-    state: str  # up, down or unknown
     ipv4: tuple[str, ...]  # addresses
-    pci: Place
 
 
 class Network(NamedTuple):
@@ -92,12 +76,8 @@ class Network(NamedTuple):
 class Modules(NamedTuple):
     """Kernel modules and device files for GPUs and RDMA."""
 
-    nvidia: str | None = None  # version of NVIDIA's driver
-    open_driver: bool | None = None  # whether it is NVIDIA's open one
-    gdrcopy: bool = False
-    gpudirect: tuple[str, ...] = ()  # ways in which an adapter reaches GPU memory
+    nvidia: str | None = None  # version of the GPUs' driver
     verbs: tuple[str, ...] | None = None  # files in /dev/infiniband; None: not known
-    rdma_cm: bool = False
 
 
 class System(NamedTuple):
@@ -106,7 +86,6 @@ class System(NamedTuple):
     hostname: str = ""
     kernel: str = ""  # release
     machine: str = ""  # architecture: x86_64
-    glibc: str = ""  # version
     python: str = ""  # version
     in_image: bool = False  # whether the probe ran inside an image
     programs: dict[str, str] = {}  # paths of programs for images, by name
@@ -167,7 +146,6 @@ class Packages(NamedTuple):
     """What the Python environment has installed."""
 
     packages: dict[str, str] = {}  # version by common name
-    distributions: dict[str, str] = {}  # version by the distribution's own name: rmm-cu13
     built_for: dict[str, tuple[str, ...]] = {}  # distributions by the major version of CUDA
     importable: tuple[str, ...] = ()  # modules that Python finds
 
@@ -178,7 +156,6 @@ class Ucx(NamedTuple):
     version: str = ""
     library: str = ""  # path of the loaded libucp
     modules: tuple[str, ...] = ()  # beside it; ib and rdmacm are missing from pip's build
-    components: tuple[str, ...] = ()  # that it opened
     transports: dict[str, tuple[str, ...]] = {}  # devices by transport that may be used
 
 
@@ -186,45 +163,26 @@ class GpuShape(NamedTuple):
     """What one GPU is; None: it did not answer."""
 
     memory: int | None = None  # bytes
-    bar1: int | None = None  # bytes
     capability: tuple[int, ...] | None = None  # compute capability: (8, 0)
     mig: bool | None = None  # whether it is divided
-    mig_devices: tuple[str, ...] = ()  # UUIDs of its parts
     cpus: str = ""  # CPUs next to it: 0-15
 
 
-class NvLinks(NamedTuple):
-    """The NVLinks of a GPU."""
-
-    links: int = 0  # that it has
-    active: int = 0
-    version: str = ""
-    peers: dict[str, int] = {}  # active links by the bus of the other GPU, or nvswitch
-
-
-class GpuLinks(NamedTuple):
-    """How one GPU reaches the others."""
-
-    nvlink: NvLinks = NvLinks()
-    p2p: dict[str, str] = {}  # by the other's bus: ok, or why not
-
-
 class Gpu(NamedTuple):
-    """A GPU as NVML describes it."""
+    """A GPU as its driver describes it."""
 
-    index: int  # type: ignore[assignment]  # NVML's
+    index: int  # type: ignore[assignment]  # the driver's
     uuid: str
     name: str
     bus_id: str
     pci: Place
-    visible: bool  # whether CUDA_VISIBLE_DEVICES shows it
+    visible: bool  # whether a program of the job sees it
     shape: GpuShape
-    links: GpuLinks
-    errors: dict[str, str]  # NVML's refusals, by question
+    errors: dict[str, str]  # the driver's refusals, by question
 
 
 class Slot(NamedTuple):
-    """A GPU of NVIDIA's in the PCI tree, also one that the job may not use."""
+    """A GPU in the PCI tree, also one that the job may not use."""
 
     bus_id: str
     nearest: str  # name of the nearest RDMA port that carries data; empty without one
@@ -232,7 +190,7 @@ class Slot(NamedTuple):
 
 
 class Smi(NamedTuple):
-    """A GPU as nvidia-smi describes it."""
+    """A GPU as the vendor's command describes it."""
 
     bus_id: str
     driver: str  # version
@@ -244,14 +202,14 @@ class Gpus(NamedTuple):
     """GPUs and their driver."""
 
     gpus: tuple[Gpu, ...] = ()
-    driver: str = ""  # version, by NVML: 535.274.02
+    driver: str = ""  # version: 535.274.02
     cuda_driver: str = ""  # the CUDA that it speaks: 12.2
-    visible_devices: str | None = None  # CUDA_VISIBLE_DEVICES; None: not set
+    visible_devices: str | None = None  # the value of the vendor's variable; None: not set
     visible_count: int = 0  # devices that a CUDA program sees
     names: tuple[str, ...] = ()  # of all GPUs of the node
     slots: tuple[Slot, ...] = ()
     smi: tuple[Smi, ...] = ()
-    mps: bool = False  # whether a server of NVIDIA's MPS runs
+    mps: bool = False  # whether a server runs that shares GPUs (MPS)
 
 
 class Job(NamedTuple):
@@ -270,7 +228,7 @@ class Probing(NamedTuple):
 
     schema: int  # of the JSON
     seconds: float = 0.0  # that it took
-    late: tuple[str, ...] = ()  # nvml, ucx: those that did not answer in time
+    late: tuple[str, ...] = ()  # driver, ucx: those that did not answer in time
     errors: dict[str, str] = {}  # why a part could not be read, by part; empty: it could
 
 
@@ -290,7 +248,7 @@ class Node(NamedTuple):
 
     @property
     def driver(self) -> str:
-        """The version of NVIDIA's driver by NVML, nvidia-smi or the kernel; empty without one."""
+        """The version of the GPUs' driver by itself, the vendor's command or the kernel; empty without one."""
         return self.gpu.driver or next((row.driver for row in self.gpu.smi), "") or self.system.modules.nvidia or ""
 
 
@@ -303,7 +261,7 @@ class Contents(NamedTuple):
     packages: dict[str, str]  # version by common name
     ucx: Ucx
     verbs: str  # why InfiniBand's library cannot be loaded, or nothing
-    driver: str  # version of NVIDIA's driver
+    driver: str  # version of the GPUs' driver
     compute: str  # why one GPU cannot add three numbers, or nothing
     outside: tuple[str, ...]  # files of the host that are in use, eight at most
     library_path: tuple[str, ...]  # folders of the host in LD_LIBRARY_PATH
@@ -315,7 +273,7 @@ def major(version: str) -> int:
     return int(match[0]) if match else 0
 
 
-_SPREAD = (Probing, System, Process, Network, Packages, Gpus, Link, Adapter, GpuShape, GpuLinks)
+_SPREAD = (Probing, System, Process, Network, Packages, Gpus, Link, GpuShape)
 
 
 def to_json(node: Node) -> dict[str, Any]:

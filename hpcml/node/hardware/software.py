@@ -60,7 +60,7 @@ def conda_packages(prefix: pathlib.Path) -> dict[str, str]:
 
 
 def packages(distributions: Mapping[str, str], conda: Mapping[str, str]) -> dict[str, Any]:
-    """Return ``packages`` (version by common name), ``distributions`` and ``built_for``: CUDA's major to names.
+    """Return ``packages`` (version by common name) and ``built_for``: CUDA's major to names.
 
     A wheel's name says what CUDA it is built for (``rmm-cu13``, ``cupy-cuda12x``); in a conda environment that is the
     package ``cuda-version``.
@@ -75,7 +75,7 @@ def packages(distributions: Mapping[str, str], conda: Mapping[str, str]) -> dict
                     built_for.setdefault(match[1], []).append(choice)
     if "cuda-version" in conda:
         built_for.setdefault(conda["cuda-version"].partition(".")[0], []).append("cuda-version")
-    return {"packages": versions, "distributions": dict(distributions), "built_for": built_for}
+    return {"packages": versions, "built_for": built_for}
 
 
 # -- UCX ------------------------------------------------------------------------------------------------------------
@@ -203,7 +203,7 @@ def compute() -> str:
 
 def main(gpu: bool) -> None:
     """Print what the image holds as one line of JSON."""
-    library = {**ucx(), "components": [], "transports": {}}
+    library = {**ucx(), "transports": {}}
     present = importable()
     contents: dict[str, Any] = {
         "python": f"{sys.version_info.major}.{sys.version_info.minor}",

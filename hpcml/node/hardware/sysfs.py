@@ -18,7 +18,7 @@ from itertools import takewhile
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from hpcml.node.hardware.record import Adapter, Cpus, Interface, Limit, Link, Modules, Place, Port
+from hpcml.node.hardware.record import Cpus, Interface, Limit, Link, Place, Port
 
 # <net/if_arp.h>: what /sys/class/net/*/type holds.
 _KINDS = {1: "ethernet", 32: "infiniband", 772: "loopback"}
@@ -28,7 +28,7 @@ _STUCK = 2**32 - 1  # adapters without 64-bit counters stop here instead of star
 _GET_FLAGS = 0x8913  # ioctl SIOCGIFFLAGS (netdevice(7))
 _UP = 0x1 | 0x40  # IFF_UP and IFF_RUNNING
 _GET_ADDRESSES, _ENTRY = 0x8912, 40  # SIOCGIFCONF and the bytes of an entry of its answer, netdevice(7)
-DISTANCES = ("PIX", "PXB", "PHB", "NODE", "SYS")  # from near to far; the names are those of `nvidia-smi topo -m`
+DISTANCES = ("PIX", "PXB", "PHB", "NODE", "SYS")  # from near to far
 
 
 def to_ranges(numbers: Iterable[int]) -> str:
@@ -63,7 +63,7 @@ def read(path: Path) -> str:
 
 
 def sysfs_bus_id(bus_id: str) -> str:
-    """Return a PCI address as the kernel writes it: NVML's ``00000000:1D:00.0`` is ``0000:1d:00.0``."""
+    """Return a PCI address as the kernel writes it: ``00000000:1D:00.0`` is ``0000:1d:00.0``."""
     domain, bus, device = bus_id.strip().split(":")
     return f"{int(domain, 16):04x}:{bus.lower()}:{device.lower()}"
 
@@ -100,20 +100,14 @@ def rdma_ports(root: Path) -> tuple[Port, ...]:
 def _port(device: Path, port: Path) -> Port:
     rate = read(port / "rate")  # "100 Gb/sec (2X HDR)"
     amount = re.match(r"[0-9.]+", rate)
-    netdevs = {read(path) for path in _listed(port / "gid_attrs/ndevs")} - {""}
-    for netdev in _listed(device / "device/net"):  # both ports of a card that has one PCI function share this folder
-        if read(netdev / "dev_port") in ("", str(int(port.name) - 1)):
-            netdevs.add(netdev.name)
     link = Link(
         state=read(port / "state").partition(": ")[2],  # "4: ACTIVE"
         physical_state=read(port / "phys_state").partition(": ")[2],
         rate=rate,
         gigabits=float(amount[0]) if amount else 0.0,
         link_layer=read(port / "link_layer"),
-        subnet=":".join(read(port / "gids/0").split(":")[:4]),  # the upper half of a GID is the subnet's prefix
     )
-    adapter = Adapter(read(device / "fw_ver"), read(device / "board_id"), tuple(sorted(netdevs)))
-    return Port(f"{device.name}:{port.name}", device.name, int(port.name), link, adapter, pci_of(device / "device"))
+    return Port(f"{device.name}:{port.name}", device.name, int(port.name), link, pci_of(device / "device"))
 
 
 def port_counters(root: Path) -> dict[str, dict[str, Any]]:
@@ -159,18 +153,8 @@ def interfaces(root: Path) -> tuple[Interface, ...]:
 
 
 def _interface(path: Path, ipv4: tuple[str, ...]) -> Interface:
-    kind, flags, speed = (read(path / name) for name in ("type", "flags", "speed"))
-    return Interface(
-        name=path.name,
-        kind=_KINDS.get(int(kind or 0), f"type {kind or 0}"),
-        address=read(path / "address"),
-        megabits=int(speed) if re.fullmatch("[0-9]+", speed) else 0,  # -1 or an error: not known
-        mtu=int(read(path / "mtu") or 0),
-        up=bool(int(flags or "0", 16) & 1),  # IFF_UP
-        state=read(path / "operstate"),
-        ipv4=ipv4,
-        pci=pci_of(path / "device"),
-    )
+    kind = int(read(path / "type") or 0)
+    return Interface(path.name, _KINDS.get(kind, f"type {kind}"), ipv4)
 
 
 def addresses() -> dict[str, list[str]]:
@@ -268,31 +252,13 @@ def file_system(root: Path, folder: str) -> str:
     return kind
 
 
-def modules(root: Path) -> Modules:
-    """Return what the kernel has for GPU memory over the network, and the device files that this process can see.
-
-    ``gpudirect`` names the ways in which a network card can reach GPU memory: the modules ``nvidia_peermem`` or
-    ``nv_peer_mem``, or DMA-BUF, which needs Linux 5.12 and NVIDIA's open kernel modules (docs.nvidia.com, GPUDirect
-    RDMA, "Linux kernel DMA-BUF"). ``verbs`` are the files in /dev/infiniband without which no program can use a port
-    that /sys shows.
-    """
-    folder = root / "sys/module"
-    version = read(root / "proc/driver/nvidia/version")
-    opened = "Open Kernel Module" in version if version else None
-    release = [int(number) for number in re.findall(r"[0-9]+", read(root / "proc/sys/kernel/osrelease"))[:2]]
-    peer_modules = [name for name in ("nvidia_peermem", "nv_peer_mem") if (folder / name).is_dir()]
-    return Modules(
-        nvidia=read(folder / "nvidia/version") if (folder / "nvidia").is_dir() else None,
-        open_driver=opened,
-        gdrcopy=(folder / "gdrdrv").is_dir(),
-        gpudirect=(*peer_modules, *(["dmabuf"] if opened and release >= [5, 12] else [])),
-        verbs=tuple(path.name for path in _listed(root / "dev/infiniband") if path.name.startswith("uverbs")),
-        rdma_cm=(root / "dev/infiniband/rdma_cm").exists(),
-    )
+def verbs(root: Path) -> tuple[str, ...]:
+    """Return the files in /dev/infiniband without which no program can use a port that /sys shows."""
+    return tuple(path.name for path in _listed(root / "dev/infiniband") if path.name.startswith("uverbs"))
 
 
 def distance(a: Place, b: Place) -> str:
-    """Return how far two devices (:func:`pci_of`) are from each other, in the words of ``nvidia-smi topo -m``.
+    """Return how far two devices (:func:`pci_of`) are from each other.
 
     ``PIX``: at most one PCIe switch between them; ``PXB``: several, but not the host bridge; ``PHB``: the host bridge;
     ``NODE``: host bridges of one NUMA node; ``SYS``: NUMA nodes. Two devices without a known NUMA node count as of one.

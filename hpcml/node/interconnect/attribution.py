@@ -17,8 +17,9 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any, NamedTuple
 
+from hpcml.gpu_vendor import VENDOR
 from hpcml.node.interconnect.measurement import Measurement, NodeFacts, Pair, WorkerFacts
-from hpcml.units import RDMA, format_bytes
+from hpcml.units import RDMA, format_bytes, listed
 
 MOST = 0.8  # of the bytes sent: what a transport's own counter must show; the rest is for counters that lag
 STILL = 0.5  # of the bytes sent: below it a counter counts as still; NFS and Dask's own words move it too
@@ -84,7 +85,6 @@ class DataPath:
     doubt: str = ""  # why ``ok`` is False
     bandwidth: float = 0.0  # GiB per second of a pair: the median,
     slowest: float = 0.0  # and the least
-    slowest_pair: str = ""
     wanted: bool = True  # whether a fast transport belongs here; between CPU workers of one node it does not
     unproven: tuple[str, ...] = ()  # the nodes for which none is proven
 
@@ -139,7 +139,7 @@ def across(measurement: Measurement, pairs: Sequence[Pair]) -> DataPath:
     devices = _ports(measurement, expected, lanes)
     path = DataPath("across", tuple(sorted(fast)), devices, proof=tuple(proof), unproven=tuple(unproven))
     return _partly(
-        path, went_by_ip, f"the counters of the InfiniBand ports of {listed(unproven)} do not show the data sent"
+        path, went_by_ip, f"the counters of the InfiniBand ports of {named(unproven)} do not show the data sent"
     )
 
 
@@ -180,7 +180,7 @@ def _partly(path: DataPath, went_by_ip: set[str], doubt: str) -> DataPath:
     if not path.unproven:
         return replace(path, ok=True)
     if went_by_ip:
-        doubt = f"tcp carries the data of {listed(went_by_ip)} {WORDS[path.scope]}"
+        doubt = f"tcp carries the data of {named(went_by_ip)} {WORDS[path.scope]}"
         transports = (*path.transports, "tcp")
         return replace(path, transports=transports, devices=(), doubt=doubt, unproven=tuple(sorted(went_by_ip)))
     return replace(path, doubt=f"UCX reported {' and '.join(path.transports)} {WORDS[path.scope]}, but {doubt}")
@@ -296,7 +296,7 @@ def _nvlink_across(measurement: Measurement, pairs: Sequence[Pair], expected: Ma
 
 
 def _gpu(gpus: Mapping[str, Any], name: str) -> str:
-    """Return the UUID of a GPU given by UUID or by NVML's index, "" if it is not there."""
+    """Return the UUID of a GPU given by UUID or by the driver's index, "" if it is not there."""
     if name in gpus:
         return name
     return next((uuid for uuid, gpu in gpus.items() if str(gpu["index"]) == name), "")
@@ -343,7 +343,7 @@ class Cause(NamedTuple):
     remedy: str
 
 
-GLOO = Cause("torch's Gloo supports only TCP", "use NCCL or MPI, or set fabric.require=warn")
+GLOO = Cause("torch's Gloo supports only TCP", "use NCCL or MPI, or set interconnect.require=warn")
 TLS = Cause(
     "the run uses TLS",
     "use GPU workers and an image whose UCX supports InfiniBand; if the nodes are yours alone, set resources.exclusive,"
@@ -358,7 +358,7 @@ def cause_across(measurement: Measurement, bad: Iterable[str]) -> Cause:
     ports = {name: node.moved.get("infiniband") for name, node in nodes.items()}
     unknown = Cause(
         "unknown reason",
-        f"set UCX_PROTO_INFO=y and run again: the logs of the workers on {listed(nodes)}"
+        f"set UCX_PROTO_INFO=y and run again: the logs of the workers on {named(nodes)}"
         " then show the transport that UCX chose",
     )
     return next(chain(_set(workers, ports), _no_port(ports), _no_library(workers), _no_access(workers, nodes)), unknown)
@@ -374,7 +374,7 @@ def _set(workers: list[WorkerFacts], ports_of: _PortsOf) -> Iterator[Cause]:
         value = setting(worker, "UCX_NET_DEVICES")
         if names and value and not value.startswith("^") and not allowed & set(value.split(",")):
             yield Cause(
-                f"UCX_NET_DEVICES={value} excludes {listed(names)}",
+                f"UCX_NET_DEVICES={value} excludes {named(names)}",
                 "remove UCX_NET_DEVICES from the environment: UCX then chooses the adapter closest to the GPU",
             )
 
@@ -382,8 +382,8 @@ def _set(workers: list[WorkerFacts], ports_of: _PortsOf) -> Iterator[Cause]:
 def _no_port(ports_of: _PortsOf) -> Iterator[Cause]:
     if without := [name for name, ports in ports_of.items() if ports is not None and not ports]:
         yield Cause(
-            f"{listed(without)} {'has' if len(without) == 1 else 'have'} no InfiniBand device",
-            'request nodes with InfiniBand (partition, constraint), or set fabric.require = "none".'
+            f"{named(without)} {'has' if len(without) == 1 else 'have'} no InfiniBand device",
+            'request nodes with InfiniBand (partition, constraint), or set interconnect.require = "none".'
             " A container must not hide /sys and /dev (no apptainer --contain)",
         )
     for name, ports in ports_of.items():
@@ -440,10 +440,10 @@ def _causes_within(workers: Mapping[str, WorkerFacts]) -> Iterator[Cause]:
     for name, worker in workers.items():
         if (value := setting(worker, "UCX_TLS")) and not _may_ipc(value):
             yield Cause(f"UCX_TLS={value} excludes cuda_ipc", _UNSET)
-        visible = worker.environment.get("CUDA_VISIBLE_DEVICES", "")
+        visible = worker.environment.get(VENDOR.visible, "")
         if visible and "," not in visible and on_node.count(worker.node) > 1:
             yield Cause(
-                f"{name} sees only its own GPU (CUDA_VISIBLE_DEVICES={visible})",
+                f"{name} sees only its own GPU ({VENDOR.visible}={visible})",
                 "give all GPUs of a node to one Slurm task (no --gpus-per-task, no --gpu-bind): cuda_ipc needs a GPU"
                 " that both processes see",
             )
@@ -516,12 +516,12 @@ def _causes_of_collective(measurement: Measurement, scope: str) -> Iterator[Caus
     if scope == "across":
         yield from _no_access([], nodes)
         yield Cause(
-            f"NCCL did not use the InfiniBand ports of {listed(nodes)}",
+            f"NCCL did not use the InfiniBand ports of {named(nodes)}",
             "install libibverbs and its providers (rdma-core), or the vendor's NCCL plugin, where the ranks run",
         )
     yield Cause(
         "the GPUs have no peer access to each other",
-        "run `nvidia-smi topo -p2p r` on the node to see the GPUs' peer access; virtual machines often lack it",
+        f"run `{VENDOR.tool} topo -p2p r` on the node to see the GPUs' peer access; virtual machines often lack it",
     )
 
 
@@ -547,9 +547,6 @@ def _may_ipc(tls: str) -> bool:
     return not {"cuda", "cuda_ipc"} & names if tls.startswith("^") else bool(_ASKS_IPC & names)
 
 
-def listed(names: Iterable[str], most: int = 4) -> str:
-    """Return names as a person lists them: ``n1, n2, n3, n4 and 7 more``."""
-    ordered = sorted(names)
-    if len(ordered) > most + 1:
-        return f"{', '.join(ordered[:most])} and {len(ordered) - most} more"
-    return " and ".join(filter(None, [", ".join(ordered[:-1]), ordered[-1]])) if ordered else "the nodes"
+def named(nodes: Iterable[str]) -> str:
+    """Return nodes as a person lists them: ``n1, n2, n3, n4 and 7 more``."""
+    return listed(sorted(nodes), 4) or "the nodes"

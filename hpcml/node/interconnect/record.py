@@ -8,8 +8,9 @@ from typing import Any
 
 from hpcml import errors
 from hpcml.node import files
-from hpcml.node.hardware import preflight, record
-from hpcml.node.interconnect.attribution import listed
+from hpcml.node.hardware import record
+from hpcml.node.hardware.differences import differences
+from hpcml.node.interconnect.attribution import named
 from hpcml.node.interconnect.measurement import Measurement
 from hpcml.node.interconnect.result import Result, check_policy
 from hpcml.node.outcome import say
@@ -23,17 +24,17 @@ def write(context: Context, measurement: Measurement, result: Result, seconds: f
     Returns
     -------
     dict
-        ``line`` (the result), ``ok``, ``problem`` (why ``fabric.require`` is not met, empty if it is), ``problems``,
-        ``remedy``, ``differences`` between nodes, ``seconds``.
+        ``line`` (the result), ``ok``, ``problem`` (why ``interconnect.require`` is not met, empty if it is),
+        ``problems``, ``remedy``, ``differences`` between nodes, ``seconds``.
     """
     probes = {node: record.from_json(measured.probe) for node, measured in measurement.nodes.items() if measured.probe}
-    check_record = {"differences": preflight.differences(probes), "seconds": round(seconds, 3)}
+    check_record = {"differences": differences(probes), "seconds": round(seconds, 3)}
     table = {"verdict": result.to_json(), "measurement": asdict(measurement), **check_record}
     files.write_json(context.attempt.fabric, table)
     return {
         "line": result.line,
         "ok": result.ok,
-        "problem": check_policy(context.settings.network.interconnect, result),
+        "problem": check_policy(context.settings.interconnect.require, result),
         "remedy": result.remedy,
         "problems": list(result.problems),
         **check_record,
@@ -42,13 +43,13 @@ def write(context: Context, measurement: Measurement, result: Result, seconds: f
 
 def too_late(seconds: float, silent: Sequence[str] = ()) -> dict[str, Any]:
     """Return the record of a check that its deadline ended; ``silent`` are nodes that have not answered."""
-    missing = f" ({listed(silent)} did not answer)" if silent else ""
+    missing = f" ({named(silent)} did not answer)" if silent else ""
     problem = f"the interconnect check did not end within {seconds:g} s{missing}"
-    return {"line": "", "ok": False, "problem": problem, "remedy": "increase deadlines.fabric"}
+    return {"line": "", "ok": False, "problem": problem, "remedy": "increase deadlines.interconnect"}
 
 
 def obey(state: RunState, answer: Mapping[str, Any]) -> None:
-    """Say what a check's record says; end the run (RunEndedError) if ``fabric.require`` demands it."""
+    """Say what a check's record says; end the run (RunEndedError) if ``interconnect.require`` demands it."""
     if line := str(answer.get("line", "")):
         say(state.context, f"fabric: {line}")
     for difference in answer.get("differences", ()):
@@ -56,8 +57,8 @@ def obey(state: RunState, answer: Mapping[str, Any]) -> None:
     if not (problem := str(answer["problem"])):
         return
     say(state.context, f"fabric: {problem}")
-    if state.context.settings.network.interconnect == "rdma":
+    if state.context.settings.interconnect.require == "rdma":
         where = "See fabric.json in the run's directory. "
-        where += "To let runs continue after a failed check, set fabric.require = 'warn'."
+        where += "To let runs continue after a failed check, set interconnect.require = 'warn'."
         hint = str(answer.get("remedy") or where)
         raise state.end(errors.FABRIC, problem, hint, (line,) if line else ())

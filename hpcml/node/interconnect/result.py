@@ -50,7 +50,7 @@ class Result:
 
 
 def check_policy(policy: str, result: Result) -> str:
-    """Return why a result does not meet ``fabric.require``, "" if it does.
+    """Return why a result does not meet ``interconnect.require``, "" if it does.
 
     ``none`` asks for nothing. ``warn`` asks that UCX use fast transports, that no transfer fail and that no pair or
     node be slow; TLS and Gloo, which cannot be fast, were chosen and pass. ``rdma`` asks for RDMA across nodes and
@@ -82,15 +82,7 @@ def decide(measurement: Measurement) -> Result:
         return _of_collective(measurement, measurement.nccl or {})
     timed = [pair for pair in measurement.pairs if pair.bandwidth]
     failed = tuple(f"the transfer {pair.name} failed: {pair.error}" for pair in measurement.pairs if not pair.bandwidth)
-    paths: dict[str, DataPath] = {}
-    causes: dict[str, attribution.Cause] = {}  # of the paths that should be fast and are not proven to be
-    for scope in ("across", "within"):
-        if pairs := [pair for pair in timed if pair.scope == scope]:
-            path = _data_path(measurement, scope, pairs)
-            if path.wanted and not path.ok:
-                cause = causes[scope] = _cause(measurement, path)
-                path = path if cause is attribution.TLS else replace(path, doubt=f"{path.doubt} ({cause.reason})")
-            paths[scope] = path
+    paths, causes = _paths(measurement, timed)
     worst = tuple(_worst(measurement, timed))
     nccl, nccl_doubt = _nccl(measurement)
     idle = _idle_ports(measurement, paths.get("across"), timed)
@@ -114,6 +106,20 @@ def decide(measurement: Measurement) -> Result:
         problems=tuple(filter(None, problems)),
         remedy=remedy,
     )
+
+
+def _paths(measurement: Measurement, timed: Sequence[Pair]) -> tuple[dict[str, DataPath], dict[str, attribution.Cause]]:
+    """Return the data's path in each scope that was measured, and why one that should be fast is not proven to be."""
+    paths: dict[str, DataPath] = {}
+    causes: dict[str, attribution.Cause] = {}
+    for scope in ("across", "within"):
+        if pairs := [pair for pair in timed if pair.scope == scope]:
+            path = _data_path(measurement, scope, pairs)
+            if path.wanted and not path.ok:
+                cause = causes[scope] = _cause(measurement, path)
+                path = path if cause is attribution.TLS else replace(path, doubt=f"{path.doubt} ({cause.reason})")
+            paths[scope] = path
+    return paths, causes
 
 
 def _of_collective(measurement: Measurement, collective: Mapping[str, Any]) -> Result:
@@ -156,7 +162,6 @@ def _of_collective(measurement: Measurement, collective: Mapping[str, Any]) -> R
 
 
 def _data_path(measurement: Measurement, scope: str, pairs: Sequence[Pair]) -> DataPath:
-    slowest = min(pairs, key=lambda pair: pair.bandwidth)
     if measurement.protocol == "tls":
         path = attribution.by_ip(measurement, scope, pairs)
         path = replace(path, doubt=f"TLS over TCP carries the data {attribution.WORDS[scope]}")
@@ -165,8 +170,7 @@ def _data_path(measurement: Measurement, scope: str, pairs: Sequence[Pair]) -> D
     return replace(
         path,
         bandwidth=median(pair.bandwidth for pair in pairs),
-        slowest=slowest.bandwidth,
-        slowest_pair=slowest.name,
+        slowest=min(pair.bandwidth for pair in pairs),
         wanted=scope == "across" or measurement.memory == "cuda",
     )
 

@@ -5,20 +5,20 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from hpcml import errors
-from hpcml.failures import rules
+from hpcml.failures import job_log
 from hpcml.failures.end import End
-from hpcml.files import tail
+from hpcml.failures.note import read_note
+from hpcml.failures.role_end import RoleEnd
 from hpcml.kinds.dask.roles import SCHEDULER, WORKER
 from hpcml.node import files
-from hpcml.node.end_cause import not_entered
+from hpcml.node.end_cause import role_end
 from hpcml.node.outcome import EventLog
 from hpcml.node.processes import OwnTime
 from hpcml.node.settings import Context
 
-_QUOTE = (12, 300)
 _NAMED = 4  # nodes that a sentence names
 _STEP_GONE = "the job step that runs the workers ended (its srun may have been killed)"
 AGAIN = 3.0  # seconds in which the workers of a node tell of one and the same stop of their task
@@ -31,7 +31,8 @@ class Missing:
     ``final`` means that waiting longer would not help, and ``quote`` is its log's end only then: logs of nodes that may
     still come are not read at each look. ``remedy`` is what to do where an image was not entered; ``memory`` is which
     of its workers was ended because it was out of memory, a clause, empty if none was. ``memory_limit`` is whose limit
-    the worker had reached that has failed for good. Without ``own_fault`` others may be why.
+    the worker had reached that has failed for good, ``reason`` the row of failures.rules that knows why. Without
+    ``own_fault`` others may be why.
     """
 
     node: str
@@ -43,6 +44,7 @@ class Missing:
     memory: str = ""
     own_fault: bool = True
     memory_limit: str = ""  # of failures.end.MemoryLimit
+    reason: str = ""
 
     def sentence(self) -> str:
         """Return the node and the reason in one clause."""
@@ -72,46 +74,57 @@ def missing_nodes(
         absent = tuple(name for name in context.worker_names(node) if ended or name not in present)
         mark = (absent and f"{node}.json" in marks and files.read_json(context.attempt.mark_of(node))) or {}
         if absent := tuple(name for name in absent if name not in mark.get("retired", ())):
-            why, final, remedy, own_fault = _reason(context, node, mark, ended=ended)
+            cause = _cause(context, node, mark, exits)
             if node in lost and not ended:
-                why, final, own_fault = lost[node], True, True
-            if step_gone and not final:
-                why, final, own_fault = f"{_STEP_GONE} ({why})" if ended else _STEP_GONE, True, False
-            quote = worker_log(context, node) if final else ()
-            failed = mark.get("failed") or [{}]
-            limit = failed[0].get("memory_limit", "")
+                cause = _Cause(lost[node])
+            if step_gone and not cause.final:
+                cause = _Cause(f"{_STEP_GONE} ({cause.why})" if ended else _STEP_GONE, own_fault=False)
+            quote = job_log.of_role(context.run, WORKER, node) if cause.final else ()
             memory = mark.get("memory", "")
-            missing.append(Missing(node, absent, why, final, quote, remedy, memory, own_fault, limit))
+            missing.append(Missing(node, absent, quote=quote, memory=memory, **cause._asdict()))
     return missing
 
 
-def _reason(context: Context, node: str, mark: dict[str, Any], *, ended: bool) -> tuple[str, bool, str, bool]:
-    """Return why a node lacks workers, whether waiting is vain, what to do, and whether the node itself is why."""
+class _Cause(NamedTuple):
+    """Why a node lacks workers, as fields of :class:`Missing`."""
+
+    why: str
+    final: bool = True
+    remedy: str = ""
+    own_fault: bool = True
+    memory_limit: str = ""
+    reason: str = ""
+
+
+def _cause(context: Context, node: str, mark: dict[str, Any], exits: set[str]) -> _Cause:
     if mark and mark["refused"]:
-        return str(mark["refused"]), True, "", mark.get("own_fault", True)
+        return _Cause(str(mark["refused"]), own_fault=mark.get("own_fault", True))
     if mark and (failed := mark["failed"]):
-        return f"worker {failed[0]['name']} exited repeatedly ({failed[0]['why']})", True, "", True
-    if ended:
-        status = context.attempt.exit_of(WORKER.name, node).read_text().strip()
-        if cause := not_entered(context, status, lambda most: worker_log(context, node, most)):
-            return cause.what, True, cause.hint, True
-        cause = rules.of_role(int(status), worker_log(context, node))
-        has_failed = status != "0"  # 0: its workers were retired
-        return f"the workers' parent process {cause.what}", has_failed, "", has_failed
+        why = f"worker {failed[0]['name']} exited repeatedly ({failed[0]['why']})"
+        return _Cause(why, memory_limit=failed[0].get("memory_limit", ""))
+    if end := role_end(context, WORKER, node, exits):
+        if not end.entered:
+            return _Cause(end.why.what, remedy=end.why.hint, reason=end.why.reason)
+        has_failed = end.status != 0  # 0: its workers were retired
+        why = f"the workers' parent process {end.why.what}"
+        return _Cause(why, final=has_failed, own_fault=has_failed, reason=end.why.reason)
     if not mark:
-        return "the workers' parent process did not start", False, "", True
+        return _Cause("the workers' parent process did not start", final=False)
     for name in mark["deaths"]:
-        return f"worker {name} exited: {mark['last_ends'][name]}", False, "", True
+        return _Cause(f"worker {name} exited: {mark['last_ends'][name]}", final=False)
     if mark["state"] == "starting":
-        return "the workers' parent process started but is still importing Dask", False, "", True
-    return "the workers started but did not register with the scheduler", False, "", False
+        return _Cause("the workers' parent process started but is still importing Dask", final=False)
+    why = "the workers started but did not register with the scheduler"
+    return _Cause(why, final=False, own_fault=False)
 
 
 def of_nodes(nodes: Sequence[Missing]) -> dict[str, Any]:
     """Return the fields of the end of a run that has lost the workers of some nodes."""
     lost = tuple(node.node for node in nodes)
     limit = next((node.memory_limit for node in nodes if node.memory_limit), "")
-    return {"node": next(iter(lost), ""), "lost_nodes": lost, "role": WORKER.name, "memory_limit": limit}
+    reason = nodes[0].reason if nodes else ""
+    fields = {"node": next(iter(lost), ""), "lost_nodes": lost, "role": WORKER.name}
+    return {**fields, "memory_limit": limit, "reason": reason}
 
 
 def of_scheduler(context: Context) -> dict[str, Any]:
@@ -125,10 +138,9 @@ def sentences(nodes: Sequence[Missing]) -> str:
     return "; ".join(node.sentence() for node in nodes[:_NAMED]) + more
 
 
-def _scheduler_status(context: Context) -> str:
-    """Return the exit status that the scheduler's step has recorded, empty while there is none."""
-    path = context.attempt.exit_of(SCHEDULER.name, context.node)
-    return path.read_text().strip() if path.name in files.listed(path.parent) else ""
+def _scheduler_end(context: Context) -> RoleEnd | None:
+    """Return how the scheduler's role ended, None while its step has not recorded its exit status."""
+    return role_end(context, SCHEDULER, context.node, files.listed(context.attempt.exits))
 
 
 def of_the_scheduler(context: Context, closed: bool, late: float, *, step_gone: bool = False) -> End | None:
@@ -138,31 +150,32 @@ def of_the_scheduler(context: Context, closed: bool, late: float, *, step_gone: 
     have passed if its deadline has, else 0.
     """
     hint = f"See the whole log: hpcml logs {context.run.directory.name} scheduler."
-    quote = scheduler_log(context)
+    quote, fields = job_log.of_role(context.run, SCHEDULER, context.node), of_scheduler(context)
     name = f"the Dask scheduler on {context.node}"
-    if status := _scheduler_status(context):
-        if cause := not_entered(context, status, lambda most: scheduler_log(context, most)):
-            message, fields = f"{context.node}: {cause.what}", of_scheduler(context)
-            return End(errors.IMAGE, "image", "hpcml", message, cause.hint, quote, **fields)
-        ended = rules.of_role(int(status), quote)
-        reason, hint = f"{name} {ended.what}", ended.hint or hint
-        if status == str(errors.START_FAILED) and quote and quote[-1].startswith("hpcml: "):
-            reason = f"{context.node}: {quote[-1].removeprefix('hpcml: ').rstrip('.')}"
+    if end := _scheduler_end(context):
+        fields["reason"] = end.why.reason
+        if not end.entered:
+            message = f"{context.node}: {end.why.what}"
+            return End(errors.IMAGE, "image", "hpcml", message, end.why.hint, quote, **fields)
+        message, hint = f"{name} {end.why.what}", end.why.hint or hint
+        note = read_note(context.attempt.note_of(SCHEDULER.name, context.node))
+        if end.status == errors.START_FAILED and note.what:
+            message = f"{context.node}: {note.what}"
     elif closed:
-        reason = f"{name} ended while starting"
+        message = f"{name} ended while starting"
     elif step_gone:
-        reason = f"the job step of {name} ended (its srun may have been killed)"
+        message = f"the job step of {name} ended (its srun may have been killed)"
     elif late:
-        reason = f"{name} did not start within {late:g} s"
+        message = f"{name} did not start within {late:g} s"
     else:
         return None
-    return End(errors.START_FAILED, SCHEDULER.name, "hpcml", reason, hint, quote, **of_scheduler(context))
+    return End(errors.START_FAILED, SCHEDULER.name, "hpcml", message, hint, quote, **fields)
 
 
 def scheduler_end(context: Context) -> str:
     """Return how the scheduler's role ended, to stand behind a sentence; nothing while its step has not recorded it."""
-    status = _scheduler_status(context)
-    return f": it {rules.of_role(int(status), scheduler_log(context)).what}" if status else ""
+    end = _scheduler_end(context)
+    return f": it {end.why.what}" if end else ""
 
 
 def of_the_workers(
@@ -176,7 +189,7 @@ def of_the_workers(
     outside = [missing for missing in final if missing.remedy]
     named = outside or final or nodes
     at_fault = tuple(missing.node for missing in named if missing.own_fault)
-    quote = (named[0].quote or worker_log(context, named[0].node)) if named else ()
+    quote = (named[0].quote or job_log.of_role(context.run, WORKER, named[0].node)) if named else ()
     fields = of_nodes(named)
     if outside:
         hint = outside[0].remedy
@@ -186,18 +199,6 @@ def of_the_workers(
     reason = f"{absent} of {absent + len(present)} workers did not start{when}: {sentences(named)}"
     hint = f"See the whole log: hpcml logs {context.run.directory.name} worker."
     return End(errors.WORKERS_NEVER_CAME, "workers", "hpcml", reason, hint, quote, at_fault=at_fault, **fields)
-
-
-def scheduler_log(context: Context, most: tuple[int, int] = _QUOTE) -> tuple[str, ...]:
-    """Return the last lines of the scheduler's log, or of the job's if there are none."""
-    return tail(context.run.log(SCHEDULER.name), *most) or tail(context.run.job_log, *most)
-
-
-def worker_log(context: Context, node: str, most: tuple[int, int] = _QUOTE) -> tuple[str, ...]:
-    """Return the last lines of a node's worker log, or of the job's log (srun's own words) if there are none."""
-    if lines := tail(context.run.log(WORKER.name, node), *most):
-        return lines
-    return tuple(line for line in tail(context.run.job_log, *most) if "srun" in line or node in line)
 
 
 class Losses:
@@ -219,7 +220,7 @@ class Losses:
         for index, node in enumerate(missing):
             if not node.final and self.clock.seconds - self.away[node.node] > longest:
                 why = f"{node.why}; the node's workers have been missing for {longest:g} s"
-                quote = worker_log(self.context, node.node)
+                quote = job_log.of_role(self.context.run, WORKER, node.node)
                 missing[index] = dataclasses.replace(node, final=True, why=why, quote=quote)
         return missing
 

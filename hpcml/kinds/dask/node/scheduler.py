@@ -6,7 +6,6 @@ import asyncio
 import importlib
 import json
 import os
-import sys
 import time
 import traceback
 from collections.abc import Awaitable, Callable
@@ -20,6 +19,7 @@ from distributed.scheduler import heartbeat_interval
 
 from hpcml import listening
 from hpcml.errors import START_FAILED
+from hpcml.failures.end import Reason
 from hpcml.kinds.dask.node import (
     connection_limits,
     dashboard,
@@ -29,8 +29,9 @@ from hpcml.kinds.dask.node import (
     tls,
     ucx_auth,
 )
-from hpcml.kinds.dask.node.activity import Activity, TaskEnds, peer_of, task_remarks
+from hpcml.kinds.dask.node.activity import Activity, TaskEnds, task_remarks
 from hpcml.kinds.dask.node.messages import CLOCK_QUESTION, NO_GPU, TASK_OUTPUT, TOPIC, time_here
+from hpcml.kinds.dask.roles import SCHEDULER
 from hpcml.node import files, scratch, script_environment
 from hpcml.node.hardware.network import (
     NoAddressError,
@@ -40,6 +41,7 @@ from hpcml.node.hardware.network import (
     nodes_without_rdma,
     ucx_environment,
 )
+from hpcml.node.outcome import leave_note
 from hpcml.node.settings import Context, load
 from hpcml.repairs import closing, dead_worker_memory, file_names
 
@@ -168,18 +170,18 @@ def main() -> int:
     """Serve until the supervisor says close, or is gone."""
     context = load()
     deadline = time.monotonic() + context.settings.deadlines.scheduler
-    reason = "hpcml's supervisor process did not write its address (control.json) in time"
+    why, reason = "hpcml's supervisor process did not write its address (control.json) in time", ""
     if too_few := connection_limits.too_few_files(context.settings.worker_count):
-        print(f"hpcml: {too_few}.", file=sys.stderr)
+        leave_note(context, SCHEDULER.name, too_few)
         return START_FAILED
     try:
         if files.wait_for(context.attempt.control, deadline, 0.01):
             return asyncio.run(_serve(context))
     except NoAddressError as error:
-        reason = f"{error} (profile: network.interface)"
+        why, reason = f"{error} (profile: network.interface)", Reason.NO_ADDRESS
     except NoProtocolError as error:
-        reason = f"{error} (network.protocol of the profile)"
-    print(f"hpcml: {reason}.", file=sys.stderr)
+        why = f"{error} (network.protocol of the profile)"
+    leave_note(context, SCHEDULER.name, why, reason)
     return START_FAILED
 
 
@@ -206,7 +208,7 @@ async def _serve(context: Context) -> int:
             schedulers[share].add_plugin(Reporter(writer))
     except Exception as error:  # noqa: BLE001 - whatever Dask or UCX raised, its cause is the last word in the log
         traceback.print_exc()
-        print(f"hpcml: the Dask scheduler could not start: {losses.root_of(error)}", file=sys.stderr, flush=True)
+        leave_note(context, SCHEDULER.name, f"the Dask scheduler could not start: {losses.root_of(error)}")
         return START_FAILED
     scheduler, reporter = schedulers[0], Reporter(writer)
     gpus = settings.workers.gpu is not None
@@ -219,11 +221,9 @@ async def _serve(context: Context) -> int:
     files.write_service(service, context.node, folder / "dashboard.sock", scheduler.id, **page)
     os.umask(settings.code.umask)  # for functions that the script runs here
     reporter.send(event="scheduler-up", **record)
-    activity = Activity(context, schedulers, reporter.send, peer_of(writer.get_extra_info("socket")))
+    activity = Activity(context, schedulers, reporter.send)
     ended = [asyncio.create_task(one.finished()) for one in schedulers]
-    orders = asyncio.create_task(
-        _obey(reader, reporter, activity, lambda: interconnect.check(scheduler, context, protocol))
-    )
+    orders = asyncio.create_task(_obey(reader, reporter, lambda: interconnect.check(scheduler, context, protocol)))
     beside = [asyncio.create_task(activity.watch()), asyncio.create_task(dask_state.watch(context, schedulers))]
     if protocol == "ucx":
         beside.append(asyncio.create_task(_open_ucx(context, reporter)))
@@ -297,7 +297,7 @@ async def _open_ucx(context: Context, reporter: Reporter) -> None:
 
 
 async def _obey(
-    reader: asyncio.StreamReader, reporter: Reporter, activity: Activity, check: Callable[[], Awaitable[dict[str, Any]]]
+    reader: asyncio.StreamReader, reporter: Reporter, check: Callable[[], Awaitable[dict[str, Any]]]
 ) -> None:
     """Do what the supervisor says, until it says close, or its end of the socket is gone."""
     checking: asyncio.Task[None] | None = None
@@ -318,8 +318,6 @@ async def _obey(
         order = json.loads(line).get("do")
         if order == "close":
             break
-        if order == "alive":
-            activity.answered()
         if order == "check-fabric":
             checking = asyncio.create_task(answer())
     if checking is not None:

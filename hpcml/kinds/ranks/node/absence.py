@@ -6,16 +6,15 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from hpcml import errors
+from hpcml.failures import job_log
 from hpcml.failures.end import End
-from hpcml.failures.rules import Explanation, of_role
-from hpcml.files import tail
+from hpcml.failures.role_end import Explanation
 from hpcml.kinds.ranks.roles import MPI, RANK
 from hpcml.node import files
-from hpcml.node.end_cause import not_entered
+from hpcml.node.end_cause import role_end
 from hpcml.node.run_state import RunState
 from hpcml.node.settings import Context
 
-_QUOTE = (12, 300)
 _NAMED = 4
 
 
@@ -24,6 +23,7 @@ class Refusal(NamedTuple):
 
     why: Explanation
     own_fault: bool = True
+    entered: bool = True  # False where the image was not entered
 
 
 def end_without(state: RunState, missing: Sequence[str], lost: Mapping[str, str], *, late: bool) -> End | None:
@@ -34,17 +34,17 @@ def end_without(state: RunState, missing: Sequence[str], lost: Mapping[str, str]
     refusals = {node: refusal for node in missing if (refusal := _refusal(state, node))}
     if late:
         refusals = {node: refusals.get(node) or _late(state.context, node, lost.get(node, "")) for node in missing}
-    outside = {node: refusal for node, refusal in refusals.items() if refusal.why.hint}  # the image was not entered
+    outside = {node: refusal for node, refusal in refusals.items() if not refusal.entered}
     if not (refusals := outside or refusals):
         return None
     first = next(iter(refusals))
     named = "; ".join(f"{node}: {refusal.why.what}" for node, refusal in list(refusals.items())[:_NAMED])
     more = f"; and {len(refusals) - _NAMED} more nodes" if len(refusals) > _NAMED else ""
     status, phase = (errors.IMAGE, "image") if outside else (errors.WORKERS_NEVER_CAME, state.phase)
-    hint, quote = refusals[first].why.hint, log_of(state.context, first)
+    hint, quote = refusals[first].why.hint, job_log.of_role(state.context.run, RANK, first)
     at_fault = tuple(node for node, refusal in refusals.items() if refusal.own_fault)
     end = End(status, phase, "hpcml", named + more, hint, quote, at_fault=at_fault, node=first)
-    return end._replace(lost_nodes=tuple(refusals), role=RANK.name)
+    return end._replace(lost_nodes=tuple(refusals), role=RANK.name, reason=refusals[first].why.reason)
 
 
 def of_lost(state: RunState, node: str, *, alone: bool) -> Refusal | None:
@@ -71,28 +71,18 @@ def _refusal(state: RunState, node: str) -> Refusal | None:
     mark = files.read_json(attempt.mark_of(node)) if f"{node}.json" in files.listed(attempt.nodes) else None
     if mark and mark["refused"]:
         return Refusal(Explanation(str(mark["refused"])), mark["own_fault"])
-    path = attempt.exit_of(RANK.name, node)
-    if path.name in files.listed(attempt.exits):
-        status = path.read_text().strip()
-        cause = not_entered(context, status, lambda most: log_of(context, node, most))
-        ended = f"the process that starts the ranks {of_role(int(status), log_of(context, node)).what}"
-        return Refusal(cause or Explanation(ended), own_fault=status != "0")
-    path = attempt.exit_of(MPI.name, node)
-    if path.name in files.listed(attempt.exits) and (code := int(path.read_text())):
-        log = tail(context.run.log(MPI.name, node), *_QUOTE)
-        return Refusal(Explanation(f"a task of srun {of_role(code, log).what}"))
+    exits = files.listed(attempt.exits)
+    if end := role_end(context, RANK, node, exits):
+        ended = end.why._replace(what=f"the process that starts the ranks {end.why.what}")
+        return Refusal(ended if end.entered else end.why, own_fault=end.status != 0, entered=end.entered)
+    if (end := role_end(context, MPI, node, exits)) and end.status:
+        return Refusal(end.why._replace(what=f"a task of srun {end.why.what}"))
     return _step_gone(state)
 
 
 def _step_gone(state: RunState) -> Refusal | None:
     gone = [role.name for role in (RANK, MPI) if state.steps.gone(role.name)]
-    lines = [line for line in tail(state.context.run.job_log, *_QUOTE) if line.startswith("srun: ")]
-    step = ": ".join([f"the job step '{gone[0]}' ended", *lines[-1:]]) if gone else ""
-    return Refusal(Explanation(step), own_fault=False) if step else None
-
-
-def log_of(context: Context, node: str, most: tuple[int, int] = _QUOTE) -> tuple[str, ...]:
-    """Return the last lines of an agent's log, or those of the job's log (srun's own words) if it has none."""
-    if lines := tail(context.run.log(RANK.name, node), *most):
-        return tuple(lines)
-    return tuple(line for line in tail(context.run.job_log, *most) if "srun" in line or node in line)
+    if not gone:
+        return None
+    words = filter(None, (f"the job step '{gone[0]}' ended", job_log.last_of_srun(state.context.run)))
+    return Refusal(Explanation(": ".join(words)), own_fault=False)

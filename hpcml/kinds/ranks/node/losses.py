@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from hpcml import errors
+from hpcml.failures import job_log
 from hpcml.failures.end import End
 from hpcml.kinds.ranks.node import absence
 from hpcml.kinds.ranks.roles import RANK
@@ -67,7 +68,7 @@ def _end(state: RunState, reason: str, suspect: str, node: str) -> End:
     hint = "Submit the run again."
     if suspect:
         hint += f" If {suspect} fails again, exclude the node: --exclude {suspect}."
-    quote, at_fault = absence.log_of(state.context, node), (suspect,) if suspect else ()
+    quote, at_fault = job_log.of_role(state.context.run, RANK, node), (suspect,) if suspect else ()
     lost = suspect or node
     end = End(status, state.phase, "hpcml", reason, hint, quote, at_fault=at_fault, node=lost)
     return end._replace(lost_nodes=(lost,), role=RANK.name)

@@ -1,43 +1,30 @@
-"""What NVML says of this node's GPUs: the asking, and what is made of the answers.
+"""What NVIDIA's driver says of this node's GPUs, by NVML, nvidia-smi and the kernel: see `hpcml.node.hardware.gpus`.
 
-`ask_nvml` talks to the driver and returns its raw answers, which can be recorded as JSON; `described` turns such
+`ask` talks to the driver and returns its raw answers, which can be recorded as JSON; `described` turns such
 answers into a record and needs no GPU. NVML neither makes a CUDA context nor takes GPU memory.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hpcml.node.hardware.record import Gpu, GpuLinks, Gpus, GpuShape, NvLinks, Place
-from hpcml.node.hardware.sysfs import pci_of, sysfs_bus_id, to_ranges
+from hpcml.gpu_vendor import VENDOR
+from hpcml.node.hardware.record import Gpu, Gpus, GpuShape, Place, Smi
+from hpcml.node.hardware.sysfs import pci_of, read, sysfs_bus_id, to_ranges
+from hpcml.node.processes import output
 
-# nvml.h. The version of a link is an enumeration, not a number (an A100 answers 5 for NVLink 3.1).
-_NVLINK_VERSIONS = {1: "1.0", 2: "2.0", 3: "2.2", 4: "3.0", 5: "3.1", 6: "4.0", 7: "5.0", 8: "6.0"}
-_PEER_IS_SWITCH = 2  # NVML_NVLINK_DEVICE_TYPE_SWITCH
-_P2P_READ = 0  # NVML_P2P_CAPS_INDEX_READ; pynvml 13 holds the tuple (0,) under that name
-_P2P = {
-    0: "ok",
-    1: "the chipset does not support peer access",
-    2: "the GPU does not support peer access",
-    3: "the PCIe topology does not allow peer access",
-    4: "peer access is disabled in the NVIDIA driver",
-    5: "peer access is not supported",
-    6: "unknown",
-}
-_LINK_QUESTIONS = (
-    "nvmlDeviceGetNvLinkVersion",
-    "nvmlDeviceGetNvLinkRemoteDeviceType",
-    "nvmlDeviceGetNvLinkRemotePciInfo",
-)
+_SMI = "pci.bus_id,driver_version,mig.mode.current,compute_mode"
+_SMI_SECONDS = 10.0  # for nvidia-smi: a driver that hangs must not keep the run
+_MOST_PROCESSES = 5000  # that are looked at
 _ALL_LINKS = 2**32 - 1  # a scopeId of UINT_MAX is the sum over all links; 0, the default, is link 0 alone
 _VALUE = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal")  # by nvmlValueType_t
 _AFFINITY_WORDS = 32  # of 64 CPUs each; NVML takes a set that is larger than the node
 
 
-def ask_nvml() -> dict[str, Any]:
+def ask() -> dict[str, Any]:
     """Return NVML's raw answers, or ``{"error": sentence}`` if it cannot be asked.
 
     What one GPU does not answer is None, with NVML's words in that GPU's ``errors``. Call it in a process that may be
@@ -51,17 +38,16 @@ def ask_nvml() -> dict[str, Any]:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
         return {"error": f"NVML, the NVIDIA driver's library, does not work here: {error}"}
-    ask = Asker(pynvml)
-    count = ask("count", "nvmlDeviceGetCount") or 0
-    handles = {index: ask(f"gpu{index}", "nvmlDeviceGetHandleByIndex", index) for index in range(count)}
-    answering = {index: handle for index, handle in handles.items() if handle is not None}
+    question = Asker(pynvml)
+    count = question("count", "nvmlDeviceGetCount") or 0
+    handles = {index: question(f"gpu{index}", "nvmlDeviceGetHandleByIndex", index) for index in range(count)}
     answers = {
-        "driver": text(ask("driver", "nvmlSystemGetDriverVersion")),
-        "cuda": ask("cuda", "nvmlSystemGetCudaDriverVersion_v2"),
-        "gpus": [_ask_gpu(pynvml, index, answering) for index in answering],
+        "driver": text(question("driver", "nvmlSystemGetDriverVersion")),
+        "cuda": question("cuda", "nvmlSystemGetCudaDriverVersion_v2"),
+        "gpus": [_ask_gpu(pynvml, index, handle) for index, handle in handles.items() if handle is not None],
     }
     pynvml.nvmlShutdown()
-    return {**answers, "errors": ask.errors, "error": ""}
+    return {**answers, "errors": question.errors, "error": ""}
 
 
 class Asker:
@@ -103,7 +89,6 @@ _GPU_QUESTIONS: tuple[tuple[str, str, tuple[Any, ...], Callable[[Any], Any]], ..
     ("uuid", "nvmlDeviceGetUUID", (), text),
     ("name", "nvmlDeviceGetName", (), text),
     ("memory", "nvmlDeviceGetMemoryInfo", (), lambda memory: int(memory.total)),
-    ("bar1", "nvmlDeviceGetBAR1MemoryInfo", (), lambda memory: int(memory.bar1Total)),
     ("capability", "nvmlDeviceGetCudaComputeCapability", (), list),
     ("pci", "nvmlDeviceGetPciInfo", (), lambda pci: text(pci.busId)),
     ("mig", "nvmlDeviceGetMigMode", (), list),
@@ -111,29 +96,15 @@ _GPU_QUESTIONS: tuple[tuple[str, str, tuple[Any, ...], Callable[[Any], Any]], ..
 )
 
 
-def _ask_gpu(nvml: Any, index: int, handles: Mapping[int, Any]) -> dict[str, Any]:
-    handle, ask, quietly = handles[index], Asker(nvml), Asker(nvml)
+def _ask_gpu(nvml: Any, index: int, handle: Any) -> dict[str, Any]:
+    ask = Asker(nvml)
     table: dict[str, Any] = {"index": index}
     for fact, function, arguments, convert in _GPU_QUESTIONS:
         answer = ask(fact, function, handle, *arguments)
         table[fact] = ("" if convert is text else None) if answer is None else convert(answer)
     table["bus_id"] = table.pop("pci") or ""
-    links = []  # link, active, version, kind of peer, the peer's PCI address
-    for link, active in quietly.links(handle).items():
-        version, kind, peer = (quietly("", function, handle, link) if active else None for function in _LINK_QUESTIONS)
-        links.append([link, active, version, kind, text(peer and peer.busId)])
-    p2p = {
-        str(other): ask("p2p", "nvmlDeviceGetP2PStatus", handle, peer, _P2P_READ)
-        for other, peer in handles.items()
-        if other != index
-    }
-    return {
-        **table,
-        "mig_devices": mig_devices(nvml, handle) if table["mig"] and table["mig"][0] else [],
-        "nvlinks": links,
-        "p2p": p2p,
-        "errors": ask.errors,
-    }
+    parts = mig_devices(nvml, handle) if table["mig"] and table["mig"][0] else []
+    return {**table, "mig_devices": parts, "errors": ask.errors}
 
 
 def mig_devices(nvml: Any, handle: Any) -> list[str]:
@@ -181,7 +152,7 @@ def memory_of(device: str, pid: int) -> tuple[int, int] | None:
     return int(amounts.used if taken is None else taken), int(amounts.free)
 
 
-def nvlink_counters() -> tuple[dict[str, Any] | None, str]:
+def link_counters() -> tuple[dict[str, Any] | None, str]:
     """Return by UUID what each GPU has moved over NVLink; None and the reason where NVML does not answer.
 
     ``index`` is NVML's; ``tx`` and ``rx`` are bytes over all links (None if unreadable, ``why`` says why), ``links``
@@ -279,17 +250,16 @@ def _old_counters(nvml: Any, handle: Any, links: list[int]) -> tuple[int, int]:
 
 
 def described(raw: Mapping[str, Any], root: Path, visible: str | None) -> tuple[Gpus, str]:
-    """Return the GPUs in NVML's raw answers (`ask_nvml`), with the PCI tree below ``root``, and what went wrong.
+    """Return the GPUs in NVML's raw answers (`ask`), with the PCI tree below ``root``, and what went wrong.
 
     ``visible`` is CUDA_VISIBLE_DEVICES, None if it is not set.
     """
     answers = list(raw.get("gpus", []))
     shown, count = visible_gpus(visible, answers)
-    buses = {str(gpu["index"]): _bus(gpu["bus_id"]) for gpu in answers}
     faults = "; ".join(f"{name}: {text}" for name, text in raw.get("errors", {}).items())
     cuda = raw.get("cuda") or 0
     speaks = f"{cuda // 1000}.{cuda % 1000 // 10}" if cuda else ""  # 12020 is 12.2
-    gpus = tuple(_gpu(gpu, root, buses, visible=gpu["index"] in shown) for gpu in answers)
+    gpus = tuple(_gpu(gpu, root, visible=gpu["index"] in shown) for gpu in answers)
     return Gpus(gpus, raw.get("driver", ""), speaks, visible, count), raw.get("error") or faults
 
 
@@ -297,7 +267,7 @@ def _bus(text: str) -> str:
     return sysfs_bus_id(text) if text.count(":") == 2 else ""
 
 
-def _gpu(gpu: Mapping[str, Any], root: Path, buses: Mapping[str, str], *, visible: bool) -> Gpu:
+def _gpu(gpu: Mapping[str, Any], root: Path, *, visible: bool) -> Gpu:
     bus, errors = _bus(gpu["bus_id"]), dict(gpu["errors"])
     pci = pci_of(root / "sys/bus/pci/devices" / bus) if bus else Place()
     if bus and not pci.bus_id:
@@ -305,26 +275,11 @@ def _gpu(gpu: Mapping[str, Any], root: Path, buses: Mapping[str, str], *, visibl
     masks = enumerate(gpu["affinity"] or [])
     shape = GpuShape(
         memory=gpu["memory"],
-        bar1=gpu["bar1"],
         capability=tuple(gpu["capability"]) if gpu["capability"] else None,
         mig=bool(gpu["mig"][0]) if gpu["mig"] else None,
-        mig_devices=tuple(gpu["mig_devices"]),
         cpus=to_ranges(64 * word + bit for word, mask in masks for bit in range(64) if mask >> bit & 1),
     )
-    p2p = {buses.get(other) or f"gpu{other}": _P2P.get(status, "no answer") for other, status in gpu["p2p"].items()}
-    links = GpuLinks(_nvlink(gpu["nvlinks"]), p2p)
-    return Gpu(gpu["index"], gpu["uuid"], gpu["name"], bus, pci, visible, shape, links, errors)
-
-
-def _nvlink(links: Sequence[Sequence[Any]]) -> NvLinks:
-    """Return the number of links, those that are active, their version, and how many lead to which peer."""
-    peers: Counter[str] = Counter()
-    versions = set()
-    for _, active, version, kind, bus in links:
-        if active:
-            peers["nvswitch" if kind == _PEER_IS_SWITCH else _bus(bus) or "unknown"] += 1
-            versions.add(_NVLINK_VERSIONS.get(version, f"enumeration {version}"))
-    return NvLinks(len(links), peers.total(), ", ".join(sorted(versions)), dict(peers))
+    return Gpu(gpu["index"], gpu["uuid"], gpu["name"], bus, pci, visible, shape, errors)
 
 
 def visible_gpus(visible: str | None, gpus: Sequence[Mapping[str, Any]]) -> tuple[set[int], int]:
@@ -353,3 +308,31 @@ def _named(entry: str, gpus: Sequence[Mapping[str, Any]]) -> tuple[int, str] | N
     else:
         matching = [gpu for gpu in gpus if entry.startswith("MIG-") and entry in gpu["mig_devices"]]
     return (matching[0]["index"], entry if entry.startswith("MIG-") else "") if len(matching) == 1 else None
+
+
+# -- without NVML -----------------------------------------------------------------------------------------------------
+
+
+def names(root: Path) -> tuple[str, ...]:
+    """Return the names of all GPUs of the node, also of those that the job may not use."""
+    texts = [read(path) for path in sorted((root / "proc/driver/nvidia/gpus").glob("*/information"))]
+    return tuple(match[1].strip() for text in texts if (match := re.search(r"(?m)^Model:(.*)$", text)))
+
+
+def kernel_driver(root: Path) -> str | None:
+    """Return the version of the kernel module, None without it."""
+    folder = root / "sys/module/nvidia"
+    return read(folder / "version") if folder.is_dir() else None
+
+
+def rows() -> tuple[Smi, ...]:
+    """Return a row for each GPU; none where nvidia-smi does not answer."""
+    printed = output([VENDOR.tool, f"--query-gpu={_SMI}", "--format=csv,noheader"], _SMI_SECONDS)
+    cells = [[word.strip() for word in line.split(",")] for line in printed.splitlines()]
+    return tuple(Smi(*row) for row in cells if len(row) == len(Smi._fields))
+
+
+def is_shared(root: Path) -> bool:
+    """Whether a server of NVIDIA's MPS runs on the node."""
+    processes = (read(path) for path in list((root / "proc").glob("[0-9]*/comm"))[:_MOST_PROCESSES])
+    return any(name.startswith("nvidia-cuda-mps") for name in processes)
