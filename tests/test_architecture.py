@@ -255,13 +255,13 @@ COMPLEX = {
 }
 # The lines of each package, which may only fall: a commit that raises a number says what this buys.
 MOST_LINES = {
-    ".": 4981,
+    ".": 5273,
     "api": 966,
     "cli": 7327,
     "doctor": 1538,
     "failures": 2870,
     "images": 1051,
-    "kinds": 10056,
+    "kinds": 10205,
     "node": 10455,
     "options": 826,
     "plan": 881,
@@ -704,6 +704,8 @@ def test_no_rule_knows_a_line_that_hpcml_writes() -> None:
         "worker-memory", "worker-oom", "worker-exit", "worker-segfault", "worker-abort", "worker-bus", "worker-killed",
         "frozen", "thawed",
     }  # fmt: skip
+
+
 # Texts of users' programs and hints about them; what runs in an image without hpcml; what a worker's nanny hands over.
 _SAY_VENDOR = {
     "failures/rules.py",

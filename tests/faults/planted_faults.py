@@ -622,5 +622,7 @@ FAULTS = (
     F("hpcml/runs/directories.py", 'errno.ENOSPC: "The file', 'errno.EXDEV: "The file', "a submission onto a full disk gives no next step"),
     F("hpcml/cli/new.py", "Choose another name.", "Choose a name.", "the next step of hpcml new helps nobody"),
     F("tests/run_tiers.py", "if path not in first]", "if path in first]", "make test-rest repeats make test and leaves out the rest"),
+    F("hpcml/options/table.py", "kinds=first.kinds | {kind}", "kinds=first.kinds", "an option of another kind of run is accepted and has no effect"),
+    F("hpcml/assets.py", 'if not at.endswith("/login")', "if at", "what only the login node can import travels with each run"),
     F("docs/sites.md", "hpcml site show --origin", "hpcml site list --origin", "a page of the documentation tells to type a command that is none"),
 )  # fmt: skip
