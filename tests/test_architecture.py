@@ -16,6 +16,7 @@ import jinja2.nodes
 import pytest
 
 from hpcml import assets, hooks, listening
+from hpcml.states import ACTIVE, ENDED, PENDING, STATE_BY_PHASE, Phase, State
 from tests import words
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -536,6 +537,7 @@ LOOKS_AT_SENTENCES = {
     ("cli.why", "tell_end"): "the same sentence is not shown twice",
     ("node.run_state", "warn"): "the same warning is not given twice",
     ("runs.status", "_with_files"): "the same warning is not given twice",
+    ("doctor.nodes", "_trouble"): "nodes of which the same is said are named together",
     ("runs.listing", "_read"): "the same error is not shown twice",
     ("failures.judgement", "_of_child"): "what torchrun printed of a process of the user's",
 }
@@ -594,3 +596,31 @@ def test_no_rule_knows_a_line_that_hpcml_writes() -> None:
         "worker-memory", "worker-oom", "worker-exit", "worker-segfault", "worker-abort", "worker-bus", "worker-killed",
         "frozen", "thawed",
     }  # fmt: skip
+
+
+def _bare_words(tree: ast.AST) -> list[ast.Compare]:
+    """Return comparisons of a phase or a state with a word of hpcml.states that is no member."""
+    words = {"phase": {*Phase}, "state": {*State}, "job_state": {*State}}
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Compare):
+            sides = (node.left, *node.comparators)
+            wanted = [words.get(side.attr, set()) for side in sides if isinstance(side, ast.Attribute)]
+            texts = {one.value for side in sides for one in ast.walk(side) if isinstance(one, ast.Constant)}
+            found += [node] if any(texts & kind for kind in wanted) else []
+    return found
+
+
+def test_phases_and_states_are_members() -> None:
+    for name, path in MODULES.items():
+        assert not _bare_words(ast.parse(path.read_text())), name
+    for code in ('run.phase == "ended"', 'end.state in ("FAILED", "TIMEOUT")', '"CANCELLED" != status.state'):
+        assert _bare_words(ast.parse(code))
+    assert not _bare_words(ast.parse('run.phase == Phase.ENDED or row.state == "pruned" or mark["state"] == "starting"'))
+
+
+def test_every_state_of_a_job_means_one_thing() -> None:
+    """The words are Slurm's; those of runs alone are no job's."""
+    groups = [*PENDING, *ACTIVE, *ENDED, State.REFUSED, State.PREPARED, State.UNREADABLE]
+    assert sorted(groups) == sorted(State)
+    assert {*Phase} - {*STATE_BY_PHASE} == {Phase.ENDED}

@@ -13,6 +13,7 @@ from hpcml.cli import common
 from hpcml.errors import UsageError, did_you_mean, nearest
 from hpcml.failures.end import Reason
 from hpcml.runs import directories
+from hpcml.states import COLOURS, Phase
 from hpcml.terminal import columns, say, say_state, shown
 from hpcml.units import counted, format_age, format_time_limit, parse_seconds
 
@@ -95,7 +96,7 @@ def run(options: Namespace) -> int:
         position, colour = head.index("STATE"), common.has_coloured_output()
         for text in texts:
             is_row = " " not in text[:position].strip()  # not a cause below its row
-            say_state(text, position, colour=colour and is_row)
+            say_state(text, position, COLOURS if colour and is_row else {})
     if not all_ids:
         say("You have no runs yet. Submit a run: hpcml submit SCRIPT.", sys.stderr)
     elif not rows and most != 0:
@@ -177,7 +178,7 @@ def cells(row: run_status.Status, now: float) -> tuple[str, ...]:
 
 def _cause(row: run_status.Status) -> str:
     """Return why a run failed in some words, empty where its record has none."""
-    if row.phase != "refused":
+    if row.phase != Phase.REFUSED:
         return row.ending.cause
     from hpcml.failures import rules
 

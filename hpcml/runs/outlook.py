@@ -21,6 +21,7 @@ from hpcml.runs import record as records
 from hpcml.runs.status import status
 from hpcml.sites.lookup import LoadedSite
 from hpcml.sites.schema import Partition
+from hpcml.states import Phase
 
 if TYPE_CHECKING:
     from hpcml.runs.submit import Prepared  # which hpcml status does without
@@ -168,7 +169,7 @@ def shorter(prepared: Prepared) -> str:
         for run in _runs_like(prepared):
             current = status(run, ask=False)
             if (
-                current.phase == "ended"
+                current.phase == Phase.ENDED
                 and current.ending.exit_status == 0
                 and (seconds := current.seconds()) is not None
             ):

@@ -16,6 +16,7 @@ from hpcml.paths import AttemptPaths
 from hpcml.runs import directories
 from hpcml.runs.status import Status
 from hpcml.samples import DiskTraffic, NodeSeries, Number, Series, Traffic, total
+from hpcml.states import HAS_NODES, Phase
 
 LINES = 12  # of the script's output
 MOST_WARNINGS = 50
@@ -228,7 +229,7 @@ def view(status: Status, look: Look, now: float, cause: str = "") -> View:
     """
     elapsed, left = _times(status, now)
     dask = [one for one in look.dask.samples if isinstance(one, DaskSample)] if look.dask else []  # of this kind alone
-    shows_nodes = status.phase in ("starting", "running", "ending", "ended")
+    shows_nodes = status.phase in (*HAS_NODES, Phase.ENDED)
     return View(
         status,
         elapsed=elapsed,
