@@ -80,7 +80,7 @@ class End(NamedTuple):
 
     def as_json(self) -> dict[str, Any]:
         """Return the end as a JSON-ready table, which :func:`parse` reads."""
-        table = {"state": self.state, **records.plain(self)}
+        table = {"state": str(self.state), **records.plain(self)}
         del table["ended_as"]
         return table
 

@@ -15,10 +15,10 @@ from hpcml import errors, listening
 from hpcml.failures.end import End, Reason
 from hpcml.files import tail, write
 from hpcml.kind import FailedProcess, Hindrance
-from hpcml.kinds.ranks import RANK
 from hpcml.kinds.ranks.node import absence, alone, interconnect, losses, ports
 from hpcml.kinds.ranks.node.ranks import error_of, log_of, numbers_of
 from hpcml.kinds.ranks.node.rapidsmpf import Server, token_of
+from hpcml.kinds.ranks.roles import RANK
 from hpcml.kinds.ranks.variables import OPEN, World
 from hpcml.node import files, stacks
 from hpcml.node.hardware import network, sysfs
