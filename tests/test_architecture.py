@@ -726,7 +726,9 @@ def test_phases_and_states_are_members() -> None:
         assert not _bare_words(ast.parse(path.read_text())), name
     for code in ('run.phase == "ended"', 'end.state in ("FAILED", "TIMEOUT")', '"CANCELLED" != status.state'):
         assert _bare_words(ast.parse(code))
-    assert not _bare_words(ast.parse('run.phase == Phase.ENDED or row.state == "pruned" or mark["state"] == "starting"'))
+    assert not _bare_words(
+        ast.parse('run.phase == Phase.ENDED or row.state == "pruned" or mark["state"] == "starting"')
+    )
 
 
 def test_every_state_of_a_job_means_one_thing() -> None:
