@@ -57,6 +57,7 @@ def node_side() -> list[str]:
         "records.py",
         "samples.py",
         "settings.py",
+        "site_records.py",
         "states.py",
         "terminal.py",
         "units.py",

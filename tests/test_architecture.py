@@ -654,13 +654,22 @@ LOOKS_AT_SENTENCES = {
 
 
 def _sentences_looked_at(tree: ast.AST) -> list[ast.expr]:
-    """Return the expressions that compare a sentence with a text, cut it, or search in it."""
+    """Return the expressions that compare a sentence, or a name for one, with a text, cut it, or search in it."""
+    names: set[str] = set()
 
     def is_sentence(node: ast.expr) -> bool:
+        if isinstance(node, ast.Name):
+            return node.id in names
         if isinstance(node, ast.Subscript):
             return isinstance(node.slice, ast.Constant) and node.slice.value in SENTENCES
         return isinstance(node, ast.Attribute) and node.attr in SENTENCES
 
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign):
+            for target in node.targets:
+                one = not (isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple))
+                pairs = [(target, node.value)] if one else zip(target.elts, node.value.elts, strict=False)  # type: ignore[attr-defined]
+                names |= {name.id for name, value in pairs if isinstance(name, ast.Name) and is_sentence(value)}
     found: list[ast.expr] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Compare):
@@ -690,6 +699,7 @@ def test_no_code_decides_by_a_sentence_for_people() -> None:
         '"out of memory" in end.message', 'slot.last_end == "killed"', 'status.message.startswith("the time limit")',
         'end.hint.rpartition("s were lost: ")', 're.search("held by", run.message)', 'PATTERN.match(mark["last_ends"])',
         'sentence not in state.warnings', 'answer.next_step.split(":")',
+        'mark, text = "ok", status.message\nif text.endswith(" status 1"): pass',
     ],
 )  # fmt: skip
 def test_looks_at_sentences_are_found(code: str) -> None:

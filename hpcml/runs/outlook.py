@@ -168,11 +168,7 @@ def shorter(prepared: Prepared) -> str:
     try:
         for run in _runs_like(prepared):
             current = status(run, ask=False)
-            if (
-                current.phase == Phase.ENDED
-                and current.ending.exit_status == 0
-                and (seconds := current.seconds()) is not None
-            ):
+            if current.phase == Phase.ENDED and current.exit_status == 0 and (seconds := current.seconds()) is not None:
                 taken.append(seconds)
             if len(taken) == _PAST:
                 break
