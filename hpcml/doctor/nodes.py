@@ -139,7 +139,7 @@ def _trouble(check: str, exam: Examination, by_node: ByNode, **facts: Any) -> Fi
     if not each:
         return None
     _, worst = max(each, key=lambda pair: pair[1].fatal)
-    nodes = [node for node, trouble in each if trouble.sentence == worst.sentence]
+    nodes = [node for node, trouble in each if trouble == worst]
     judge_as = red if worst.fatal or check in _GRAVE else yellow
     return judge_as(f"{units.listed(nodes, 3)}: {worst.sentence}", worst.hint, **facts)
 

@@ -140,6 +140,7 @@ def at_work(image: Image, program: Program, *, gpu: bool) -> Iterator[Finding]:
         return
     yield Finding("starts", GOOD, f"with {program}, Python {contents.python}")
     yield from _of_the_packages(contents, image, gpu=gpu)
+    yield from _of_the_versions(contents, image)
     yield from _of_the_hosts(contents, program)
     if gpu or image.kind == "rapids":
         devices = ask([*start, "ucx_info", "-d"], _TIMEOUT, program.named)
@@ -190,6 +191,10 @@ def _of_the_packages(contents: Contents, image: Image, *, gpu: bool) -> Iterator
         yield Finding("imports", BAD, f"missing: {', '.join(contents.absent)}", _ANEW)
     elif not failed:
         yield Finding("imports", GOOD, "Dask, cryptography" + (" and RAPIDS" if gpu else ""))
+
+
+def _of_the_versions(contents: Contents, image: Image) -> Iterator[Finding]:
+    """Yield whether the image contains the versions that its label says."""
     versions = {name: contents.packages[name] for name in _PACKAGES if name in contents.packages}
     has = {**versions, "python": contents.python}
     stated = {name: value for name, value in image.versions.items() if name in has}

@@ -30,7 +30,7 @@ class Inspection:
 
     def __init__(self, context: Context) -> None:
         self.context, settings = context, context.settings
-        needed = settings.gpus or settings.network.protocol == "ucx" or settings.network.interconnect == "rdma"
+        needed = settings.gpus or settings.network.protocol == "ucx" or settings.interconnect.require == "rdma"
         self.question = Question("this node", _probe) if needed else None  # safe: this process has one Python thread
 
     def end(self) -> None:
