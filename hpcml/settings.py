@@ -6,6 +6,7 @@ import shlex
 from typing import NamedTuple
 
 from hpcml.forms import Form
+from hpcml.site_records import Deadlines, Interconnect, Network
 
 
 class Gpu(NamedTuple):
@@ -73,43 +74,19 @@ class Code(NamedTuple):
 
 
 class Workers(NamedTuple):
-    """The processes of the kind on the nodes: of a Dask cluster its workers."""
+    """The processes of the kind on the nodes: of a Dask cluster its workers. A kind gives what it has of them."""
 
     per_node: int  # workers on each node
-    threads: int  # threads of each; 0: decided on the node
-    memory_limit: int  # bytes of each; 0: decided on the node
-    restarts: int  # times that a dead worker is replaced, each
-    on_loss: str  # with a worker lost for good: continue or fail
-    resources: tuple[tuple[str, float], ...]  # Dask's abstract resources of each: name and amount
-    gpu: Gpu | None  # None: CPU workers
-    own_clusters: bool  # a Dask cluster that the script opens is one beside the run's
+    threads: int = 0  # threads of each; 0: decided on the node
+    memory_limit: int = 0  # bytes of each; 0: decided on the node
+    restarts: int = 0  # times that a dead worker is replaced, each
+    on_loss: str = "fail"  # with a worker lost for good: continue or fail
+    resources: tuple[tuple[str, float], ...] = ()  # Dask's abstract resources of each: name and amount
+    gpu: Gpu | None = None  # None: CPU workers
+    own_clusters: bool = True  # a Dask cluster that the script opens is one beside the run's
     mpi: str = ""  # the kind of PMI by which srun connects ranks: pmix or pmi2; empty: it does not
     restart_on_cuda_error: bool = True  # a worker whose process can use no GPU any more ends and is replaced
     late: bool = False  # the Dask cluster starts when the script opens its first client, not before the script
-
-
-class Network(NamedTuple):
-    """The connections between nodes."""
-
-    interface: str  # network interface; empty: decided on the node
-    protocol: str  # auto, tls or ucx
-    interconnect: str  # what the interconnect's check must show: none (no check), warn or rdma
-    nccl: bool  # whether that check measures NCCL too
-    private: bool = False  # no other user can connect to the nodes' network
-
-
-class Deadlines(NamedTuple):
-    """How long hpcml waits, in seconds."""
-
-    scheduler: float  # until the Dask scheduler must answer
-    workers: float  # until all workers must have registered
-    interconnect: float  # for the interconnect's check
-    script_grace: float  # between SIGTERM and SIGKILL for the script
-    teardown: float  # for closing all processes of the run
-    answer: float  # without an answer of the scheduler, until the run ends
-    connect_notice: float  # without a client of the script, until the user is warned
-    idle_notice: float  # without a task, until the user is warned
-    idle_end: float  # without a task, until the run ends; 0: never
 
 
 class Attempts(NamedTuple):
@@ -148,6 +125,7 @@ class Settings(NamedTuple):
     attempts: Attempts
     points: Points
     report: Report
+    interconnect: Interconnect = Interconnect()
 
     @property
     def single_node(self) -> bool:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from hpcml import hooks, repairs
 from hpcml.cli import commands, common
 from hpcml.errors import MEANING, STOPPED, UNREACHABLE
+from hpcml.states import Phase
 from hpcml.terminal import columns, fitted, say, say_fitted, say_state
 
 _NAMED = 3  # files that were brought
@@ -54,7 +55,7 @@ def show(run: directories.Run, *, as_json: bool, all_notes: bool, host: str) -> 
     from hpcml.runs import status as run_status
 
     run, status = run_status.now(run)
-    code = UNREACHABLE if status.allocation.silent and status.phase == "unknown" else 0
+    code = UNREACHABLE if status.allocation.silent and status.phase == Phase.UNKNOWN else 0
     request = request_cost.described(run, status)
     if as_json:
         common.print_json(request)
@@ -76,7 +77,7 @@ def show(run: directories.Run, *, as_json: bool, all_notes: bool, host: str) -> 
             say(f"{title:<10} {command}")  # whole: it is to be copied
     for line in status.ending.quote:
         say(f"  | {line}")
-    if status.phase == "prepared" and run.submission:
+    if status.phase == Phase.PREPARED and run.submission:
         say("Submit the run with:")
         say(run.submission.line)  # whole, also on a narrow terminal: it is to be copied
     elif status.hint:
@@ -90,7 +91,7 @@ def _say_lines(lines: Sequence[tuple[str, str]]) -> None:
         folded = fitted(value, columns(sys.stdout), first=f"{key:<10} ", rest=" " * 11)
         for number, line in enumerate(folded):
             is_state = key == "state" and number == 0
-            say_state(line, 11, colour=is_state and common.has_coloured_output())
+            say_state(line, 11, common.state_colours() if is_state else {})
 
 
 def _lines(
@@ -101,24 +102,17 @@ def _lines(
     from hpcml.report.attempts import sentence
     from hpcml.runs import request_cost
 
-    allocation, progress, end = status.allocation, status.progress, status.ending
+    progress = status.progress
     lines = [("run", status.run), ("site", status.planned.site), ("state", f"{status.state}: {status.message}")]
     rows = (("cause", cause), ("command", status.planned.command), ("asked", request_cost.sentence(asked)))
     lines += [(key, text) for key, text in rows if text]
     if progress.attempt:
         lines.append(("attempt", f"{progress.attempt + 1} of this run"))
     lines += [("before", sentence(one)) for one in before]
-    if allocation.job:
-        lines.append(("job", f"{allocation.job} {allocation.job_state}".strip()))
-    if allocation.silent:
-        lines.append(("slurm", f"{allocation.silent} (all other lines come from the run's own files)"))
-    if allocation.estimate:
-        lines.append(("estimate", f"Slurm expects a start at {allocation.estimate}"))
-    if allocation.nodes:
-        lines.append(("nodes", ", ".join(allocation.nodes)))
+    lines += _of_allocation(status.allocation)
     if status.alone:
         lines.append(("cluster", status.no_cluster))
-    elif status.phase in ("starting", "running"):
+    elif status.phase in (Phase.STARTING, Phase.RUNNING):
         lines.append((f"{status.noun}s", f"{status.cluster.workers}/{status.planned.expected}"))
     values = status.fields()
     keys = ("jupyter", "versions", "protocol", "address", "security", "fabric")
@@ -131,8 +125,19 @@ def _lines(
         shown = ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
         lines.append(("brought", f"to {common.typed(status.written.original, sys.stdout)}: {shown}"))
     lines += phases(status)
-    if end.exit_status is not None:
-        by_script = end.by == "script" and end.exit_status != STOPPED
-        meaning = "from the script" if by_script else MEANING.get(end.exit_status, "")
-        lines.append(("exit", f"{end.exit_status} ({meaning})" if meaning else str(end.exit_status)))
+    if (exit_status := status.ending.exit_status) is not None:
+        by_script = status.ending.by == "script" and exit_status != STOPPED
+        meaning = "from the script" if by_script else MEANING.get(exit_status, "")
+        lines.append(("exit", f"{exit_status} ({meaning})" if meaning else str(exit_status)))
     return [*lines, ("directory", common.typed(status.directory, sys.stdout))]
+
+
+def _of_allocation(allocation: run_status.Allocation) -> list[tuple[str, str]]:
+    """Return what is known of a run's job under its keys."""
+    rows = (
+        ("job", allocation.job and f"{allocation.job} {allocation.job_state}".strip()),
+        ("slurm", allocation.silent and f"{allocation.silent} (all other lines come from the run's own files)"),
+        ("estimate", allocation.estimate and f"Slurm expects a start at {allocation.estimate}"),
+        ("nodes", ", ".join(allocation.nodes)),
+    )
+    return [(key, text) for key, text in rows if text]

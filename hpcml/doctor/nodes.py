@@ -20,6 +20,7 @@ from hpcml.doctor.finding import (
     yellow,
 )
 from hpcml.errors import HpcmlError
+from hpcml.gpu_vendor import VENDOR
 from hpcml.images import sif
 from hpcml.node.hardware import record
 from hpcml.node.hardware.record import NEEDS, Disk, Disks, Node, Slot
@@ -88,10 +89,11 @@ def _distance(exam: Examination, by_node: ByNode) -> Finding:
     del exam
     gpus = _by_value(by_node, lambda node: [_slot_row(slot) for slot in node.gpu.slots])
     if not any(gpus.values()):
-        return not_applicable("the nodes have no NVIDIA GPU")
+        return not_applicable(f"the nodes have no {VENDOR.name} GPU")
     pairs = [(node, gpu["bus_id"], gpu["nearest"]) for node, rows in gpus.items() for gpu in rows]
     if without := [node for node, rows in gpus.items() if not rows]:
-        sentence = f"{', '.join(without)} {'have' if len(without) > 1 else 'has'} no NVIDIA GPU, but other nodes do"
+        have = "have" if len(without) > 1 else "has"
+        sentence = f"{', '.join(without)} {have} no {VENDOR.name} GPU, but other nodes do"
         return yellow(sentence, "Request nodes of one kind, or report missing GPUs to the site's support.", gpus=gpus)
     if not any(near for _, _, near in pairs):
         return not_applicable("no node has both a GPU and an active RDMA port")
@@ -99,15 +101,14 @@ def _distance(exam: Examination, by_node: ByNode) -> Finding:
     if far:
         node, bus, near = far[0]
         way = (
-            f"at distance {near['distance']} from port {near['port']} (as in nvidia-smi topo -m)"
+            f"at distance {near['distance']} from port {near['port']} (as in {VENDOR.tool} topo -m)"
             if near
             else "without a near port"
         )
         one = f"GPU {bus} of {node} is {way}"
         sentence = f"{len(far)} of {len(pairs)} GPUs share no PCIe switch with an RDMA port: {one}"
-        return yellow(
-            sentence, "Transfers may not reach the port's speed. Measure the speed with hpcml fabric.", gpus=gpus
-        )
+        hint = "Transfers may not reach the port's speed. Measure the speed with hpcml fabric."
+        return yellow(sentence, hint, gpus=gpus)
     return green("each GPU shares a PCIe switch with an RDMA port", gpus=gpus)
 
 
@@ -137,7 +138,7 @@ def _trouble(check: str, exam: Examination, by_node: ByNode, **facts: Any) -> Fi
     if not each:
         return None
     _, worst = max(each, key=lambda pair: pair[1].fatal)
-    nodes = [node for node, trouble in each if trouble.sentence == worst.sentence]
+    nodes = [node for node, trouble in each if trouble == worst]
     judge_as = red if worst.fatal or check in _GRAVE else yellow
     return judge_as(f"{units.listed(nodes, 3)}: {worst.sentence}", worst.hint, **facts)
 
@@ -184,9 +185,8 @@ def _scratch(exam: Examination, by_node: ByNode) -> Finding:
             sentence = (
                 f"{one['folder']} of {node} is a {one['type']}{size}: data spilled to this folder uses the job's memory"
             )
-            return yellow(
-                sentence, "If the node has a disk, set paths.scratch to a folder on this disk.", scratch=scratch
-            )
+            hint = "If the node has a disk, set paths.scratch to a folder on this disk."
+            return yellow(sentence, hint, scratch=scratch)
     folders = ", ".join(sorted({f"{one['folder']} ({one['type']})" for one in scratch.values()}))
     return green(f"node-local files go to {folders}", scratch=scratch)
 
@@ -217,10 +217,10 @@ def _shared_gpus(exam: Examination, by_node: ByNode) -> Finding:
     if trouble := _trouble("shared-gpus", exam, by_node, **data):
         return trouble
     if not any(rows.values()):
-        why_not = "nvidia-smi does not respond" if any(node.gpu.slots for node in by_node.values()) else "no GPU"
+        why_not = f"{VENDOR.tool} does not respond" if any(node.gpu.slots for node in by_node.values()) else "no GPU"
         return not_applicable(f"hpcml cannot detect whether MIG divides the nodes' GPUs: {why_not}")
     if silent := [name for name, node in by_node.items() if node.gpu.slots and not node.gpu.smi]:
-        sentence = f"nvidia-smi responds on other nodes, but not on {', '.join(silent)}"
+        sentence = f"{VENDOR.tool} responds on other nodes, but not on {', '.join(silent)}"
         return yellow(sentence, leave_out(silent), **data)
     return green("MIG does not divide the GPUs, and NVIDIA's MPS does not run", **data)
 
@@ -228,14 +228,14 @@ def _shared_gpus(exam: Examination, by_node: ByNode) -> Finding:
 def _driver(exam: Examination, by_node: ByNode) -> Finding:
     drivers = _by_value(by_node, lambda node: node.driver)
     if not any(drivers.values()):
-        return not_applicable("the nodes have no NVIDIA driver")
+        return not_applicable(f"the nodes have no {VENDOR.name} driver")
     demand = _demand(exam, next(iter(by_node.values())))
     need = str(NEEDS[int(demand.cuda)].driver) if demand.cuda in map(str, NEEDS) else ""
     data: dict[str, Any] = {"drivers": drivers, "cuda": demand.cuda, "needs": need}
     if trouble := _trouble("driver", exam, by_node, **data):
         return trouble
     if without := [node for node, driver in drivers.items() if not driver]:
-        return red(f"{', '.join(without)} has no NVIDIA driver, but other nodes do", leave_out(without), **data)
+        return red(f"{', '.join(without)} has no {VENDOR.name} driver, but other nodes do", leave_out(without), **data)
     if not need:
         return not_applicable(f"{demand.whose} does not name one CUDA version that hpcml knows", **data)
     shown = " or ".join(sorted({*drivers.values()}))

@@ -23,6 +23,7 @@ from hpcml.runs.status import Status, status
 from hpcml.runs.submit import EXCLUDE_FAILED
 from hpcml.sites.layers import process_environment
 from hpcml.sites.schema import Site
+from hpcml.states import Phase
 
 if TYPE_CHECKING:
     from hpcml.runs.why import Answer
@@ -136,10 +137,10 @@ def at_fault(current: Status, rule: str, nodes: Sequence[str]) -> tuple[str, ...
     elif (
         current.ending.by == "hpcml"
         and retry is not Retry.MEMORY
-        and current.ending.exit_status in (errors.WORKERS_NEVER_CAME, errors.IMAGE)
+        and current.exit_status in (errors.WORKERS_NEVER_CAME, errors.IMAGE)
     ):
         named = [node for node in current.allocation.nodes if node in current.ending.at_fault]
-        first = current.ending.exit_status == errors.IMAGE and named == list(
+        first = current.exit_status == errors.IMAGE and named == list(
             current.allocation.nodes[:1]
         )  # it is the first that tries
         held = tuple(named) if len(named) == 1 and not first else ()
@@ -164,10 +165,10 @@ def learn(folder: Path, site: str, now: float) -> None:
         with contextlib.suppress(HpcmlError):  # one that cannot be read tells nothing; ls names it
             run = directories.load(folder / run_id)
             current = status(run, ask=False)
-            if current.phase != "ended" or current.planned.site != site or run.may_start_again:
+            if current.phase != Phase.ENDED or current.planned.site != site or run.may_start_again:
                 continue
             ended.append(run_id)
-            if current.allocation.job and current.ending.exit_status:
+            if current.allocation.job and current.exit_status:
                 from hpcml.runs import why
 
                 bad += _shown_by(current, why.of_status(run, current))
@@ -176,7 +177,7 @@ def learn(folder: Path, site: str, now: float) -> None:
 
 def remember(current: Status, answer: Answer) -> None:
     """Remember the nodes that a run has shown, of which the cause has just been looked for."""
-    if current.phase != "ended" or not (current.allocation.job and answer.failed):
+    if current.phase != Phase.ENDED or not (current.allocation.job and answer.failed):
         return
     memory, now = Memory(current.planned.site), time.time()
     if current.run not in memory.judged(now):

@@ -20,6 +20,7 @@ from hpcml.runs.status import Status
 from hpcml.schedulers import JobState
 from hpcml.sites.layers import process_environment
 from hpcml.sites.schema import Site
+from hpcml.states import Phase
 
 LOOK = 0.15  # seconds between looks at a run's files
 FIRST_ASK_AFTER_START = 7.0  # seconds that a run's own events are trusted at first, before Slurm is asked again
@@ -144,10 +145,10 @@ def resolve(folder: Path, site: Site, asked: Sequence[Awaited]) -> tuple[tuple[A
         run = records.adopt(directories.find(folder, one.run))
         current = run_status.status(run)
         awaited = one._replace(run=run.id, job=run.job)
-        if current.phase == "refused":
+        if current.phase == Phase.REFUSED:
             raise SiteError("The run that --after names never ran: Slurm refused it", place=run.id, hint=_again(run))
         if current.over:
-            if not awaited.met_by(current.ending.exit_status):
+            if not awaited.met_by(current.exit_status):
                 problem = f"The run cannot start: it waits for {awaited.clause()}, and {run_status.ended(current)}"
                 raise SiteError(problem, place=f"--after {one.run}:{one.when}", hint=_again(run))
             notes.append(f"{run.id} already ended as --after requires")
@@ -188,7 +189,7 @@ def main(directory: Path) -> None:
     for one in records.planned(run).after:
         while not (current := _look(directory.with_name(one.run))).over:
             time.sleep(_LOOK_AT_OTHERS)
-        if not one.met_by(current.ending.exit_status):
+        if not one.met_by(current.exit_status):
             message, hint = run_status.never_started(one, current)
             _end(run, "hpcml", message, hint, Reason.NEVER_SATISFIED)
     subprocesses.become(["bash", str(run.paths.script)], process_environment(), program=HPCML)
@@ -199,7 +200,7 @@ def _look(directory: Path) -> run_status.Status:
     try:
         return run_status.status(directories.load(directory))
     except HpcmlError as error:
-        return run_status.Status(directory.name, phase="ended", message=error.message)
+        return run_status.Status(directory.name, phase=Phase.ENDED, message=error.message)
 
 
 def _end(run: directories.Run, by: str, message: str, hint: str = "", reason: str = "") -> None:

@@ -14,11 +14,11 @@ from hpcml.failures import job_log
 from hpcml.failures.end import End
 from hpcml.forms import Form
 from hpcml.kind import Hindrance
-from hpcml.kinds.dask import SCHEDULER
 from hpcml.kinds.dask.node import gpus, late, losses, temporary_directory, tls
 from hpcml.kinds.dask.node import messages as dask_messages
 from hpcml.kinds.dask.node.losses import Losses
 from hpcml.kinds.dask.node.messages import Channel
+from hpcml.kinds.dask.roles import SCHEDULER
 from hpcml.node import files, scratch
 from hpcml.node.absence import Absence
 from hpcml.node.agents import Agents
@@ -100,8 +100,8 @@ class Processes:
         self._compare_versions()
         state.events.write("workers-ready", count=count, seconds=state.seconds)
         state.note_repairs(self.versions.local)
-        if settings.network.interconnect != "none" and (
-            settings.workers.gpu or settings.network.interconnect == "rdma" or self.protocol == "ucx"
+        if settings.interconnect.require != "none" and (
+            settings.workers.gpu or settings.interconnect.require == "rdma" or self.protocol == "ucx"
         ):
             state.phase = "fabric"
             self._check_fabric()
@@ -443,8 +443,8 @@ class Hangs:
             self.warn(
                 f"Nothing has used the Dask cluster for {format_deadline(settings.deadlines.idle_notice)}, and {held}."
             )
-        if idle > settings.deadlines.idle_end > 0:
-            reason = f"nothing used the Dask cluster for {format_deadline(settings.deadlines.idle_end)}"
+        if idle > settings.deadlines.idle > 0:
+            reason = f"nothing used the Dask cluster for {format_deadline(settings.deadlines.idle)}"
             hint = "hpcml ends idle runs (deadlines.idle). To let idle runs continue, set deadlines.idle to 0s."
             raise _ended(errors.IDLE, reason, hint)
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from hpcml import errors
 from hpcml.failures import job_log
 from hpcml.failures.end import End
-from hpcml.kinds.ranks import RANK
+from hpcml.kinds.ranks.roles import RANK
 from hpcml.node.absence import Absence, Cause, Words
 from hpcml.node.hardware import network
 from hpcml.node.run_state import RunState
