@@ -10,7 +10,6 @@ What a node measures is declared here, what the processes of a kind of run measu
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -185,6 +184,35 @@ class Schema(NamedTuple, Generic[S]):
 
 
 NODE = Schema("node", NodeSample, {"gpus": GpuSample})
+
+
+class Work(NamedTuple):
+    """The tasks of a kind's processes and their data, as ``hpcml top`` shows them; None is not known."""
+
+    known: int | None = None  # tasks
+    done: int | None = None  # tasks
+    processing: int | None = None  # tasks that workers have been given
+    erred: int | None = None  # tasks
+    rate: float | None = None  # tasks per second
+    left: float | None = None  # seconds, None where tasks are still added
+    spilled: float | None = None  # bytes on disk
+    transfer: float | None = None  # bytes per second between workers
+    spill: float | None = None  # bytes per second to and from disk
+
+
+class Progress(NamedTuple):
+    """What a kind makes of its own samples: the work of all, and by node its processes and their bytes on disk."""
+
+    work: Work
+    workers: Mapping[str, int]
+    spilled: Mapping[str, float]
+
+
+def rate(before: Number | None, after: Number | None, seconds: float) -> float | None:
+    """Return a counter's change per second, None where the counter began again or is not known."""
+    if before is None or after is None or seconds <= 0 or after < before:
+        return None
+    return (after - before) / seconds
 
 
 def total(values: Iterable[Number | None]) -> float | None:
@@ -379,9 +407,9 @@ def _node(lines: Iterable[bytes]) -> NodeSeries | None:
 
 
 def _of_kind(kind: Kind, lines: Iterable[bytes]) -> Series[Any] | None:
-    if not kind.samples:
+    if (schema := kind.samples()) is None:
         return None
-    table, samples, _ = _read(lines, importlib.import_module(kind.samples).SCHEMA)
+    table, samples, _ = _read(lines, schema)
     return None if table is None else Series(float(_number(table.get("every")) or 0.0), tuple(samples))
 
 

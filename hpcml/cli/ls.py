@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from hpcml.cli import common
 from hpcml.errors import UsageError, did_you_mean, nearest
+from hpcml.failures.end import Reason
 from hpcml.runs import directories
 from hpcml.terminal import columns, say, say_state, shown
 from hpcml.units import counted, format_age, format_time_limit, parse_seconds
@@ -159,7 +160,7 @@ def cells(row: run_status.Status, now: float) -> tuple[str, ...]:
     ``WHAT`` is empty where a script has ended by itself: its state and exit status tell all.
     """
     submitted, seconds = directories.submitted_at(row.run), row.seconds(now)
-    is_repeated = row.ending.by == "script" and row.message.endswith(f" status {row.ending.exit_status}")
+    is_repeated = row.ending.reason == Reason.EXIT
     details = (
         row.run,
         row.state,

@@ -124,7 +124,7 @@ class Case(NamedTuple):
     @property
     def of_ranks(self) -> bool:
         """Whether the script is several processes."""
-        return self.end.rank is not None or (self.kind is not None and self.kind.noun == "rank")
+        return self.end.rank is not None or (self.kind is not None and self.kind.ranks is not None)
 
     def own(self, text: str, number: int = 0, time: float = 0.0) -> Line:
         """Return a line of the output of what failed."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import importlib
 import os
 import re
 import signal
@@ -14,7 +13,7 @@ import time
 import traceback
 
 from hpcml import errors, hooks, written
-from hpcml.failures.end import SLURM, End, MemoryLimit
+from hpcml.failures.end import SLURM, End, MemoryLimit, Reason
 from hpcml.files import size_of, tail, write
 from hpcml.kind import Kind, Processes, RunningScript
 from hpcml.node import attempts, end_cause, files, scratch, script_process, stacks, starts, storage
@@ -117,7 +116,7 @@ def _warn_of_setup(state: RunState) -> None:
 def _processes(state: RunState, folders: contextlib.ExitStack) -> Processes:
     """Return the kind's processes; an error of a socket is no error of storage."""
     try:
-        processes: Processes = importlib.import_module(state.kind.processes).Processes(state, folders)
+        processes = state.kind.processes(state, folders)
     except OSError as error:
         if error.errno not in _OF_SOCKETS:
             raise
@@ -269,7 +268,9 @@ def _own_end(state: RunState, script: RunningScript, status: int) -> End:
     settings = state.context.settings
     by = "hpcml" if settings.code.form in state.kind.programs and status == errors.START_FAILED else "script"
     hint = script_process.next_step(state.context) if status else ""
-    return End(status, SCRIPT, by, script.describe_end(status), hint, quote, **failed._asdict())
+    end = End(status, SCRIPT, by, script.describe_end(status), hint, quote)
+    reason = Reason.EXIT if by == "script" and script.only_exited(status) else ""
+    return end._replace(reason=reason, **failed._asdict())
 
 
 def _look_for_hang(state: RunState, hang: FileSystemHang, *, told_to_end: bool) -> None:

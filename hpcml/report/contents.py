@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import statistics
 import time
 from collections.abc import Mapping, Sequence
@@ -162,10 +161,7 @@ _SPREAD = (Identity, Course, Hours, Findings, Machines, Interconnect)  # groups 
 
 def accounting_of(kind: Kind) -> Accounting:
     """Return what a kind adds to the time accounting."""
-    if not kind.accounting:
-        return PLAIN
-    accounting: Accounting = importlib.import_module(kind.accounting).ACCOUNTING
-    return accounting
+    return kind.accounting() or PLAIN
 
 
 class _TornDown(NamedTuple):

@@ -20,8 +20,6 @@ from hpcml.errors import (
     did_you_mean,
     nearest,
 )
-from hpcml.kinds.ranks import KIND as RANKS
-from hpcml.kinds.ranks import RANK
 from hpcml.paths import SCRIPT, AttemptPaths
 from hpcml.runs import directories, rank_logs, waiting
 from hpcml.runs import record as records
@@ -162,7 +160,8 @@ class RunHandle:
             If a log cannot be read, or holds more than a GiB.
         """
         role, texts = role_of(role), []
-        if role == RANK.name and records.load(self.run).planned.kind == RANKS.name:
+        ranks = kinds.get(records.load(self.run).planned.kind).ranks
+        if ranks and role == ranks.name:
             logs = rank_logs.Merged(self.run)
             return b"".join([*logs.lines(), *logs.rest()]).decode(errors="replace")
         for path in log_files(self.run, role):

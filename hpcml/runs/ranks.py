@@ -12,11 +12,9 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from hpcml import schedulers
+from hpcml import kinds, schedulers
 from hpcml.errors import ScriptError, UsageError
 from hpcml.forms import Form
-from hpcml.kinds.ranks import KIND
-from hpcml.kinds.ranks.options import asked
 from hpcml.options import batch_scripts
 from hpcml.plan.plan import Plan
 from hpcml.request.record import RunRequest
@@ -92,7 +90,7 @@ def check_program(spec: RunRequest, made: Plan) -> list[str]:
     name, arguments = launcher(spec)
     options = " ".join(_own_words(arguments))
     text = "" if name else shell_script(spec)
-    if spec.kind == KIND.name:
+    if kinds.get(spec.kind).ranks:
         for word in [name] if name else sorted(set(batch_scripts.launchers(text))):
             _launcher_in_ranks(word, options, made)
         return _own_address_in_shell(text) if nodes > 1 else []
@@ -249,16 +247,17 @@ def check_script(
     is_module = spec.code.form is Form.MODULE
     file = modules_reached.module_file(spec.code.script) if is_module else spec.code.script
     base = spec.code.script.parent if spec.code.staged or is_module else spec.code.cwd
-    if file and spec.kind == KIND.name:
+    kind = kinds.get(spec.kind)
+    if file and kind.ranks:
         _check_address(file, base, nodes)
-        if asked(spec).mpi:
+        if kind.connects(spec):
             return []
     ranks = expected(file, spec.code.script.parent if is_module else file.resolve().parent, variables) if file else None
     if file is None or ranks is None:
         return []
     where = modules_reached.place(base, ranks.file, ranks.line)
     by_mpi = ranks.what.startswith(_OF_MPI)
-    if spec.kind == KIND.name:
+    if kind.ranks:
         return [_without_mpi(ranks, where, workers)] if by_mpi else []
     if not ranks.certain or spec.code.interpreter or spec.points.sweep:
         return [_may_expect_ranks(f"{where} uses {ranks.what}", spec, workers, late=late)] if workers > 1 else []

@@ -335,7 +335,7 @@ def _within_limits(run: directories.Run, wanted: tuple[str, ...], remedy: str) -
             return (), _NO_MORE_TIME
         kind = kinds.get(inside.kind)
         fewer = [f"fewer threads for each {kind.noun} (--set {kind.threads}=…)"] if kind.threads else []
-        if kind.noun == "rank":  # more nodes have as many ranks each
+        if kind.ranks:  # more nodes have as many ranks each
             few = f" (--ranks {workers // 2})" if workers > 1 else ""
             remedy = f"The site does not allow more memory per node: start fewer ranks on each node{few}."
             return (("--ranks", str(workers // 2)) if few else ()), remedy

@@ -21,8 +21,8 @@ from hpcml.sites.schema import Partition, Qos, Site
 _RESERVED = ("--comment", "--array", "--clusters", "--cluster")
 _DIRECTIVE = re.compile(r"--[a-z][a-z0-9-]*")
 Directive = tuple[str, str]  # an option of sbatch and its value, empty for a flag
-SUPERVISOR = Role(SCRIPT, "", every_node=False, title="the supervisor")
-STAGE = Role("stage", "", every_node=True, title="the copy of the image")
+SUPERVISOR = Role(SCRIPT, every_node=False, title="the supervisor")
+STAGE = Role("stage", every_node=True, title="the copy of the image")
 _AFTER = {"ok": "afterok", "any": "afterany", "fail": "afternotok"}
 
 # The job in hpcml's names: of the batch script's own node for itself alone, since a launcher says it on each node.

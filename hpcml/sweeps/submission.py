@@ -74,8 +74,7 @@ class Faults:
         if end := self.progress.ended.get(key):
             if not end.failed:
                 return None
-            kind = end.kind or ("oom" if end.cause == "out of memory" else "error")
-            return Fault(kind, self._help(end.run, end.rule, end.nodes))
+            return Fault(end.kind or "error", self._help(end.run, end.rule, end.nodes))
         if run_id := self.progress.interrupted.get(key):
             fault = self._ends.get(run_id) or self._end(run_id)
             return fault if fault.kind in _OF_A_RUN else None

@@ -349,10 +349,10 @@ def test_an_address_that_cannot_be_bound_is_no_full_disk(cluster: Broken, monkey
         def make(*_: Any) -> None:
             raise OSError(error, os.strerror(error))
 
-        return SimpleNamespace(Processes=make)
+        return make
 
-    modules = iter([refuse(errno.EADDRNOTAVAIL), refuse(errno.ENOSPC)])
-    monkeypatch.setattr("importlib.import_module", lambda _: next(modules))
+    makers = iter([refuse(errno.EADDRNOTAVAIL), refuse(errno.ENOSPC)])
+    monkeypatch.setattr("hpcml.kinds.dask.node.cluster.Processes", lambda *_: next(makers)())
     with contextlib.ExitStack() as folders:
         with pytest.raises(RunEndedError) as caught:
             supervisor._processes(cluster.state, folders)

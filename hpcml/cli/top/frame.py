@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from hpcml.cli.ls import cut_name
-from hpcml.runs.view import Gpu, Node, View, Work
-from hpcml.samples import total
+from hpcml.failures.end import Reason
+from hpcml.runs.view import Gpu, Node, View
+from hpcml.samples import Work, total
 from hpcml.terminal import cells, fit, folded, shown
 from hpcml.units import counted, format_bytes, format_seconds
 
@@ -115,7 +116,7 @@ def _state(view: View) -> str:
 def _facts(view: View) -> list[tuple[str, str]]:
     status, exit_status = view.status, view.status.ending.exit_status
     rows = []
-    if status.over and exit_status is not None and f"status {exit_status}" not in status.message:
+    if status.over and exit_status is not None and status.ending.reason != Reason.EXIT:
         rows.append(("exit", str(exit_status)))
     if view.cause:
         rows.append(("cause", view.cause))
@@ -200,6 +201,7 @@ class _Row(NamedTuple):
     memory_text: str = ""
     extra: tuple[str, ...] = ()
     text: str = ""
+    waits: bool = False  # whether ``text`` is of something that may still come
 
 
 def table(view: View, width: int, room: int) -> list[Line]:
@@ -248,14 +250,19 @@ def _use(node: Node) -> float | None:
 
 
 def _of_node(view: View, node: Node, row: Callable[[Node], _Row]) -> _Row:
-    return row(node)._replace(name=_name(view, node), text=_trouble(view, node))
+    return row(node)._replace(name=_name(view, node), text=_trouble(view, node), waits=_waits(view, node))
 
 
 def _trouble(view: View, node: Node) -> str:
     """Return why there is nothing to show of a node, or what is wrong with it."""
     if not node.sampled:
-        return "no data" if view.status.over else "no data yet"
+        return "no data yet" if _waits(view, node) else "no data"
     return f"no data for {duration(node.silent)}" if node.silent and not view.status.over else ""
+
+
+def _waits(view: View, node: Node) -> bool:
+    """Whether the first sample of a node may still come."""
+    return not node.sampled and not view.status.over
 
 
 def _name(view: View, node: Node) -> str:
@@ -269,7 +276,7 @@ def _gpu_rows(view: View) -> list[_Row]:
     for node in view.nodes:
         name, trouble = _name(view, node), _trouble(view, node)
         if trouble or not node.gpus:
-            rows.append(_Row(name, text=trouble or "no GPU"))
+            rows.append(_Row(name, text=trouble or "no GPU", waits=_waits(view, node)))
             continue
         for place, gpu in enumerate(node.gpus):
             rows.append(
@@ -385,7 +392,7 @@ def _line(row: _Row, wide: _Widths) -> Line:
     sub = f"  {row.sub:>{wide.sub}}" if wide.sub else ""
     first = Piece(name + " " * (wide.name - cells(name)) + sub + "  ")
     if row.text:
-        return first, Piece(row.text, "dim" if not row.name or "yet" in row.text else "red")
+        return first, Piece(row.text, "dim" if not row.name or row.waits else "red")
     extra = row.extra or ("",) * len(wide.extras)
     rest = "".join(f"  {text:>{size}}" for text, size in zip(extra, wide.extras, strict=False) if size)
     style = "red" if row.memory is not None and row.memory >= _FULL else ""

@@ -20,7 +20,6 @@ from distributed.scheduler import heartbeat_interval
 from hpcml import listening
 from hpcml.errors import START_FAILED
 from hpcml.failures.end import Reason
-from hpcml.kinds.dask import SCHEDULER
 from hpcml.kinds.dask.node import (
     connection_limits,
     dashboard,
@@ -32,6 +31,7 @@ from hpcml.kinds.dask.node import (
 )
 from hpcml.kinds.dask.node.activity import Activity, TaskEnds, peer_of, task_remarks
 from hpcml.kinds.dask.node.messages import CLOCK_QUESTION, NO_GPU, TASK_OUTPUT, TOPIC, time_here
+from hpcml.kinds.dask.roles import SCHEDULER
 from hpcml.node import files, scratch, script_environment
 from hpcml.node.hardware.network import (
     NoAddressError,

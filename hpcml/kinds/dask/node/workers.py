@@ -14,8 +14,8 @@ from pathlib import Path
 from hpcml.errors import WORKERS_NEVER_CAME
 from hpcml.files import tail, write
 from hpcml.forms import Form
-from hpcml.kinds.dask import WORKER
 from hpcml.kinds.dask.node import late, nanny, temporary_directory
+from hpcml.kinds.dask.roles import WORKER
 from hpcml.node import agent, files, profilers, scratch
 from hpcml.node.hardware.preflight import Inspection, UnfitError
 from hpcml.node.processes import long_import

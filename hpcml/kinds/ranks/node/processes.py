@@ -15,10 +15,10 @@ from hpcml import errors, listening
 from hpcml.failures.end import End, Reason
 from hpcml.files import tail, write
 from hpcml.kind import FailedProcess, Hindrance
-from hpcml.kinds.ranks import RANK
 from hpcml.kinds.ranks.node import absence, alone, interconnect, losses, ports
 from hpcml.kinds.ranks.node.ranks import error_of, log_of, numbers_of
 from hpcml.kinds.ranks.node.rapidsmpf import Server, token_of
+from hpcml.kinds.ranks.roles import RANK
 from hpcml.kinds.ranks.variables import OPEN, World
 from hpcml.node import files, stacks
 from hpcml.node.hardware import network, sysfs
@@ -431,6 +431,13 @@ class Ranks:
         elif number := errors.signal_of_status(status):
             how = f"was killed by {errors.signal_name(number)}"
         return f"rank {rank} on {self.node_by_rank[rank]} {how}{followed}"
+
+    def only_exited(self, status: int) -> bool:
+        """Whether that says no more than the exit status."""
+        if not self.failures:
+            return status != errors.STOPPED
+        _, end = self.failures[0]
+        return len(self.failures) == 1 and not end["memory"] and not errors.signal_of_status(int(end["status"]))
 
     def hindrance(self) -> Hindrance | None:
         """Return that the ranks did not find each other, or that another program has rank 0's port, if it is so."""

@@ -13,10 +13,10 @@ from typing import Any
 from hpcml.errors import WORKERS_NEVER_CAME
 from hpcml.failures.end import MemoryLimit
 from hpcml.files import size_of
-from hpcml.kinds.ranks import KIND, RANK
 from hpcml.kinds.ranks.node import alone, interconnect
 from hpcml.kinds.ranks.node.rapidsmpf import token_of
 from hpcml.kinds.ranks.node.tasks import Tasks
+from hpcml.kinds.ranks.roles import PROGRAMS, RANK
 from hpcml.kinds.ranks.variables import TOKEN, World, of_rank, with_users_own
 from hpcml.node import agent, files, job, processes, script_environment, silence, starts, versions
 from hpcml.node.hardware import sysfs
@@ -236,7 +236,7 @@ class Ranks:
         os.setpgid(0, 0)  # what it starts ends with it
         rank = int(slot.name)
         threads = self._take_processors(rank)
-        command = command_of_script(context, KIND.programs)
+        command = command_of_script(context, PROGRAMS)
         environment = self._variables(world, rank, threads, error_of(context, rank))
         if self.tasks:
             environment = self.tasks.connected(rank, environment)

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from hpcml import listening
 from hpcml.errors import WORKERS_NEVER_CAME
-from hpcml.kinds.ranks import MPI
+from hpcml.kinds.ranks.roles import MPI
 from hpcml.node import files, job
 from hpcml.node.outcome import leave_note
 from hpcml.node.settings import Context, load
