@@ -162,7 +162,7 @@ def test_a_dry_run_imports_nothing_for_a_script_or_a_report(site: str, tmp_path:
     done = subprocess.run([sys.executable, "-c", code, json.dumps(command)], env={"HOME": str(tmp_path), "PATH": "/usr/bin"},
                           capture_output=True, text=True, check=True, cwd=tmp_path)  # fmt: skip
     loaded = set(json.loads(done.stderr.splitlines()[-1]))
-    assert not loaded & {"jinja2", "hpcml.samples", "hpcml.report.attempts", "hpcml.failures.judgement"}
+    assert not loaded & {"jinja2", "hpcml.samples", "hpcml.report.ledger", "hpcml.failures.judgement"}
 
 
 def test_slurm_s_variables_are_named_behind_the_seam_alone() -> None:
@@ -188,7 +188,7 @@ def test_every_value_in_a_template_passes_a_filter() -> None:
 # -- core and features -----------------------------------------------------------------------------------------------------
 
 SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["hpcml"]
-MOST_ARROWS = {"core": 11, "features": 23}  # may only fall
+MOST_ARROWS = {"core": 10, "features": 22}  # may only fall
 
 
 def _part(module: str) -> tuple[bool, str]:
@@ -255,25 +255,25 @@ COMPLEX = {
 }
 # The lines of each package, which may only fall: a commit that raises a number says what this buys.
 MOST_LINES = {
-    ".": 4981,
+    ".": 5267,
     "api": 966,
-    "cli": 7327,
+    "cli": 7299,
     "doctor": 1538,
-    "failures": 2870,
+    "failures": 2886,
     "images": 1051,
-    "kinds": 10056,
-    "node": 10455,
-    "options": 826,
-    "plan": 881,
+    "kinds": 10305,
+    "node": 10461,
+    "options": 824,
+    "plan": 850,
     "remote": 3545,
     "repairs": 984,
-    "report": 2400,
+    "report": 2286,
     "request": 537,
-    "runs": 7934,
+    "runs": 7855,
     "schedulers": 2632,
     "sites": 1548,
     "survey": 1070,
-    "sweeps": 1443,
+    "sweeps": 1442,
 }
 
 
