@@ -177,7 +177,7 @@ def progress(runs: Path, sweep: Sweep) -> Progress:
         if one.alive and not _has_written_end(one):
             alive.append((one.run.id, submitted))
             running.update(_names(one.run, ".log"))
-        elif one.status and one.status.ending.exit_status:
+        elif one.status and one.status.exit_status:
             begun |= {key: one.run.id for key in _names(one.run, ".log") if key not in of_run}
     under_way = {
         key: run_id
