@@ -630,4 +630,9 @@ FAULTS = (
     F("templates/keep.sh", '[ "$free" -gt $((size / 1024)) ] ||', '[ "$free" -gt 0 ] ||', "an image that a node's disk cannot hold is copied there", True),
     F("hpcml/kinds/dask/node/cluster.py", 'if not self.use["connected"] and ran >', 'if self.use["connected"] and ran >', "nobody is told of a script that does not connect to its cluster"),
     F("hpcml/plan/plan.py", '({"PYTHONOPTIMIZE": str(optimize)} if optimize else {})', "{}", "tasks run the asserts that python -O leaves out of the script", True),
+    F("hpcml/node/end_cause.py", '"TIME LIMIT": _TIME_LIMIT,', '"TIME LIMIT": _CANCELLED,', "a run that Slurm's time limit ended counts as cancelled by its user"),
+    F("hpcml/records.py", "    if problems:\n        raise DamagedError", "    if not problems and False:\n        raise DamagedError", "a record of which values are missing or of another type is believed"),
+    F("hpcml/runs/script_checks.py", "raise _does_not_compile(error, where) from error", "return []", "a script with a syntax error waits for nodes"),
+    F("hpcml/failures/job_log.py", 'if line.startswith("srun: ")', "if line", "any line of the job's log is told as srun's"),
+    F("hpcml/node/link/mailbox.py", "os.O_APPEND | os.O_NOFOLLOW", "os.O_APPEND", "a link in the place of an agent's messages leads them into another file"),
 )  # fmt: skip
