@@ -17,6 +17,7 @@ from hpcml.kind import Kind
 from hpcml.paths import AttemptPaths, RunPaths
 from hpcml.recorded import Allocated, Event, Recorded
 from hpcml.report.ledger import Ledger
+from hpcml.states import State
 from hpcml.units import format_seconds
 
 NO_STATUS = "the run's processes exited without writing a status"
@@ -33,7 +34,7 @@ _UNFINISHED = ".tmp"  # what memray leaves of a process that was killed while it
 class Ending(NamedTuple):
     """How a run ended, and why, as its report shows it."""
 
-    end: End = End(ended_as="RUNNING", over=False, message="the run has not written how it ended")
+    end: End = End(ended_as=State.RUNNING, over=False, message="the run has not written how it ended")
     cause: str = ""  # a sentence, empty where it did not fail
     evidence: tuple[Line, ...] = ()  # lines that show the cause
     followed: tuple[Line, ...] = ()  # lines of what followed from it
@@ -109,7 +110,7 @@ class Attempt(NamedTuple):
     @property
     def outcome(self) -> str:
         """Its state as a person reads it: a script that saves and stops has not failed, though Slurm says so."""
-        return "SAVED" if (self.state, self.exit_status) == ("FAILED", STOPPED) else self.state or "UNKNOWN"
+        return "SAVED" if (self.state, self.exit_status) == (State.FAILED, STOPPED) else self.state or State.UNKNOWN
 
     @property
     def seconds(self) -> float:
