@@ -461,7 +461,7 @@ FAULTS = (
     F("hpcml/runs/status.py", "if job.ended and (after := directories.follow_up(run))", "if (after := directories.follow_up(run))", "a running attempt is told as waiting for its nodes", True),
     F("hpcml/runs/submit.py", "export {name}={shlex.quote(value)}\\n", "export {name}={value}\\n", "the job's shell runs what a variable's value holds"),
     F("hpcml/runs/submit.py", "requeue=made.may_start_again)", "requeue=False)", "nothing follows a run into its next attempts", True),
-    F("hpcml/records.py", " or (isinstance(value, bool) and kind is not bool)", "", "a damaged record with true for a number is believed"),
+    F("hpcml/records.py", " and (not isinstance(value, bool) or kind is bool)", "", "a damaged record with true for a number is believed"),
     F("hpcml/runs/view.py", 'return _CONTROLS.sub("", last.replace("\\t", "    ")).rstrip()', 'return last.replace("\\t", "    ").rstrip()', "a script's output sends control characters to your terminal"),
     F("hpcml/runs/why.py", '",".join((*_excluded(run), *cause.nodes))', '",".join(cause.nodes)', "the proposed retry takes back nodes that were excluded"),
     F("hpcml/samples.py", "set(places[::-1][::step])", "set(places[::step])", "the thinned samples of a node miss the newest"),
