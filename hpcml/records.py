@@ -6,6 +6,7 @@ missing: an older version did not write it. A value of another type is damage, n
 
 from __future__ import annotations
 
+import contextlib
 import types
 from collections.abc import Callable, Mapping
 from enum import Enum
@@ -130,7 +131,22 @@ def _reader(kind: Any, may_miss: str, spread: tuple[type, ...]) -> _Read:
         return _of_list([_reader(part, may_miss, spread) for part in arguments if part is not Ellipsis], kind)
     if isinstance(kind, type) and issubclass(kind, Enum):
         return _of_enum(kind)
+    if hasattr(kind, "parse"):
+        return _of_measure(kind)
     return _LEAVES.get(kind, _anything)
+
+
+def _of_measure(kind: Any) -> _Read:
+    """Return the function that reads a measure of :mod:`hpcml.units` from its words, or from a number."""
+
+    def read_measure(value: Any, problems: list[str]) -> Any:
+        if type(value) in (str, int, float):
+            with contextlib.suppress(ValueError):
+                return kind(str(value)) if value != "" else kind()
+        problems.append(f" is not a measure ({kind.__name__})")
+        return kind()
+
+    return read_measure
 
 
 def _anything(value: Any, _problems: list[str]) -> Any:

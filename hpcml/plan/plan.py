@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from hpcml import hooks, kinds, repairs, schedulers
 from hpcml.errors import ConfigError, SiteError, UsageError
@@ -15,7 +14,7 @@ from hpcml.paths import SCRIPT, RunPaths
 from hpcml.plan.container import Stage, entry, image_of, interpreter, kernels, stage
 from hpcml.request.record import NOT_SAID, RunRequest, job_name
 from hpcml.schedulers import JobLayout, JobRequest, Launcher
-from hpcml.settings import Attempts, Code, Deadlines, Job, Network, Points, Report, Settings, Workers
+from hpcml.settings import Attempts, Code, Job, Points, Report, Settings, Workers
 from hpcml.sites.schema import Site
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -25,31 +24,6 @@ _MANY_NODES = 64  # from which on importing from a shared file system may be wha
 _SHORT = 300  # seconds of a time limit, of which Slurm may take 60: it sends its signal early
 ADAPTERS = ("NCCL_IB_HCA", "UCX_NET_DEVICES")  # variables that name RDMA adapters
 _MOST_SIGNAL_LEAD = 65535  # seconds, sbatch(1) --signal
-
-
-class KindPlan(Protocol):
-    """A kind's part of the plan: the functions of the login node's module that its Kind names."""
-
-    def decided(self, site: Site, request: RunRequest) -> Site:
-        """Return the site with what the kind decides; UsageError or ConfigError if the request cannot be met."""
-
-    def roles(self, request: RunRequest) -> tuple[Role, ...]:
-        """Return those of the kind's roles that the run has, in their order."""
-
-    def workers(self, site: Site, request: RunRequest, memory: int) -> Workers:
-        """Return the processes of each node, which has so many bytes of memory, 0 if that is unknown."""
-
-    def environment(self, site: Site, request: RunRequest) -> tuple[tuple[str, str], ...]:
-        """Return the variables that all roles share."""
-
-    def profilers(self, request: RunRequest) -> tuple[str, ...]:
-        """Return the profilers that the request asks for."""
-
-    def reasons(self, site: Site, request: RunRequest) -> list[str]:
-        """Return why the plan came out so, as far as the kind decided it."""
-
-    def notices(self, settings: Settings) -> list[str]:
-        """Return what the user should know of the kind's decisions."""
 
 
 class RunLocation(NamedTuple):
@@ -131,20 +105,19 @@ def plan(site: Site, asked: RunRequest, location: RunLocation) -> Plan:
     reasons: list[str] = []
     spec = _filled(site, asked)
     kind = kinds.get(spec.kind)
-    of_kind = _planned_by(kind)
-    site = of_kind.decided(site, spec)
+    site = kind.decided(site, spec)
     _check_directory(location.directory)
     if site.runtime.python and not site.runtime.python.startswith("/"):
         hint = "Use Python's absolute path on the compute nodes."
         raise ConfigError(f"{site.runtime.python!a} is not an absolute path", place="runtime.python", hint=hint)
     paths = RunPaths(location.directory)
-    roles = of_kind.roles(spec)
+    roles = kind.planned_roles(spec)
     request = JobRequest(spec, asked, paths, _signal_lead(site, spec.size.time, reasons), roles)
     layout = schedulers.get(site.scheduler).lay_out(site, request)
     reasons += layout.reasons
     origins = [f"{option} ({origin})" for option, origin in spec.origins]
     reasons += origins
-    reasons += of_kind.reasons(site, spec)
+    reasons += kind.reasons(site, spec)
     _check_attempts(site, spec)
     python = interpreter(site) if spec.image else site.runtime.python or location.python
     if spec.image:
@@ -160,47 +133,37 @@ def plan(site: Site, asked: RunRequest, location: RunLocation) -> Plan:
         *([paths.setup] if site.runtime.setup else []),
     )
     inside = _inside(site, request, layout, kind, location.umask)
+    layout = layout._replace(
+        may_start_again=layout.may_start_again or spec.attempts.several_jobs,
+        reasons=tuple(reasons),
+        notices=(
+            *([f"these options do not come from the command line: {', '.join(origins)}"] if origins else ()),
+            *layout.notices,
+            *_notices(site, spec),
+            *kind.notices(inside),
+        ),
+    )
+    shared: dict[str, Any] = {name: getattr(layout, name) for name in JobLayout._fields if name in Plan._fields}
     return Plan(
+        **shared,
         run_id=location.directory.name,
         name=spec.name,
         site=site.name,
         version=location.version,
         directory=str(location.directory),
         scheduler=site.scheduler,
-        directives=layout.directives,
-        directive_word=layout.directive_word,
-        may_start_again=layout.may_start_again or spec.attempts.several_jobs,
         modules=site.runtime.modules,
         setup=site.runtime.setup,
         setup_errors=site.runtime.setup_errors,
         environment=_environment(site, spec, kind),
         variables=tuple(name for name, _ in spec.environment),
-        prologue=layout.prologue,
-        starts_word=layout.starts_word,
-        job_word=layout.job_word,
-        follow_up=layout.follow_up,
-        forget=layout.forget,
-        may_put_back=layout.may_put_back,
-        put_back=layout.put_back,
         entry=entry(site, spec, paths) if spec.image else (),
         stage=staged,
         steps=_steps(paths, roles, layout, python),
         scripts=tuple(script.name for script in scripts),
         inside=inside,
-        reasons=tuple(reasons),
-        notices=(
-            *([f"these options do not come from the command line: {', '.join(origins)}"] if origins else ()),
-            *layout.notices,
-            *_notices(site, spec),
-            *of_kind.notices(inside),
-        ),
         after=tuple(one.text for one in spec.place.after),
     )
-
-
-def _planned_by(kind: Kind) -> KindPlan:
-    module: Any = import_module(kind.plan)
-    return module  # type: ignore[no-any-return]
 
 
 def _filled(site: Site, asked: RunRequest) -> RunRequest:
@@ -293,7 +256,7 @@ def _environment(site: Site, spec: RunRequest, kind: Kind) -> tuple[tuple[str, s
     inner = (*inner, *repairs.variables(site.repairs._asdict()))
     options = _options_of_python(spec.code.interpreter[1:])
     inner = (*inner, *(pair for pair in options.items() if pair[0] not in inherited))
-    shared = _planned_by(kind).environment(site, spec)
+    shared = kind.environment(site, spec)
     return (*(pair for pair in shared if pair[0] not in site.environment), *site.environment.items(), *inner)
 
 
@@ -374,7 +337,8 @@ def _steps(paths: RunPaths, roles: tuple[Role, ...], layout: JobLayout, python: 
 
 def _inside(site: Site, request: JobRequest, layout: JobLayout, kind: Kind, umask: int) -> Settings:
     spec, code, form = request.spec, request.paths.code, request.spec.code.form
-    profilers, workers = _planned_by(kind).profilers(spec), _planned_by(kind).workers(site, spec, layout.memory)
+    profilers = kind.profilers(spec)
+    workers: Workers = kind.workers(site, spec, layout.memory)
     if workers.gpu and "rmm" in profilers:
         workers = workers._replace(gpu=workers.gpu._replace(rmm_log_directory=str(request.paths.profiles)))
     advice = hooks.only("site's advice")(site.report.advice, kind) if site.report.advice else {}
@@ -404,24 +368,8 @@ def _inside(site: Site, request: JobRequest, layout: JobLayout, kind: Kind, umas
             idle=spec.code.idle,
         ),
         workers=workers,
-        network=Network(
-            interface=site.network.interface,
-            protocol=site.network.protocol,
-            interconnect=site.interconnect.require,
-            nccl=site.interconnect.nccl,
-            private=site.network.private,
-        ),
-        deadlines=Deadlines(
-            scheduler=float(site.deadlines.scheduler),
-            workers=float(site.deadlines.workers),
-            interconnect=float(site.deadlines.interconnect),
-            script_grace=float(site.deadlines.script_grace),
-            teardown=float(site.deadlines.teardown),
-            answer=float(site.deadlines.answer),
-            connect_notice=float(site.deadlines.connect_notice),
-            idle_notice=float(site.deadlines.idle_notice),
-            idle_end=float(site.deadlines.idle),
-        ),
+        network=site.network,
+        deadlines=site.deadlines,
         attempts=Attempts(
             several_jobs=spec.attempts.several_jobs,
             max_restarts=_MOST_RESTARTS if spec.attempts.max_restarts == NOT_SAID else spec.attempts.max_restarts,
@@ -429,4 +377,5 @@ def _inside(site: Site, request: JobRequest, layout: JobLayout, kind: Kind, umas
         ),
         points=Points(spec.points.sweep, spec.points.at_once, spec.points.point_options),
         report=Report(sample_every=float(site.report.sample_every), advice=advice, profilers=profilers),
+        interconnect=site.interconnect,
     )

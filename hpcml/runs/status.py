@@ -27,7 +27,6 @@ from hpcml.failures import role_end
 from hpcml.failures.end import SLURM, End, Reason
 from hpcml.forms import Form
 from hpcml.kind import Stage
-from hpcml.kinds.dask import KIND as DASK
 from hpcml.recorded import Event
 from hpcml.records import read
 from hpcml.request.record import Awaited
@@ -345,7 +344,7 @@ def _from_files(run: directories.Run) -> Status:
     """Return how a run is by its own files alone."""
     record = records.load(run)
     new = Status(run.id, str(run.paths.directory), planned=record.planned, allocation=Allocation(run.job))
-    new = new.changed(has_cluster=record.planned.kind == DASK.name and not record.planned.late)
+    new = new.changed(has_cluster=kinds.get(record.planned.kind).has_cluster and not record.planned.late)
     if (refusal := run.submission) and refusal.error:
         return new.changed(
             phase="unknown" if refusal.exit_status == ANSWER_LOST and not records.was_given_up(run) else "refused",

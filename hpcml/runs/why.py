@@ -107,14 +107,7 @@ def of_status(run: directories.Run, status: Status) -> Answer:
     sentences = (*status.progress.warnings[-_WARNINGS:], *status.silences())
     lines = tuple(Line(sentence, "record", "events.jsonl") for sentence in sentences)
     if not status.over:
-        wait = status.allocation.wait
-        cause = f"the run waits: {status.message}" if status.phase == "queued" else status.message
-        step = f"Cancel the run: hpcml cancel {run.id}." if wait.is_vain else status.hint
-        rule = Reason.NEVER_SATISFIED if wait is Wait.DEPENDENCY else ""
-        answer = Answer(run.id, status.state, wait.is_vain, cause, rule=rule, warnings=lines, next_step=step)
-        if status.phase == "running" and status.noun == "rank":
-            answer = _while_ranks_wait(run, answer)
-        return _while_idle(run, status, answer) if status.phase == "running" and status.cluster.idle_since else answer
+        return _of_active(run, status, lines)
     hits = evidence.hits(run.paths, MOST_LOGS, status.ending.log, status.ending.log_begin)
     judged = judgement.judge(_case(run, status), hits)
     if judged is None:
@@ -266,6 +259,20 @@ def _first_node(run: directories.Run, status: Status, cause: Cause) -> Cause:
     return cause._replace(what=problem, nodes=status.allocation.nodes[:1])
 
 
+def _of_active(run: directories.Run, status: Status, lines: tuple[Line, ...]) -> Answer:
+    """Return what a run that has not ended waits for, if it waits, and what its processes show."""
+    wait = status.allocation.wait
+    cause = f"the run waits: {status.message}" if status.phase == "queued" else status.message
+    step = f"Cancel the run: hpcml cancel {run.id}." if wait.is_vain else status.hint
+    rule = Reason.NEVER_SATISFIED if wait is Wait.DEPENDENCY else ""
+    answer = Answer(run.id, status.state, wait.is_vain, cause, rule=rule, warnings=lines, next_step=step)
+    if status.phase != "running":
+        return answer
+    if status.noun == "rank":
+        answer = _while_ranks_wait(run, answer)
+    return _while_idle(run, status, answer) if status.cluster.idle_since else answer
+
+
 def refused(status: Status) -> Answer:
     """Return why Slurm or hpcml did not take a run."""
     rule = of_refusal(status.message, status.ending.quote)
@@ -328,7 +335,7 @@ def _within_limits(run: directories.Run, wanted: tuple[str, ...], remedy: str) -
             return (), _NO_MORE_TIME
         kind = kinds.get(inside.kind)
         fewer = [f"fewer threads for each {kind.noun} (--set {kind.threads}=…)"] if kind.threads else []
-        if kind.noun == "rank":  # more nodes have as many ranks each
+        if kind.ranks:  # more nodes have as many ranks each
             few = f" (--ranks {workers // 2})" if workers > 1 else ""
             remedy = f"The site does not allow more memory per node: start fewer ranks on each node{few}."
             return (("--ranks", str(workers // 2)) if few else ()), remedy
