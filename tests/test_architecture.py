@@ -704,6 +704,8 @@ def test_no_rule_knows_a_line_that_hpcml_writes() -> None:
         "worker-memory", "worker-oom", "worker-exit", "worker-segfault", "worker-abort", "worker-bus", "worker-killed",
         "frozen", "thawed",
     }  # fmt: skip
+
+
 # Texts of users' programs and hints about them; what runs in an image without hpcml; what a worker's nanny hands over.
 _SAY_VENDOR = {
     "failures/rules.py",
