@@ -524,7 +524,7 @@ FAULTS = (
     F("hpcml/sites/lookup.py", 'for name in ("", *by_site)}', 'for name in ("",)}', "somebody else's project says where you log in"),
     F("hpcml/sites/lookup.py", "            return path\n        ignored.append(why)\n", "            return path\n", "hpcml conceals that a project's file does not count"),
     F("hpcml/sites/schema.py", 'on_loss: str = "continue"', 'on_loss: str = "fail"', "one lost worker ends a run that has others", True),
-    F("hpcml/sites/schema.py", 'require: str = "warn"', 'require: str = "none"', "a run over the slow network says nothing of it", True),
+    F("hpcml/site_records.py", 'require: str = "warn"', 'require: str = "none"', "a run over the slow network says nothing of it", True),
     F("hpcml/subprocesses.py", "            if code is None:\n                process.kill()", "            if code is None:\n                pass", "a command that hangs holds hpcml up for ever"),
     F("hpcml/subprocesses.py", "numbers: Sequence[int] = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL),", "numbers: Sequence[int] = (signal.SIGINT, signal.SIGTERM),", "a build that ignores signals outlives its deadline"),
     F("hpcml/subprocesses.py", "stdin=stdin, stdout=out, stderr=out, start_new_session=True", "stdin=stdin, stdout=out, stderr=out", "Ctrl-C at the terminal kills a detached local run", True),
