@@ -78,9 +78,12 @@ class Node:
     parent: int = field(default_factory=os.getppid)  # the step: if it is gone, so is who would start this task again
     link: Uplink = field(init=False)
     watch: silence.Watch = field(init=False)
+    requests: stacks.Requests = field(init=False)
+    writers: dict[int, str] = field(default_factory=dict)  # by pid of a child, the request for which it writes stacks
 
     def __post_init__(self) -> None:
         self.link, self.watch = Uplink(self.context), silence.Watch(self.context)
+        self.requests = stacks.Requests(self.context, self.context.settings.job.nodes)
 
     def hear(self) -> list[dict[str, Any]]:
         """Return the kind's orders that have arrived; what agents of every kind do by themselves is done."""
@@ -88,7 +91,13 @@ class Node:
         if orders:
             self.watch.hear(max((float(order["busy"]) for order in orders if order.get("do") == "hear"), default=0.0))
         self.watch.look(self.link)
-        return [order for order in orders if order.get("do") != "hear"]
+        asked = [order["request"] for order in orders if order.get("do") == "stacks"]
+        asked = [request for request in asked if self.requests.is_new(request["id"])]
+        if not (self.link.is_up and self.watch.answers):  # a supervisor that waits passes nothing on
+            asked += filter(None, [self.requests.look()])
+        for request in asked:
+            _write_stacks(self, request)
+        return [order for order in orders if order.get("do") not in ("hear", "stacks")]
 
     def mark(self, state: str) -> None:
         """Say to the supervisor, and on the shared file system, what this node's task is doing."""
@@ -221,7 +230,6 @@ def keep(
     for number in (signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
     node.mark("workers")
-    requests = stacks.Requests(node.context)
     while not all(slot.done for slot in node.slots):
         now = time.monotonic()
         for slot in node.slots:
@@ -236,7 +244,6 @@ def keep(
         _reap(node, at_end)
         _check_memory(node, memory_limit)
         _keep_going(node)
-        _write_stacks(node, requests)
         _stop_if_ended(node)
         if os.getppid() != node.parent:
             return node.refuse(f"the job step that runs the {node.members.noun}s ended", own_fault=False)
@@ -249,24 +256,22 @@ class Bystander:
     """An agent whose node has no processes yet: it answers requests for stacks, and no signals."""
 
     def __init__(self, node: Node) -> None:
-        self.node, self.requests = node, stacks.Requests(node.context)
+        self.node = node
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
             signal.signal(number, lambda *_: None)  # the supervisor ends the agent, which samples the node until then
 
     def look(self) -> None:
-        """Hear the supervisor, take the ends of child processes, and have the stacks written if they are asked for."""
+        """Hear the supervisor, and take the ends of child processes."""
         self.node.hear()
         _reap(self.node, lambda *_: None)
-        _write_stacks(self.node, self.requests)
 
 
-def _write_stacks(node: Node, requests: stacks.Requests) -> None:
-    """Have a child process write the stacks of this node's processes, if the user asks for them."""
-    if not (request := requests.look()):
-        return
+def _write_stacks(node: Node, request: dict[str, Any]) -> None:
+    """Have a child process write the stacks of this node's processes."""
     parent, members = os.getpid(), {slot.pid: f"{node.members.noun} {slot.name}" for slot in node.slots if slot.pid}
     try:
-        fork(lambda: stacks.write(node.context, request, members, parent))  # _reap() takes the child's end
+        pid = fork(lambda: stacks.write(node.context, request, members, parent))
+        node.writers[pid] = request["id"]  # _reap() takes its end
     except OSError as error:
         print(
             f"hpcml: the call stacks of the processes on {node.context.node} cannot be written: {error.strerror}.",
@@ -323,6 +328,8 @@ def _reap(node: Node, at_end: Callable[[Slot, int, int], None]) -> None:
             return
         if not pid:
             return
+        if request := node.writers.pop(pid, ""):
+            node.link.send(event="stacks", id=request)
         for slot in node.slots:
             if slot.pid == pid:
                 slot.pid, slot.replaces = 0, True

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hpcml.files import create
-from hpcml.node import files
+from hpcml.node import files, stacks
 from hpcml.node.link.hub import Hub
 from hpcml.node.link.messages import Events, sign_every
 from hpcml.node.processes import Process
@@ -56,6 +56,7 @@ class Agents:
         self.marks: dict[str, Mark] = {}  # by node, what its agent said last
         self.ends = 0  # how many lines have ended
         self.looked = 0.0
+        self.requests = stacks.Requests(self.context, 1)
 
     def begin(self) -> None:
         """Say to the agents where the supervisor is."""
@@ -75,6 +76,8 @@ class Agents:
             news += self.hub.read_files()
         for node, message in news:
             self._take(node, message)
+        if request := self.requests.look():
+            self.hub.send(do="stacks", request=request)
         return news
 
     def _is_time_for_files(self) -> bool:
@@ -94,6 +97,8 @@ class Agents:
                 self.versions.take(self.role, node, message["versions"], float(message["time"]), began)
             case "mark":
                 self.marks[node] = message
+            case "stacks":
+                self.state.stacks_written[node] = message["id"]
             case "note":
                 self.state.warn(message["text"])
             case "connected":

@@ -68,12 +68,22 @@ def long_import() -> Iterator[None]:
         gc.enable()
 
 
+_raised: list[int] = []  # the limit of open files that this process began with, once it has been raised
+
+
 def raise_file_limit() -> None:
     """Let this process have as many open files as it may: every connection is one."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        _raised.append(soft)
+
+
+def lower_file_limit() -> None:
+    """In a child that becomes the user's program: have as many open files as this process began with."""
+    if _raised:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (_raised[0], resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
 
 
 def readable(descriptors: Iterable[int], seconds: float) -> set[int]:

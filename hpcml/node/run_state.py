@@ -41,6 +41,7 @@ class RunState:
         self.warnings: list[str] = []
         self.clocks: dict[str, tuple[float, float]] = {}  # by node: seconds ahead of this one, and the uncertainty
         self.measured: set[str] = set()  # the nodes whose own processes measured their clock
+        self.stacks_written: dict[str, str] = {}  # by node, the last request for stacks that its agent has answered
         self.environment_known = False  # whether all roles have told their versions
         self.looked = 0.0
         self.clock = OwnTime()

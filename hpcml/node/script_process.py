@@ -97,7 +97,7 @@ class Script:
             process_group=0,
             umask=0o077 if settings.code.form is Form.JUPYTER else settings.code.umask,
             pass_fds=descriptors,
-            preexec_fn=functools.partial(processes.end_with, os.getpid()),  # noqa: PLW1509 - the supervisor has one thread
+            preexec_fn=functools.partial(_become_script, os.getpid()),  # noqa: PLW1509 - other threads only send
         )
 
     def begin(self) -> None:
@@ -189,6 +189,11 @@ def can_wait(context: Context, programs: Mapping[Form, str]) -> bool:
     code = context.settings.code
     plain = code.form in (Form.SCRIPT, Form.MODULE) and code.form not in programs
     return plain and not code.interpreter and not context.settings.points.sweep
+
+
+def _become_script(supervisor: int) -> None:
+    processes.end_with(supervisor)
+    processes.lower_file_limit()
 
 
 def command_of_script(context: Context, programs: Mapping[Form, str]) -> list[str]:

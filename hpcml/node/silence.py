@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from hpcml import errors
 from hpcml.failures.end import End
 from hpcml.files import write
+from hpcml.node.link.messages import sign_every
 from hpcml.node.outcome import EventLog, report_end, say, write_status
 from hpcml.node.processes import OwnTime
 from hpcml.node.settings import Context
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from hpcml.node.link.uplink import Uplink
 
 _STOPPED = ("T", "t")
+_SIGNS = 2  # signs of life without which a supervisor passes nothing on
 _STATES = {
     "T": " (the process is stopped: SIGSTOP)",
     "t": " (a debugger stopped the process)",
@@ -82,12 +84,21 @@ class Watch:
         """Take note of a sign of life; ``busy``: for how many seconds the supervisor's loop has waited."""
         self.heard, self.busy = self.clock.seconds, busy
 
+    @property
+    def answers(self) -> bool:
+        """Whether the supervisor does what it is asked for: it gives signs, and waits for nothing."""
+        return max(self.clock.seconds - self.heard, self.busy) < _SIGNS * sign_every(
+            self.context.settings.deadlines.answer
+        )
+
     def look(self, link: Uplink) -> None:
         """Close the line to a supervisor that has not been heard for deadlines.answer; on its node, say what it does.
 
         There it is ended if it is stopped. Otherwise it waits for something, and will answer.
         """
         self.clock.tick()
+        if link.boxes and (link.line is None or link.line.why):  # files bring no signs
+            self.hear()
         silent, longest = self.clock.seconds - self.heard, self.context.settings.deadlines.answer
         waits = max(silent, self.busy)
         if link.supervisor and waits > warn_after(longest) and not self.warned:

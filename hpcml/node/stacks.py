@@ -42,25 +42,25 @@ Threads = list[list[Frame]]  # the main thread last, each with its innermost fra
 
 
 class Requests:
-    """The requests for stacks, as the agent looks for them."""
+    """The requests for stacks in the file of the attempt, as one of ``lookers`` processes looks for them."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, lookers: int) -> None:
         self.context, self.next_look, self.answered = context, 0.0, ""
-        self.every = max(EVERY, context.settings.job.nodes / LOOKS)
+        self.every = max(EVERY, lookers / LOOKS)
 
     def look(self) -> dict[str, Any] | None:
-        """Return a request that this node has not answered yet, None if there is none."""
+        """Return a request that was not answered yet, None if there is none."""
         if time.monotonic() < self.next_look:
             return None
         self.next_look = time.monotonic() + self.every
         path = self.context.attempt.stacks_request
-        if path.name not in files.listed(path.parent):
-            return None
-        request = files.read_json(path)
-        if not request or request["id"] == self.answered:
-            return None
-        self.answered = request["id"]
-        return request
+        request = files.read_json(path) if path.name in files.listed(path.parent) else None
+        return request if request and self.is_new(request["id"]) else None
+
+    def is_new(self, request: str) -> bool:
+        """Take note of a request that is answered now; return False if it was answered before."""
+        before, self.answered = self.answered, request
+        return request != before
 
 
 def ask(context: Context, script: int) -> str:
@@ -70,9 +70,10 @@ def ask(context: Context, script: int) -> str:
     return request
 
 
-def are_all_written(context: Context, request: str) -> bool:
-    """Whether all nodes have answered a request."""
-    answers = [files.read_json(context.attempt.stacks / f"{node}.json") for node in context.node_names]
+def are_all_written(context: Context, request: str, told: Mapping[str, str]) -> bool:
+    """Whether all nodes have answered a request; ``told`` is by node the last one that its agent answered."""
+    left = [node for node in context.node_names if told.get(node) != request]
+    answers = [files.read_json(context.attempt.stacks / f"{node}.json") for node in left]
     return all(answer and answer["id"] == request for answer in answers)
 
 

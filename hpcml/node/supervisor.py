@@ -224,8 +224,10 @@ def _keep_stacks(state: RunState, processes: Processes, script: RunningScript, e
     until = time.monotonic() + stacks.BEFORE_END
     if end.exit_status != errors.IDLE or not (request := _ask_for_stacks(state, script)):
         return
-    while time.monotonic() < until and not (state.time_to_look() and stacks.are_all_written(state.context, request)):
+    while time.monotonic() < until:
         processes.step()
+        if state.time_to_look() and stacks.are_all_written(state.context, request, state.stacks_written):
+            return
 
 
 def _ask_for_stacks(state: RunState, script: RunningScript) -> str:

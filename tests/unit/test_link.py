@@ -11,13 +11,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from hpcml import listening
 from hpcml.kinds.dask import KIND
-from hpcml.node import agent
+from hpcml.node import agent, stacks
 from hpcml.node.agents import Agents
 from hpcml.node.link import line as lines
 from hpcml.node.link import uplink as uplinks
@@ -292,3 +293,31 @@ def test_the_first_address_that_answers_is_not_kept_waiting_by_one_that_swallows
 def test_a_listener_that_cannot_open_leaves_none_open() -> None:
     with pytest.raises(OSError, match="assign"):
         Hub(["127.0.0.1", "203.0.113.1"], b"k", {})
+
+
+def test_stacks_are_asked_for_and_answered_by_the_line(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The supervisor alone looks for the request of `hpcml stacks`, while it gives signs of life."""
+    monkeypatch.setattr(stacks, "EVERY", 0.01)
+    run.agents.requests.every = 0.01
+    run.agents.begin()
+    node = agent.begin(run.context("n2"), agent.Members("worker", 3, 81))
+    run.folders.callback(node.link.close)
+    run.until(lambda: "n2" in run.agents.hub.lines)
+    listed: list[Path] = []
+    monkeypatch.setattr(node.requests, "look", lambda: listed.append(run.run.directory))
+
+    def step() -> dict[str, str]:
+        agent.Bystander.look(SimpleNamespace(node=node))  # type: ignore[arg-type]
+        return run.agents.state.stacks_written
+
+    context = run.context("n1")
+    for _ in range(2):
+        request = stacks.ask(context, 0)
+        run.until(lambda: step().get("n2") == request)  # noqa: B023 - it is called at once
+        assert json.loads((run.run.attempt(0).stacks / "n2.json").read_text())["id"] == request
+    assert not stacks.are_all_written(context, request, {"n2": request})  # n1 has not
+    assert stacks.are_all_written(context, request, dict.fromkeys(("n1", "n2"), request))
+    assert listed == []
+    node.watch.clock.seconds += 100.0  # a supervisor that waits passes nothing on
+    node.hear()
+    assert listed

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import json
 import os
+import resource
 import signal
 import tempfile
 from collections.abc import Iterator
@@ -19,8 +20,8 @@ from hpcml import errors, files
 from hpcml.failures.end import End
 from hpcml.kinds.dask import KIND
 from hpcml.kinds.dask.node.cluster import Processes
+from hpcml.node import processes, storage, supervisor
 from hpcml.node import script_process as scripts
-from hpcml.node import storage, supervisor
 from hpcml.node.interconnect import record
 from hpcml.node.outcome import EventLog, RunEndedError, or_a_full_disk
 from hpcml.node.run_state import RunState
@@ -87,6 +88,21 @@ def end_of(
     if code != BY_SUPERVISOR:
         monkeypatch.setattr(scripts.Script, "tell_to_end", lambda _: None)  # Slurm has told the script already
     return run_script(state, cluster, {"HPCML_RUN_DIR": str(state.context.run.directory)})
+
+
+def test_the_script_may_have_as_many_open_files_as_in_its_job(cluster: Broken, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The supervisor raises its own limit, for connections; select() of the script's libraries knows none beyond 1,023."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    monkeypatch.setattr(processes, "_raised", [])
+    code = "import resource\nopen('limit', 'w').write(str(resource.getrlimit(resource.RLIMIT_NOFILE)))\n"
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, before[1]))
+    try:
+        processes.raise_file_limit()
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] > 256
+        assert end_of(cluster, None, code, monkeypatch).exit_status == 0
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert (cluster.context.run.directory / "limit").read_text() == str((256, before[1]))
 
 
 def events_of(cluster: Broken) -> list[dict[str, Any]]:

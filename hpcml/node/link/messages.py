@@ -15,6 +15,7 @@ EVENTS: Events = {
     "hello": {"versions": dict, "time": NUMBER, "reached": list},  # the addresses that it reached
     "alive": {},
     "mark": {"state": str, "refused": str},  # what its node's file in nodes/ says too
+    "stacks": {"id": str},  # that were asked for, and are written
     "note": {"text": str},
 }
 

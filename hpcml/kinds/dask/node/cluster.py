@@ -38,6 +38,7 @@ ORDERLY = 2.0  # seconds that scheduler and workers have to close by themselves,
 ORDERLY_EACH = 0.003  # seconds more for each worker: one scheduler tells them all
 PROFILING = 0.8  # of the teardown's deadline, that they have to close where profiles are to be finished
 CERTIFICATE_WITHOUT_LIMIT = 8 * 86400.0  # seconds; a job without a time limit of its own
+TOLD = 10.0  # seconds that an agent whose workers are there has to tell its versions
 WAITED = 10.0  # seconds of asking for workers after which it is said
 STUCK = 30.0  # seconds without any activity after which tasks that no worker may run are said
 
@@ -97,6 +98,10 @@ class Processes:
         state.phase = "workers"
         count = settings.worker_count
         self._until(lambda: len(self.present) >= count, settings.deadlines.workers, self._workers_missing)
+        self._compare_versions()
+        limit = state.clock.seconds + TOLD
+        told = lambda: self.versions.complete or state.clock.seconds > limit  # noqa: E731 - a node behind a port filter
+        self._until(told, settings.deadlines.workers, self._workers_missing)
         self._compare_versions()
         state.events.write("workers-ready", count=count, seconds=state.seconds)
         state.note_repairs(self.versions.local)
