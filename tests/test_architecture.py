@@ -263,7 +263,7 @@ MOST_LINES = {
     "failures": 2886,
     "images": 1051,
     "kinds": 10118,
-    "node": 11237,
+    "node": 11248,
     "options": 826,
     "plan": 881,
     "remote": 3545,

@@ -235,7 +235,7 @@ def keep(
         for slot in node.slots:
             if not slot.done and not slot.pid and now >= slot.start_at:
                 _start(node, slot, serve)
-        processes.readable([wake], TICK if awaited.written else awaited.interval)
+        node.link.wait(TICK if awaited.written else awaited.interval, wake)
         with contextlib.suppress(BlockingIOError):
             os.read(wake, 4096)
         if not awaited.look():

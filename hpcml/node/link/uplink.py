@@ -17,7 +17,7 @@ from hpcml.node import files, versions
 from hpcml.node.link.line import Line, connect
 from hpcml.node.link.mailbox import Mailboxes
 from hpcml.node.link.messages import sign_every
-from hpcml.node.processes import Process
+from hpcml.node.processes import Process, readable
 from hpcml.node.settings import Context
 
 AGAIN = 0.5  # seconds until a supervisor that was not reached is tried again, and later:
@@ -44,7 +44,7 @@ class Uplink:
         self.next_look = 0.0
         self.versions: dict[str, str] = {}
         self.reconnects = True  # whether another line is opened when one is lost
-        self.lock, self.over = threading.RLock(), threading.Event()
+        self.lock, self.over, self.came = threading.RLock(), threading.Event(), threading.Event()
         self.thread: threading.Thread | None = None
 
     def open(self) -> None:
@@ -98,6 +98,16 @@ class Uplink:
         else:
             return
         self.waiting.clear()
+
+    def wait(self, seconds: float, *others: int) -> None:
+        """Wait until an order has arrived, the first line is there, or one of other descriptors can be read."""
+        line = self.line
+        if line and not line.why:
+            readable([*others, line.connection.socket.fileno()], seconds)
+        elif others:
+            readable(others, seconds)
+        elif self.came.wait(seconds):
+            self.came.clear()
 
     def give_sign(self, **message: object) -> None:
         """Send a message that the next one replaces, unless others wait: an end that reads nothing needs no more."""
@@ -194,6 +204,7 @@ class Uplink:
             self.line = line
             line.send(**self._hello())
             self._send_waiting()
+        self.came.set()
         return True
 
     def _hello(self) -> dict[str, Any]:

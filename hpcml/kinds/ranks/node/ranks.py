@@ -87,7 +87,7 @@ class Ranks:
                 return self.node.refuse(
                     f"srun started rank {min(others)} on this node: hpcml expects consecutive ranks on each node"
                 )
-            time.sleep(agent.TICK / 4)
+            self.link.wait(agent.TICK / 4)
         return agent.keep(self.node, self._become_rank, 0, self, self._report)
 
     def _refuse(self) -> int:
