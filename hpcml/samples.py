@@ -59,16 +59,16 @@ class Pressure(NamedTuple):
 
 
 class GpuSample(NamedTuple):
-    """What NVML measured of a GPU."""
+    """What its driver measured of a GPU."""
 
     use: Number | None = None  # percent of the time in which some kernel ran
     memory: Number | None = None  # bytes in use
     power: Number | None = None  # W
     temperature: Number | None = None  # °C
     clock: Number | None = None  # MHz of the SMs
-    throttle: Number | None = None  # NVML's bits of why clocks are lower
+    throttle: Number | None = None  # the vendor's bits of why clocks are lower
     nvlink: Traffic = Traffic()  # cumulative bytes over all links
-    pcie: Traffic = Traffic()  # bytes per second, over NVML's last 20 ms
+    pcie: Traffic = Traffic()  # bytes per second, over the driver's last 20 ms
     energy: Number | None = None  # J, cumulative
 
 
@@ -89,7 +89,7 @@ class NodeSample(NamedTuple):
 class Gpu(NamedTuple):
     """A GPU of the job, which does not change."""
 
-    number: int  # NVML's index
+    number: int  # the driver's index
     uuid: str
     name: str
     memory: Number | None  # bytes
@@ -128,7 +128,7 @@ class Event(NamedTuple):
 
     t: float  # seconds since 1970 by the node's clock
     event: str
-    gpu: int | None = None  # NVML's index
+    gpu: int | None = None  # the driver's index
     xid: int | None = None
     kills: int | None = None
 

@@ -6,6 +6,7 @@ import shlex
 from typing import NamedTuple
 
 from hpcml.forms import Form
+from hpcml.site_records import Deadlines, Interconnect, Network
 
 
 class Gpu(NamedTuple):
@@ -88,30 +89,6 @@ class Workers(NamedTuple):
     late: bool = False  # the Dask cluster starts when the script opens its first client, not before the script
 
 
-class Network(NamedTuple):
-    """The connections between nodes."""
-
-    interface: str  # network interface; empty: decided on the node
-    protocol: str  # auto, tls or ucx
-    interconnect: str  # what the interconnect's check must show: none (no check), warn or rdma
-    nccl: bool  # whether that check measures NCCL too
-    private: bool = False  # no other user can connect to the nodes' network
-
-
-class Deadlines(NamedTuple):
-    """How long hpcml waits, in seconds."""
-
-    scheduler: float  # until the Dask scheduler must answer
-    workers: float  # until all workers must have registered
-    interconnect: float  # for the interconnect's check
-    script_grace: float  # between SIGTERM and SIGKILL for the script
-    teardown: float  # for closing all processes of the run
-    answer: float  # without an answer of the scheduler, until the run ends
-    connect_notice: float  # without a client of the script, until the user is warned
-    idle_notice: float  # without a task, until the user is warned
-    idle_end: float  # without a task, until the run ends; 0: never
-
-
 class Attempts(NamedTuple):
     """Whether another job continues the run."""
 
@@ -148,6 +125,7 @@ class Settings(NamedTuple):
     attempts: Attempts
     points: Points
     report: Report
+    interconnect: Interconnect = Interconnect()
 
     @property
     def single_node(self) -> bool:

@@ -333,7 +333,7 @@ def _tell_end(run: directories.Run, last: run_status.Status, *, as_json: bool) -
     """
     if last.ending.by != "script":
         explain(last)
-    if not last.ending.exit_status or as_json:
+    if not last.exit_status or as_json:
         return
     for tell in hooks.added("cause of an end"):
         tell(run, last)
@@ -343,7 +343,7 @@ def _tell_end(run: directories.Run, last: run_status.Status, *, as_json: bool) -
 
 def explain(last: run_status.Status) -> None:
     """Say why hpcml or Slurm ended a run; the script's own end speaks for itself."""
-    status = last.ending.exit_status or 0
+    status = last.exit_status or 0
     meaning = MEANING.get(status, "")
     if last.ending.by == "user" and not last.hint and not last.ending.quote:
         return  # the last line said it all: the run was cancelled

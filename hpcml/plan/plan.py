@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from hpcml import hooks, kinds, repairs, schedulers
 from hpcml.errors import ConfigError, SiteError, UsageError
@@ -14,7 +14,7 @@ from hpcml.paths import SCRIPT, RunPaths
 from hpcml.plan.container import Stage, entry, image_of, interpreter, kernels, stage
 from hpcml.request.record import NOT_SAID, RunRequest, job_name
 from hpcml.schedulers import JobLayout, JobRequest, Launcher
-from hpcml.settings import Attempts, Code, Deadlines, Job, Network, Points, Report, Settings, Workers
+from hpcml.settings import Attempts, Code, Job, Points, Report, Settings, Workers
 from hpcml.sites.schema import Site
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -125,41 +125,10 @@ def plan(site: Site, asked: RunRequest, location: RunLocation) -> Plan:
     staged = stage(site, spec.image, layout)
     if staged:
         reasons.append(f"hpcml copies the image to each node ({staged.mode})")
-    scripts = (
-        paths.step,
-        *([paths.image] if spec.image else []),
-        *([paths.stage, paths.keep] if staged else []),
-        *([paths.sweep] if layout.one_machine else []),
-        *([paths.setup] if site.runtime.setup else []),
-    )
+    scripts = _scripts(site, spec, paths, layout, staged=bool(staged))
     inside = _inside(site, request, layout, kind, location.umask)
-    return Plan(
-        run_id=location.directory.name,
-        name=spec.name,
-        site=site.name,
-        version=location.version,
-        directory=str(location.directory),
-        scheduler=site.scheduler,
-        directives=layout.directives,
-        directive_word=layout.directive_word,
+    layout = layout._replace(
         may_start_again=layout.may_start_again or spec.attempts.several_jobs,
-        modules=site.runtime.modules,
-        setup=site.runtime.setup,
-        setup_errors=site.runtime.setup_errors,
-        environment=_environment(site, spec, kind),
-        variables=tuple(name for name, _ in spec.environment),
-        prologue=layout.prologue,
-        starts_word=layout.starts_word,
-        job_word=layout.job_word,
-        follow_up=layout.follow_up,
-        forget=layout.forget,
-        may_put_back=layout.may_put_back,
-        put_back=layout.put_back,
-        entry=entry(site, spec, paths) if spec.image else (),
-        stage=staged,
-        steps=_steps(paths, roles, layout, python),
-        scripts=tuple(script.name for script in scripts),
-        inside=inside,
         reasons=tuple(reasons),
         notices=(
             *([f"these options do not come from the command line: {', '.join(origins)}"] if origins else ()),
@@ -167,7 +136,38 @@ def plan(site: Site, asked: RunRequest, location: RunLocation) -> Plan:
             *_notices(site, spec),
             *kind.notices(inside),
         ),
+    )
+    shared: dict[str, Any] = {name: getattr(layout, name) for name in JobLayout._fields if name in Plan._fields}
+    return Plan(
+        **shared,
+        run_id=location.directory.name,
+        name=spec.name,
+        site=site.name,
+        version=location.version,
+        directory=str(location.directory),
+        scheduler=site.scheduler,
+        modules=site.runtime.modules,
+        setup=site.runtime.setup,
+        setup_errors=site.runtime.setup_errors,
+        environment=_environment(site, spec, kind),
+        variables=tuple(name for name, _ in spec.environment),
+        entry=entry(site, spec, paths) if spec.image else (),
+        stage=staged,
+        steps=_steps(paths, roles, layout, python),
+        scripts=tuple(script.name for script in scripts),
+        inside=inside,
         after=tuple(one.text for one in spec.place.after),
+    )
+
+
+def _scripts(site: Site, spec: RunRequest, paths: RunPaths, layout: JobLayout, *, staged: bool) -> tuple[Path, ...]:
+    """Return the shell that the run needs beside its batch script."""
+    return (
+        paths.step,
+        *([paths.image] if spec.image else []),
+        *([paths.stage, paths.keep] if staged else []),
+        *([paths.sweep] if layout.one_machine else []),
+        *([paths.setup] if site.runtime.setup else []),
     )
 
 
@@ -373,24 +373,8 @@ def _inside(site: Site, request: JobRequest, layout: JobLayout, kind: Kind, umas
             idle=spec.code.idle,
         ),
         workers=workers,
-        network=Network(
-            interface=site.network.interface,
-            protocol=site.network.protocol,
-            interconnect=site.interconnect.require,
-            nccl=site.interconnect.nccl,
-            private=site.network.private,
-        ),
-        deadlines=Deadlines(
-            scheduler=float(site.deadlines.scheduler),
-            workers=float(site.deadlines.workers),
-            interconnect=float(site.deadlines.interconnect),
-            script_grace=float(site.deadlines.script_grace),
-            teardown=float(site.deadlines.teardown),
-            answer=float(site.deadlines.answer),
-            connect_notice=float(site.deadlines.connect_notice),
-            idle_notice=float(site.deadlines.idle_notice),
-            idle_end=float(site.deadlines.idle),
-        ),
+        network=site.network,
+        deadlines=site.deadlines,
         attempts=Attempts(
             several_jobs=spec.attempts.several_jobs,
             max_restarts=_MOST_RESTARTS if spec.attempts.max_restarts == NOT_SAID else spec.attempts.max_restarts,
@@ -398,4 +382,5 @@ def _inside(site: Site, request: JobRequest, layout: JobLayout, kind: Kind, umas
         ),
         points=Points(spec.points.sweep, spec.points.at_once, spec.points.point_options),
         report=Report(sample_every=float(site.report.sample_every), advice=advice, profilers=profilers),
+        interconnect=site.interconnect,
     )

@@ -508,7 +508,7 @@ def _unknown(measured: _Measured, end: End | None, devices: Sequence[GpuSummary]
     if measured.activity is None and measured.accounting.missing:
         sentences.append(measured.accounting.missing)
     if per_node and by_node and not devices:
-        sentences.append("There are no samples of the GPUs: NVML did not respond.")
+        sentences.append("There are no samples of the GPUs: their driver did not respond.")
     if any(node.of_host for node in by_node.values()):
         sentences.append(
             "The use of cores and memory includes all programs on the node: the job has no readable cgroup."

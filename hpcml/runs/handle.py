@@ -102,7 +102,7 @@ class RunHandle:
     def exit_status(self) -> int | None:
         """The run's exit status (docs/exit-status.md), None until it has ended."""
         status = self.now()
-        return status.ending.exit_status if status.over else None
+        return status.exit_status if status.over else None
 
     def status(self) -> SimpleNamespace:
         """Return all that is known of the run now: what ``hpcml status --json`` prints, as attributes."""
@@ -227,7 +227,7 @@ class RunHandle:
 
 def exit_status_of(last: Status) -> int:
     """Return the exit status that a command or a wait for a run ends with."""
-    return INTERNAL if last.ending.exit_status is None else last.ending.exit_status
+    return INTERNAL if last.exit_status is None else last.exit_status
 
 
 def role_of(word: str) -> str:

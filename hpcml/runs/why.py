@@ -115,7 +115,7 @@ def of_status(run: directories.Run, status: Status) -> Answer:
     if judged.rule in ("no-module", "no-submodule"):
         judged = _removed_module(run, judged)
     groups = _kept_stacks(run, status, judged.rule)
-    waiting = stacks.waits(groups) if status.cluster.idle_since or status.ending.exit_status == IDLE else ()
+    waiting = stacks.waits(groups) if status.cluster.idle_since or status.exit_status == IDLE else ()
     judged = _with_waiting(status, judged, stacks.wait_sentence(waiting))
     retry, remedy = _within_limits(run, options(run, judged), judged.remedy)
     of_setup = tuple(Line(sentence, "record", "events.jsonl") for sentence in status.progress.setup_warnings)
@@ -193,7 +193,7 @@ def _with_waiting(status: Status, cause: Cause, waits: str) -> Cause:
 
 def _kept_stacks(run: directories.Run, status: Status, rule: str) -> list[Group]:
     """Return the groups of processes that did the same before the end of a run."""
-    if status.ending.exit_status not in stacks.KEPT and rule != COLLECTIVE:
+    if status.exit_status not in stacks.KEPT and rule != COLLECTIVE:
         return []
     with complete(run.paths.directory):
         return stacks.kept(run.paths, status.progress.attempt)
@@ -214,7 +214,7 @@ def _by_scheduler(run: directories.Run, status: Status, cause: Cause) -> Cause:
             cause._replace(nodes=hosts(ended.failed_nodes)) if ended.failed_nodes else _first_node(run, status, cause)
         )
     named = ended.signal in {number.value for number in signal.Signals}  # Slurm may tell it late
-    if status.ending.exit_status != ALLOCATION_LOST or not (named or status.ending.by == "hpcml"):
+    if status.exit_status != ALLOCATION_LOST or not (named or status.ending.by == "hpcml"):
         return cause
     rule = BY_NAME[Reason.BATCH_KILLED]
     problem = rule.cause + (f" by {signal.Signals(ended.signal).name}" if named else "")

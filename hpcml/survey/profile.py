@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from hpcml import schedulers, units
+from hpcml.gpu_vendor import VENDOR
 from hpcml.node.hardware import record
 from hpcml.node.hardware.record import NEEDS, Node
 from hpcml.schedulers import machine
@@ -411,7 +412,7 @@ class _Writer:
         draft, node = self.draft, self.node
         if not node or not node.gpu.names:
             return
-        seen = How(NODE, f"the NVIDIA driver of {node.job.node}")
+        seen = How(NODE, f"the {VENDOR.name} driver of {node.job.node}")
         major = record.major(node.driver)
         cuda = node.gpu.cuda_driver.partition(".")[0]
         able = [number for number, needs in NEEDS.items() if major >= needs.first_driver]

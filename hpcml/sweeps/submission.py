@@ -91,7 +91,7 @@ class Faults:
         run, status = self._run(run_id)
         answer = why.of_status(run, status)
         kind = judgement.kind_of(answer.rule, evident=answer.known)
-        if status.state == "TIMEOUT" or status.ending.exit_status == TIME_LIMIT:
+        if status.state == "TIMEOUT" or status.exit_status == TIME_LIMIT:
             kind = "timeout"
         by_rule = BY_NAME[answer.rule].retry if answer.rule in BY_NAME else Retry.NONE
         retry = Retry.TIME if kind == "timeout" else by_rule

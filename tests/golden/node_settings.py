@@ -5,18 +5,21 @@ from __future__ import annotations
 from typing import Any
 
 from hpcml.forms import Form
-from hpcml.settings import Attempts, Code, Deadlines, Job, Network, Points, Report, Settings, Workers
+from hpcml.settings import Attempts, Code, Job, Points, Report, Settings, Workers
+from hpcml.site_records import Deadlines, Interconnect, Network
+from hpcml.units import Seconds
 
 _USUAL = Settings(
     kind="dask",
     job=Job(2, 0, True, False, 3600, 60.0, "", "", 0),
     code=Code(Form.SCRIPT, "", (), "/", 0o077, "", (), 0.0),
     workers=Workers(1, 1, 0, 3, "continue", (), None, False),
-    network=Network("", "auto", "none", False),
-    deadlines=Deadlines(60.0, 120.0, 60.0, 60.0, 30.0, 600.0, 60.0, 600.0, 0.0),
+    network=Network(),
+    deadlines=Deadlines(interconnect=Seconds("60s"), script_grace=Seconds("60s"), teardown=Seconds("30s")),
     attempts=Attempts(False, 20, 0.0),
     points=Points("", 1),
     report=Report(5.0, {}, ()),
+    interconnect=Interconnect("none", False),
 )
 
 

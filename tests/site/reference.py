@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
-from hpcml import listening, records, units
+from hpcml import listening, records, site_records, units
 from hpcml.cli import commands
 from hpcml.sites import schema
 from hpcml.terminal import folded
@@ -248,7 +248,7 @@ def _key(record: Any, prefix: str, field: str) -> Iterator[str]:
 def _meanings() -> dict[str, dict[str, str]]:
     """Return the text below each field of each record of the schema."""
     found: dict[str, dict[str, str]] = {}
-    for node in ast.parse(inspect.getsource(schema)).body:
+    for node in ast.parse(inspect.getsource(schema) + inspect.getsource(site_records)).body:
         for field, below in itertools.pairwise(node.body if isinstance(node, ast.ClassDef) else ()):
             if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr) and isinstance(node, ast.ClassDef):
                 text = " ".join(ast.literal_eval(below.value).split()).replace("``", "`")

@@ -55,7 +55,9 @@ class Scheduler:
 
 def measure(answers: dict[tuple[str, str], Any] | None = None, *, gpus: bool = True) -> tuple[Any, list[str]]:
     scheduler = Scheduler(answers or {})
-    settings = settings_of(workers__gpu=object() if gpus else None, network__nccl=True, deadlines__interconnect=0.2)
+    settings = settings_of(
+        workers__gpu=object() if gpus else None, interconnect__nccl=True, deadlines__interconnect=0.2
+    )
     attempt = SimpleNamespace(probe_of=lambda _: Path("/nowhere/probe.json"))
     context = SimpleNamespace(settings=settings, attempt=attempt)
     found = asyncio.run(interconnect.measure(scheduler, context, "ucx", WORKERS))  # type: ignore[arg-type]

@@ -43,7 +43,7 @@ def test_a_script_that_never_connects_is_told_and_goes_on() -> None:
 
 
 def test_a_scheduler_that_is_held_up_reports_no_idle_script() -> None:
-    run = Run(deadlines__answer=6000.0, deadlines__idle_end=700.0)
+    run = Run(deadlines__answer=6000.0, deadlines__idle=700.0)
     run.at(39, connected=False, idle=39)  # the script connects; then a graph's imports hold up the scheduler
     run.at(590)
     assert run.said == []
@@ -71,7 +71,7 @@ def test_a_cluster_that_nobody_uses() -> None:
 def test_an_end_for_idleness_only_where_it_is_asked_for() -> None:
     Run().at(1e6, idle=1e6)
     with pytest.raises(RunEndedError) as ended:
-        Run(deadlines__idle_end=300.0).at(1000, idle=301)
+        Run(deadlines__idle=300.0).at(1000, idle=301)
     assert ended.value.end.exit_status == errors.IDLE
 
 
@@ -120,7 +120,7 @@ def test_a_scheduler_that_does_not_answer() -> None:
 
 @pytest.mark.parametrize("settings", [
     {"deadlines__connect_notice": 0.0, "deadlines__idle_notice": 0.0},
-    {"code__form": Form.JUPYTER, "deadlines__idle_end": 10.0},  # it ends for idleness by itself
+    {"code__form": Form.JUPYTER, "deadlines__idle": 10.0},  # it ends for idleness by itself
 ])  # fmt: skip
 def test_notices_can_be_switched_off_and_a_service_has_none(settings: dict[str, Any]) -> None:
     run = Run(**settings)

@@ -99,8 +99,8 @@ def on_a_node(folder: Path) -> Any:
     """Return the context of an agent, and of the tasks of srun beside it."""
     attempt = AttemptPaths(folder)
     attempt.secret.mkdir()
-    attempt.ranks_key.write_bytes(KEY)
-    attempt.control.write_text("{}")
+    attempt.link_key.write_bytes(KEY)
+    attempt.link.write_text("{}")
     return SimpleNamespace(attempt=attempt, node="n2", settings=settings_of(workers__per_node=1, job__image="/a.sif"))
 
 

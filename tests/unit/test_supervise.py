@@ -27,6 +27,7 @@ from hpcml.node.run_state import RunState
 from hpcml.node.settings import Context
 from hpcml.node.supervisor import run_script, tear_down
 from hpcml.paths import RunPaths
+from hpcml.units import Seconds
 from node_settings import settings as settings_of
 
 KILLED = 128 + signal.SIGKILL
@@ -76,7 +77,7 @@ def end_of(
     counts = iter([3])  # before the script
     monkeypatch.setattr(scripts, "oom_kills", lambda: next(counts, 4 if starved else 3))
     settings = state.context.settings
-    grace = 0.0 if code == BY_SUPERVISOR else 60.0
+    grace = Seconds("0s" if code == BY_SUPERVISOR else "60s")
     settings = settings._replace(deadlines=settings.deadlines._replace(script_grace=grace))
     state.context = state.context._replace(settings=settings)
     path = Path(state.context.settings.code.script)
@@ -197,8 +198,8 @@ def test_an_end_that_cannot_be_written_is_told_by_the_exit_status(
 def test_a_slow_interconnect_ends_a_run_that_requires_a_fast_one(cluster: Broken, require: str) -> None:
     state = cluster.state
     settings = state.context.settings
-    network = settings.network._replace(interconnect=require)
-    state.context = state.context._replace(settings=settings._replace(network=network))
+    settings = settings._replace(interconnect=settings.interconnect._replace(require=require))
+    state.context = state.context._replace(settings=settings)
     found = {"line": "TCP", "problem": "UCX uses TCP across nodes", "remedy": ""}
     with pytest.raises(RunEndedError) if require == "rdma" else contextlib.nullcontext() as ended:
         record.obey(state, found)
@@ -271,7 +272,7 @@ def test_a_batch_script_that_was_stopped_is_woken(cluster: Broken, monkeypatch: 
 
 def test_the_keys_go_with_the_run(cluster: Broken) -> None:
     attempt = cluster.context.attempt
-    keys = [attempt.key, attempt.certificate, attempt.ucx_key, attempt.jupyter_token, attempt.ranks_key]
+    keys = [attempt.key, attempt.certificate, attempt.ucx_key, attempt.jupyter_token, attempt.link_key]
     for path in keys:
         path.touch()
     assert tear_down(cluster.state, cluster, ENDED)

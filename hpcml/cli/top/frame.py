@@ -89,7 +89,7 @@ def _head(view: View, width: int) -> list[Line]:
     name = cut_name(shown(status.run), max(24, width - cells(shown(where)) - 2))
     gap = width - cells(name) - cells(shown(where))
     lines: list[Line] = [(Piece(name, "bold"), *([Piece(" " * gap + where)] if gap >= 2 and where else []))]
-    failed = status.over and status.ending.exit_status != 0
+    failed = status.over and status.exit_status != 0
     style = "red" if failed else "green" if status.phase in ("running", "ended") else "bold"
     state, *rest = folded(shown(_state(view)), width, first=f"{status.state:<{LABEL - 1}} ", rest=" " * LABEL)
     lines.append((Piece(state[: len(status.state)], style), Piece(state[len(status.state) :])))
@@ -114,7 +114,7 @@ def _state(view: View) -> str:
 
 
 def _facts(view: View) -> list[tuple[str, str]]:
-    status, exit_status = view.status, view.status.ending.exit_status
+    status, exit_status = view.status, view.status.exit_status
     rows = []
     if status.over and exit_status is not None and status.ending.reason != Reason.EXIT:
         rows.append(("exit", str(exit_status)))

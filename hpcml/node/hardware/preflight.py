@@ -23,14 +23,14 @@ class UnfitError(Exception):
 
 
 class Inspection:
-    """The probe of this node, in a child process: it asks NVML and UCX, which the parent of workers must not touch.
+    """The probe of this node, in a child process: it asks driver and UCX, which the parent of workers must not touch.
 
     CPU workers over TLS need nothing of it, and their node is not looked at.
     """
 
     def __init__(self, context: Context) -> None:
         self.context, settings = context, context.settings
-        needed = settings.gpus or settings.network.protocol == "ucx" or settings.network.interconnect == "rdma"
+        needed = settings.gpus or settings.network.protocol == "ucx" or settings.interconnect.require == "rdma"
         self.question = Question("this node", _probe) if needed else None  # safe: this process has one Python thread
 
     def end(self) -> None:

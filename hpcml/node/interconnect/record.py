@@ -34,7 +34,7 @@ def write(context: Context, measurement: Measurement, result: Result, seconds: f
     return {
         "line": result.line,
         "ok": result.ok,
-        "problem": check_policy(context.settings.network.interconnect, result),
+        "problem": check_policy(context.settings.interconnect.require, result),
         "remedy": result.remedy,
         "problems": list(result.problems),
         **check_record,
@@ -57,7 +57,7 @@ def obey(state: RunState, answer: Mapping[str, Any]) -> None:
     if not (problem := str(answer["problem"])):
         return
     say(state.context, f"fabric: {problem}")
-    if state.context.settings.network.interconnect == "rdma":
+    if state.context.settings.interconnect.require == "rdma":
         where = "See fabric.json in the run's directory. "
         where += "To let runs continue after a failed check, set interconnect.require = 'warn'."
         hint = str(answer.get("remedy") or where)

@@ -140,8 +140,8 @@ def network(settings: Settings, interface: str) -> str:
         protocol = "hpcml chooses the protocol on the nodes"
         if settings.ucx == "rdma":
             protocol = "UCX if all nodes have RDMA, else TLS (network.private)"
-    is_checked = settings.gpus or network.protocol == "ucx" or network.interconnect == "rdma"
-    checked = _CHECKED.get(network.interconnect, "") if is_checked else ""
+    is_checked = settings.gpus or network.protocol == "ucx" or settings.interconnect.require == "rdma"
+    checked = _CHECKED.get(settings.interconnect.require, "") if is_checked else ""
     return f"{protocol}{f', {interface}' if network.interface else ''}{checked}"
 
 

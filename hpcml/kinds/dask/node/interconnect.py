@@ -184,7 +184,7 @@ async def _ask(
 
 async def _join_nccl(scheduler: Scheduler, everyone: list[Named], context: Context) -> dict[str, Any]:
     """Make a communicator over all workers, while they open each other's memory; {} if NCCL is not to be looked at."""
-    if context.settings.workers.gpu is None or not context.settings.network.nccl or len(everyone) < 2:
+    if context.settings.workers.gpu is None or not context.settings.interconnect.nccl or len(everyone) < 2:
         return {}
     unique_id = await _answer(scheduler.rpc(everyone[0][1]).hpcml_nccl_id())
     if isinstance(unique_id, dict):

@@ -55,13 +55,13 @@ def is_wanted(settings: Settings) -> bool:
     """Whether the settings ask for a check before the ranks, and the run has something between which to make it."""
     if settings.job.nodes * _each(settings) < 2:
         return False
-    return settings.code.form is Form.FABRIC or settings.network.interconnect == "rdma"
+    return settings.code.form is Form.FABRIC or settings.interconnect.require == "rdma"
 
 
 def reads_logs(settings: Settings) -> bool:
     """Whether the logs of NCCL in the ranks tell of the interconnect."""
-    network, count = settings.network, settings.job.nodes * _each(settings)
-    return settings.gpus > 0 and count > 1 and network.interconnect == "warn" and network.nccl
+    check, count = settings.interconnect, settings.job.nodes * _each(settings)
+    return settings.gpus > 0 and count > 1 and check.require == "warn" and check.nccl
 
 
 def _each(settings: Settings) -> int:
@@ -231,7 +231,7 @@ def judged(context: Context, answers: Mapping[str, Mapping[str, Any]], seconds: 
         if missing := next((one["missing"] for one in answer["results"] if "missing" in one), ""):
             line, is_required = (
                 f"the interconnect was not checked: {missing} ({node})",
-                context.settings.network.interconnect == "rdma",
+                context.settings.interconnect.require == "rdma",
             )
             remedy = "install torch in the run's Python environment, or set interconnect.require=warn"
             return {"line": line, "ok": not is_required, "problem": line if is_required else "", "remedy": remedy}
