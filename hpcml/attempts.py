@@ -10,6 +10,7 @@ from hpcml import files, records
 from hpcml.errors import STOPPED
 from hpcml.paths import RunPaths
 from hpcml.recorded import Allocated, Event, Recorded
+from hpcml.states import State
 from hpcml.units import format_seconds
 
 NO_STATUS = "the run's processes exited without writing a status"
@@ -43,7 +44,7 @@ class Attempt(NamedTuple):
     @property
     def outcome(self) -> str:
         """Its state as a person reads it: a script that saves and stops has not failed, though Slurm says so."""
-        return "SAVED" if (self.state, self.exit_status) == ("FAILED", STOPPED) else self.state or "UNKNOWN"
+        return "SAVED" if (self.state, self.exit_status) == (State.FAILED, STOPPED) else self.state or State.UNKNOWN
 
     @property
     def seconds(self) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import fnmatch
+import itertools
 import json
 import re
 import subprocess
@@ -16,6 +17,7 @@ import jinja2.nodes
 import pytest
 
 from hpcml import assets, hooks, kinds, listening
+from hpcml.states import ACTIVE, ENDED, PENDING, STATE_BY_PHASE, Phase, State
 from tests import words
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -185,6 +187,20 @@ def test_every_value_in_a_template_passes_a_filter() -> None:
                     assert node.name in FILTERS, place
 
 
+def test_the_page_s_table_is_in_the_order_of_the_contract() -> None:
+    """A row may name several modules; those below another package have its place."""
+    contract = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]
+    layers = next(one["layers"] for one in contract["contracts"] if one["type"] == "layers")
+    place = {name: number for number, layer in enumerate(layers) for name in re.split(r" [|:] ", layer)}
+    page = (ROOT / "docs/architecture.md").read_text(encoding="utf-8").partition("\n| folder or module |")[2]
+    rows = [re.findall(r"`([\w/]+)`", line.split("|")[1]) for line in page.partition("\n\n")[0].splitlines()[2:]]
+    assert {name for row in rows for name in row if "/" not in name} == {*place} - {"__main__"}
+    places = [sorted(place[name.partition("/")[0]] for name in row) for row in rows]
+    assert all(above[-1] <= below[0] for above, below in itertools.pairwise(places)), (
+        "a row is above one that imports it"
+    )
+
+
 # -- core and features -----------------------------------------------------------------------------------------------------
 
 SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["hpcml"]
@@ -254,25 +270,25 @@ COMPLEX = {
 }
 # The lines of each package, which may only fall: a commit that raises a number says what this buys.
 MOST_LINES = {
-    ".": 5382,
+    ".": 5465,
     "api": 966,
-    "cli": 7299,
-    "doctor": 1540,
-    "failures": 2886,
-    "images": 1052,
-    "kinds": 10215,
-    "node": 11063,
+    "cli": 7312,
+    "doctor": 1538,
+    "failures": 2888,
+    "images": 1048,
+    "kinds": 10205,
+    "node": 11067,
     "options": 824,
-    "plan": 836,
-    "remote": 3546,
+    "plan": 835,
+    "remote": 3548,
     "repairs": 984,
-    "report": 2285,
+    "report": 2286,
     "request": 537,
-    "runs": 7801,
-    "schedulers": 2632,
+    "runs": 7824,
+    "schedulers": 2626,
     "sites": 1478,
-    "survey": 1071,
-    "sweeps": 1445,
+    "survey": 1070,
+    "sweeps": 1446,
 }
 
 
@@ -643,7 +659,6 @@ SEARCHES = {"search", "match", "fullmatch", "findall", "finditer"}
 LOOKS_AT_SENTENCES = {
     ("cli.why", "cause_of"): "the same sentence is not shown twice",
     ("cli.why", "tell_end"): "the same sentence is not shown twice",
-    ("doctor.nodes", "_trouble"): "nodes with the same trouble are named in one sentence",
     ("node.run_state", "warn"): "the same warning is not given twice",
     ("runs.status", "_with_files"): "the same warning is not given twice",
     ("runs.listing", "_read"): "the same error is not shown twice",
@@ -652,13 +667,22 @@ LOOKS_AT_SENTENCES = {
 
 
 def _sentences_looked_at(tree: ast.AST) -> list[ast.expr]:
-    """Return the expressions that compare a sentence with a text, cut it, or search in it."""
+    """Return the expressions that compare a sentence, or a name for one, with a text, cut it, or search in it."""
+    names: set[str] = set()
 
     def is_sentence(node: ast.expr) -> bool:
+        if isinstance(node, ast.Name):
+            return node.id in names
         if isinstance(node, ast.Subscript):
             return isinstance(node.slice, ast.Constant) and node.slice.value in SENTENCES
         return isinstance(node, ast.Attribute) and node.attr in SENTENCES
 
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign):
+            for target in node.targets:
+                one = not (isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple))
+                pairs = [(target, node.value)] if one else zip(target.elts, node.value.elts, strict=False)  # type: ignore[attr-defined]
+                names |= {name.id for name, value in pairs if isinstance(name, ast.Name) and is_sentence(value)}
     found: list[ast.expr] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Compare):
@@ -688,6 +712,7 @@ def test_no_code_decides_by_a_sentence_for_people() -> None:
         '"out of memory" in end.message', 'slot.last_end == "killed"', 'status.message.startswith("the time limit")',
         'end.hint.rpartition("s were lost: ")', 're.search("held by", run.message)', 'PATTERN.match(mark["last_ends"])',
         'sentence not in state.warnings', 'answer.next_step.split(":")',
+        'mark, text = "ok", status.message\nif text.endswith(" status 1"): pass',
     ],
 )  # fmt: skip
 def test_looks_at_sentences_are_found(code: str) -> None:
@@ -704,6 +729,36 @@ def test_no_rule_knows_a_line_that_hpcml_writes() -> None:
         "worker-memory", "worker-oom", "worker-exit", "worker-segfault", "worker-abort", "worker-bus", "worker-killed",
         "frozen", "thawed",
     }  # fmt: skip
+
+
+def _bare_words(tree: ast.AST) -> list[ast.Compare]:
+    """Return comparisons of a phase or a state with a word of hpcml.states that is no member."""
+    words = {"phase": {*Phase}, "state": {*State}, "job_state": {*State}}
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Compare):
+            sides = (node.left, *node.comparators)
+            wanted = [words.get(side.attr, set()) for side in sides if isinstance(side, ast.Attribute)]
+            texts = {one.value for side in sides for one in ast.walk(side) if isinstance(one, ast.Constant)}
+            found += [node] if any(texts & kind for kind in wanted) else []
+    return found
+
+
+def test_phases_and_states_are_members() -> None:
+    for name, path in MODULES.items():
+        assert not _bare_words(ast.parse(path.read_text())), name
+    for code in ('run.phase == "ended"', 'end.state in ("FAILED", "TIMEOUT")', '"CANCELLED" != status.state'):
+        assert _bare_words(ast.parse(code))
+    assert not _bare_words(
+        ast.parse('run.phase == Phase.ENDED or row.state == "pruned" or mark["state"] == "starting"')
+    )
+
+
+def test_every_state_of_a_job_means_one_thing() -> None:
+    """The words are Slurm's; those of runs alone are no job's."""
+    groups = [*PENDING, *ACTIVE, *ENDED, State.REFUSED, State.PREPARED, State.UNREADABLE]
+    assert sorted(groups) == sorted(State)
+    assert {*Phase} - {*STATE_BY_PHASE} == {Phase.ENDED}
 
 
 # Texts of users' programs and hints about them; what runs in an image without hpcml; what a worker's nanny hands over.

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from hpcml import hooks, repairs
 from hpcml.cli import commands, common
 from hpcml.errors import MEANING, STOPPED, UNREACHABLE
+from hpcml.states import Phase
 from hpcml.terminal import columns, fitted, say, say_fitted, say_state
 
 _NAMED = 3  # files that were brought
@@ -54,7 +55,7 @@ def show(run: directories.Run, *, as_json: bool, all_notes: bool, host: str) -> 
     from hpcml.runs import status as run_status
 
     run, status = run_status.now(run)
-    code = UNREACHABLE if status.allocation.silent and status.phase == "unknown" else 0
+    code = UNREACHABLE if status.allocation.silent and status.phase == Phase.UNKNOWN else 0
     request = request_cost.described(run, status)
     if as_json:
         common.print_json(request)
@@ -76,7 +77,7 @@ def show(run: directories.Run, *, as_json: bool, all_notes: bool, host: str) -> 
             say(f"{title:<10} {command}")  # whole: it is to be copied
     for line in status.ending.quote:
         say(f"  | {line}")
-    if status.phase == "prepared" and run.submission:
+    if status.phase == Phase.PREPARED and run.submission:
         say("Submit the run with:")
         say(run.submission.line)  # whole, also on a narrow terminal: it is to be copied
     elif status.hint:
@@ -90,7 +91,7 @@ def _say_lines(lines: Sequence[tuple[str, str]]) -> None:
         folded = fitted(value, columns(sys.stdout), first=f"{key:<10} ", rest=" " * 11)
         for number, line in enumerate(folded):
             is_state = key == "state" and number == 0
-            say_state(line, 11, colour=is_state and common.has_coloured_output())
+            say_state(line, 11, common.state_colours() if is_state else {})
 
 
 def _lines(
@@ -111,7 +112,7 @@ def _lines(
     lines += _of_allocation(status.allocation)
     if status.alone:
         lines.append(("cluster", status.no_cluster))
-    elif status.phase in ("starting", "running"):
+    elif status.phase in (Phase.STARTING, Phase.RUNNING):
         lines.append((f"{status.noun}s", f"{status.cluster.workers}/{status.planned.expected}"))
     values = status.fields()
     keys = ("jupyter", "versions", "protocol", "address", "security", "fabric")

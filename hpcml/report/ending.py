@@ -14,6 +14,7 @@ from hpcml.failures.evidence import Line
 from hpcml.kind import Kind
 from hpcml.paths import AttemptPaths, RunPaths
 from hpcml.recorded import Recorded
+from hpcml.states import State
 
 _OPENS = (  # the beginning of a profile's name, and the command that opens one
     ("dask.html", "python -m webbrowser"),
@@ -28,7 +29,7 @@ _UNFINISHED = ".tmp"  # what memray leaves of a process that was killed while it
 class Ending(NamedTuple):
     """How a run ended, and why, as its report shows it."""
 
-    end: End = End(ended_as="RUNNING", over=False, message="the run has not written how it ended")
+    end: End = End(ended_as=State.RUNNING, over=False, message="the run has not written how it ended")
     cause: str = ""  # a sentence, empty where it did not fail
     evidence: tuple[Line, ...] = ()  # lines that show the cause
     followed: tuple[Line, ...] = ()  # lines of what followed from it

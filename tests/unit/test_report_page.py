@@ -255,7 +255,9 @@ def test_a_report_of_damaged_files(tmp_path: Path) -> None:
     for text in ("", "{", '{"inside": 3, "directives": 5, "name": []}'):
         for path in (paths.plan, paths.status, paths.events, node, paths.attempt(0).samples_of_kind("dask")):
             path.write_text(text)
-        assert "</html>" in make(paths, 0, DASK).read_text()
+        page = make(paths, 0, DASK).read_text()
+        assert "</html>" in page
+        assert "plan.json cannot be used: " in page
 
 
 def test_a_counter_that_falls_is_a_reset() -> None:
