@@ -147,6 +147,8 @@ FAULTS = (
     F("hpcml/api/map.py", "    atexit.register(_end, jobs)\n", "", "local points run on after the program that began them", True),
     F("hpcml/api/map.py", "            return  # nothing is known, and so nothing has ended\n", "            states = {}\n", "a Slurm that does not answer ends the points of hpcml.map"),
     F("hpcml/api/map.py", "_OVER = ENDED - {State.UNKNOWN} | {_GONE}", "_OVER = ENDED | {_GONE}", "a point that Slurm was not asked about counts as ended"),
+    F("hpcml/hooks.py", '"check of a plan": ("hpcml.runs.checks.check_plan",),', '"check of a plan": (),', "a script that does not compile takes its nodes"),
+    F("hpcml/schedulers/__init__.py", "if nodes is None and not get(name).ONE_MACHINE:", "if False:", "hpcml shell opens on the login node and names another"),
     F("hpcml/schedulers/slurm_options.py", '_log.out", "--kill-on-bad-exit=1"', '_log.out"', "a point's other nodes run on after one has failed"),
     F("hpcml/api/map.py", "visible_gpus=range(slot * gpus, (slot + 1) * gpus)", "visible_gpus=range(gpus)", "points at the same time all use the first GPU", True),
     F("hpcml/node/role.py", "    if role.every_node:\n        processes", "    if False:\n        processes", "a worker that takes too much memory costs the run its scheduler", True),
