@@ -9,13 +9,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple, TextIO
 
-from hpcml import files, kinds
+from hpcml import attempts, files, kinds
 from hpcml.failures.end import Reason
 from hpcml.forms import Form
 from hpcml.kind import Stage
 from hpcml.paths import RunPaths
 from hpcml.recorded import Recorded
-from hpcml.report import attempts
 from hpcml.runs import directories
 from hpcml.runs.status import NO_CLUSTER, Status, later_stage, optional_stages
 from hpcml.states import Phase

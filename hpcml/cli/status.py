@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Any
 
-    from hpcml.report.attempts import Attempt
+    from hpcml.attempts import Attempt
     from hpcml.runs import directories
     from hpcml.runs import status as run_status
 
@@ -49,8 +49,8 @@ def run(options: Namespace) -> int:
 
 def show(run: directories.Run, *, as_json: bool, all_notes: bool, host: str) -> int:
     """Print what is known of a run; ``host`` is how the laptop that asks names this machine, if one asks."""
+    from hpcml import attempts
     from hpcml.recorded import Recorded
-    from hpcml.report import attempts
     from hpcml.runs import request_cost
     from hpcml.runs import status as run_status
 
@@ -98,8 +98,8 @@ def _lines(
     status: run_status.Status, cause: str, before: Sequence[Attempt], asked: Mapping[str, Any]
 ) -> list[tuple[str, str]]:
     """Return the known facts of a run under their keys, of the attempts ``before`` and of what was ``asked`` for."""
+    from hpcml.attempts import sentence
     from hpcml.cli.progress import phases
-    from hpcml.report.attempts import sentence
     from hpcml.runs import request_cost
 
     progress = status.progress

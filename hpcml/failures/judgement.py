@@ -155,6 +155,20 @@ class Cause(NamedTuple):
     ranks: tuple[int, ...] = ()  # the first of those that show the same, of which there are ``occurrences``
     where: str = ""  # these ranks in words, empty where ``what`` names them
 
+    @property
+    def sentence(self) -> str:
+        """The cause in one line."""
+        nodes, occurrences = self.nodes, self.occurrences
+        text = self.what[:1].upper() + self.what[1:] if self.known else f"Not known: {self.what}"
+        named = ", ".join(nodes[:4]) + (f" and {len(nodes) - 4} more nodes" if len(nodes) > 4 else "")
+        if self.ranks:
+            text += f" ({self.where})" if self.where else ""
+        elif occurrences > 1:
+            text += f" ({occurrences} times{f' on {named}' if named else ''})"
+        elif named:
+            text += f" (on {named})"
+        return f"{text.rstrip('.')}."
+
 
 def kind_of(rule: str, *, evident: bool = True) -> str:
     """Return the kind of a failure by its rule (empty: there is none); unknown where nothing shows the cause."""

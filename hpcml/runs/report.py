@@ -8,7 +8,7 @@ from typing import Any
 
 from hpcml import files, kinds, schedulers
 from hpcml.errors import NotFoundError, StorageError
-from hpcml.report.attempts import Ending
+from hpcml.report.ending import Ending
 from hpcml.runs import directories, why
 from hpcml.runs import record as records
 from hpcml.runs import status as run_status

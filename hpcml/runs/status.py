@@ -394,13 +394,22 @@ def _with_end(current: Status, end: End) -> Status:
     return current._replace(phase=phase, message=end.message, hint=end.hint, ended=ended)
 
 
+def _after_any(current: Status, event: Event) -> Status:
+    """Return a status with an event's time, and with what the kind of the run has made of the event."""
+    reported = current.progress
+    current = current._replace(progress=reported._replace(times={**reported.times, event.name: event.time}))
+    changes = kinds.get(current.planned.kind).seen(event.name, event.facts)
+    if "differences" in changes:
+        changes["differences"] = reported.differences + changes["differences"]
+    if "security" in event.facts.facts:
+        changes["security"] = event.facts.get("security", str)
+    return current.changed(**changes) if changes else current  # most events tell no more than their time
+
+
 def _after(current: Status, event: Event) -> Status:
     """Return a status after one more event."""
     fields, reported = event.facts, current.progress
-    changes = kinds.get(current.planned.kind).seen(event.name, fields)
-    changes["differences"] = reported.differences + changes.get("differences", ())
-    security = fields.get("security", str, current.cluster.security)
-    current = current.changed(times={**reported.times, event.name: event.time}, security=security, **changes)
+    current = _after_any(current, event)
     match event.name:
         case "allocated":
             return current.changed(

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hpcml import kinds, records, schedulers
+from hpcml import attempts, kinds, records, schedulers
 from hpcml.errors import ALLOCATION_LOST, IDLE, ConfigError, NotFoundError, StorageError
 from hpcml.failures import evidence, judgement, stacks
 from hpcml.failures.end import SLURM, Reason
@@ -21,7 +21,6 @@ from hpcml.failures.rules import BY_NAME, COLLECTIVE, of_refusal
 from hpcml.failures.stacks import Group
 from hpcml.paths import SCRIPT
 from hpcml.recorded import Recorded, RecordedSpec
-from hpcml.report import attempts
 from hpcml.request.record import RunRequest
 from hpcml.runs import directories, handle, packages
 from hpcml.runs import stacks as live_stacks
@@ -78,8 +77,7 @@ class Answer(NamedTuple):
     @property
     def sentence(self) -> str:
         """The cause in one line."""
-        cause = Cause(self.cause, **{name: getattr(self, name) for name in _IN_A_SENTENCE})
-        return attempts.cause_sentence(cause)
+        return Cause(self.cause, **{name: getattr(self, name) for name in _IN_A_SENTENCE}).sentence
 
     def as_json(self) -> dict[str, object]:
         """Return the answer as a JSON-ready mapping."""
