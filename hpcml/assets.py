@@ -36,13 +36,17 @@ def folder(kind: str) -> Path:
 
 
 def node_side() -> list[str]:
-    """Return the modules that run on the nodes, relative to the folder that holds the package."""
+    """Return the modules that run on the nodes, relative to the folder that holds the package.
+
+    Of a kind of run these are all but those of its folder ``login``.
+    """
     paths = (
         "__init__.py",
         "script_api.py",
         "errors.py",
         "files.py",
         "forms.py",
+        "gpu_vendor.py",
         "hooks.py",
         "installed.py",
         "kind.py",
@@ -58,19 +62,11 @@ def node_side() -> list[str]:
         "terminal.py",
         "units.py",
         "written.py",
-        "kinds/__init__.py",
-        "kinds/__main__.py",
-        "kinds/report.py",
-        "kinds/dask/__init__.py",
-        "kinds/dask/accounting.py",
-        "kinds/dask/samples.py",
-        "kinds/ranks/__init__.py",
-        "kinds/ranks/accounting.py",
-        "kinds/ranks/variables.py",
     )
     root = len(f"{_PACKAGE}/")
-    folders = ("node", "kinds/dask/node", "kinds/ranks/node", "failures", "repairs", "report")
-    node = [f"{at}/{name}"[root:] for one in folders for at, _, names in os.walk(_PACKAGE / one) for name in names]
+    folders = ("node", "kinds", "failures", "repairs", "report")
+    walked = [walk for folder in folders for walk in os.walk(_PACKAGE / folder)]
+    node = [f"{at}/{name}"[root:] for at, _, names in walked for name in names if not at.endswith("/login")]
     return [f"hpcml/{name}" for name in (*paths, *sorted(name for name in node if name.endswith(".py")))]
 
 

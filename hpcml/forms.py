@@ -19,11 +19,6 @@ class Form(StrEnum):
     MAP = "map"  # no run: one job for each point, by submitit
     ELASTIC = "elastic"  # no run: workers as jobs, by dask-jobqueue
 
-    @classmethod
-    def read(cls, text: str) -> Form:
-        """Return the form that a file of a run names; a script if it names none."""
-        return next((form for form in cls if form == text), cls.SCRIPT)
-
     @property
     def traits(self) -> Traits:
         """What depends on the form."""

@@ -1,4 +1,4 @@
-"""What a kind of run says of itself, for the submitting side and for the nodes alike: the contract of hpcml.kinds.
+"""A kind of run: what surrounds the script of a run. docs/kinds.md shows how to write one.
 
 Around a kind, and without knowing it, are the allocation, the run's directory, the copy of the code, the supervisor,
 deadlines, exit statuses, the files' security, samples, ``why``, the report, and tunnels. docs/architecture.md shows how
@@ -7,24 +7,36 @@ the two sides meet.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Protocol, TypeVar
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from hpcml.forms import Form
 
+if TYPE_CHECKING:
+    from hpcml.settings import Settings, Workers
+
 T = TypeVar("T")
+# Types of modules above this one: a kind's own modules, to which its methods pass the values on, have their real names.
+Site = Any  # hpcml.sites.schema.Site
+Request = Any  # hpcml.request.record.RunRequest
+KindOptions = Any  # hpcml.request.option.KindOptions
+Schema = Any  # hpcml.samples.Schema
+Progress = Any  # hpcml.samples.Progress
+Accounting = Any  # hpcml.report.ledger.Accounting
+RunState = Any  # hpcml.node.run_state.RunState
 
 
 class Role(NamedTuple):
     """A process that the batch script starts beside the supervisor, as a step of its own."""
 
     name: str  # in the names of its logs and of the files with exit statuses
-    module: str  # the module whose main() runs it and returns its exit status
     every_node: bool  # one process on each node; otherwise one on the first node
     title: str  # its name in a sentence
     connected: bool = False  # whether it tells the supervisor its versions over a connection, and not by a file
     tasks: int = 1  # processes on each node, of a role on every node
     mpi: str = ""  # the kind of PMI by which Slurm connects them, as for srun --mpi; empty: the site's default
+    log: str = ""  # what its logs have, as the help of ``hpcml logs`` says it; empty: its name says it
 
 
 class Stage(NamedTuple):
@@ -91,6 +103,9 @@ class RunningScript(Protocol):
     def describe_end(self, status: int) -> str:
         """Return how the script ended, as a clause."""
 
+    def only_exited(self, status: int) -> bool:
+        """Whether that clause says no more than the exit status."""
+
     def failed_process(self) -> FailedProcess:
         """Return which of the script's processes failed first."""
 
@@ -136,19 +151,26 @@ def seen_of_fabric(event: str, fields: Facts) -> dict[str, Any]:
 
 
 class Processes(Protocol):
-    """The processes of a kind, as the supervisor sees them. It makes one object for each attempt.
+    """The processes of a kind, as the supervisor sees them. ``Kind.processes`` makes one object for each attempt.
 
-    RunEndedError (:mod:`hpcml.node.outcome`) may be raised by ``start`` and ``check``: it says how the run ends.
+    The supervisor calls ``start`` and ``run_script`` once each. Until the script has ended it calls ``step`` and
+    ``check`` in turns. Then it calls ``hindrance`` if the script ended by itself, ``close``, and ``remarks`` after a
+    script that ended well. It also calls ``close`` after an error of the others. ``start`` and ``check`` may raise
+    RunEndedError (:mod:`hpcml.node.outcome`), which says how the run ends.
     """
 
     def start(self) -> dict[str, str]:
         """Wait until the script can begin, and return its environment.
 
-        An event of the startup says in its field ``security`` who may talk to the processes, in one line.
+        Each stage of ``Kind.startup`` has then its event. An event of the startup says in its field ``security`` who
+        may talk to the processes, in one line.
         """
 
     def step(self) -> None:
-        """Take in what the processes say, for at most one tick of the supervisor."""
+        """Take in what the processes say, for at most one tick of the supervisor, and tick ``state.clock``.
+
+        Without the tick no time passes for deadlines, and no step counts as gone.
+        """
 
     def check(self) -> None:
         """End the run if a process was lost that it needs, with the exit status that this means."""
@@ -159,40 +181,50 @@ class Processes(Protocol):
     def hindrance(self, status: int) -> Hindrance | None:
         """Return what ended or spoiled the script that exited with a status, None if it is the script's own end.
 
-        The supervisor calls it once, after the script's end.
+        The supervisor calls it at most once, after the script's end.
         """
+        return None
 
     def close(self) -> float:
-        """Tell the processes to end, and return how many seconds they may take."""
+        """Tell the processes to end, and return how many seconds they may take.
+
+        The supervisor calls it also if ``start`` failed. Then it waits until the steps of all roles have ended, but not
+        longer than these seconds.
+        """
+        return 0.0
 
     @property
     def silent(self) -> bool:
         """Whether nothing is heard of the processes any more."""
+        return False
 
     def remarks(self) -> list[str]:
         """Return what a user should know of a script that ended well."""
+        return []
 
 
-class Kind(NamedTuple):
-    """A kind of run."""
+class Kind(ABC):
+    """A kind of run. A subclass has what is its own; the rest is as for a script that has no processes around it.
 
-    name: str
-    options: str  # the login node's module with the options that only this kind has: OPTIONS, a KindOptions
-    plan: str  # the login node's module with its part of the plan, hpcml.plan.plan.KindPlan
-    roles: tuple[Role, ...]  # in the batch script's order; a run may lack the last ones (KindPlan.roles)
-    processes: str  # the module on the nodes that has the class Processes(state, folders)
-    reset: str  # the module that resets the processes between two points of a sweep; empty: no sweeps in one job
-    in_script: str  # the module whose install() changes the script's interpreter, empty without one
-    programs: Mapping[Form, str]  # the module that runs a form for which hpcml has a program of its own
+    The login node and the compute nodes both import a kind, so its module imports nothing of its folder but constants.
+    The methods import what they need: from the folder ``login`` on the login node, from ``node`` on the nodes. All of
+    the folder but ``login`` travels with the run.
+    """
+
+    name: str  # in plan.json, and an option of that name chooses the kind
+    roles: tuple[Role, ...]  # in the batch script's order
     startup: tuple[Stage, ...]  # in their order
     ready: str  # the event after which the script can begin
     noun: str  # one of its processes, of which a run has ``expected``
-    threads: str  # the setting for the threads of one process, empty without one
-    ends: tuple[EndOfKind, ...]
-    seen: Callable[[str, Facts], dict[str, Any]]  # by an event: new values of fields of Status; differences add up
+    threads: str = ""  # the setting for the threads of one process, empty without one
+    ends: tuple[EndOfKind, ...] = ()
     services: tuple[str, ...] = ()  # the web services that its runs may have, to which tunnels lead
-    samples: str = ""  # the module with SCHEMA: what its own processes measure (hpcml.samples), empty without one
-    accounting: str = ""  # the module with ACCOUNTING: its part of the report (hpcml.report.ledger), empty without one
+    ranks: Role | None = None  # the role whose agents run the script as numbered ranks; None: the script is one process
+    has_cluster: bool = False  # the script connects to its processes, which may start then (workers.start)
+    # Names of modules that another interpreter imports, beside the user's script or in its place
+    programs: Mapping[Form, str] = {}  # it is run in place of a script, by the form that hpcml has a program for
+    in_script: str = ""  # its install() changes the script's interpreter
+    reset: str = ""  # it resets the processes between two points of a sweep; empty: no sweeps in one job
 
     def role(self, name: str) -> Role | None:
         """Return a role by its name, None if this kind has no such role."""
@@ -202,3 +234,125 @@ class Kind(NamedTuple):
     def agent(self) -> Role:
         """The role that runs on every node: its sign of life, its sample, and the processes that it starts there."""
         return next(role for role in self.roles if role.every_node)
+
+    # -- on the login node: before the submission, in this order -------------------------------------------------------
+
+    def options(self) -> KindOptions | None:
+        """Return the options that only this kind has; None if there is none.
+
+        hpcml.options.table calls it once. What the user gave is in ``request.of_kind``, by the options' names.
+        """
+        return None
+
+    def decided(self, site: Site, request: Request) -> Site:
+        """Return the site with what the kind decides; UsageError or ConfigError if the request cannot be met.
+
+        The plan calls it first, with the site's defaults in the request, and uses the returned site from then on.
+        """
+        return site
+
+    def planned_roles(self, request: Request) -> tuple[Role, ...]:
+        """Return those of the roles that this run has, in their order; the plan makes a step of each."""
+        return self.roles
+
+    def reasons(self, site: Site, request: Request) -> list[str]:
+        """Return why the plan came out so, as far as the kind decided it; ``--dry-run`` shows it after "because"."""
+        return []
+
+    @abstractmethod
+    def workers(self, site: Site, request: Request, memory: int) -> Workers:
+        """Return the processes of each node, which has ``memory`` bytes of memory, 0 if that is unknown.
+
+        The plan calls it after the scheduler has laid out the job, and writes the result into plan.json.
+        """
+
+    def environment(self, site: Site, request: Request) -> tuple[tuple[str, str], ...]:
+        """Return the variables that all roles share; the site's own variables replace them."""
+        return ()
+
+    def profilers(self, request: Request) -> tuple[str, ...]:
+        """Return the profilers that the request asks for; UsageError if there is no such profiler."""
+        return ()
+
+    def notices(self, settings: Settings) -> list[str]:
+        """Return what the user should know of the kind's decisions; each submission prints it."""
+        return []
+
+    def connects(self, request: Request) -> bool:
+        """Whether the job's launcher connects the ranks to each other, so that the script need not do it.
+
+        The check of the user's script calls it.
+        """
+        return False
+
+    def packages(self, settings: Settings) -> Mapping[str, Sequence[str]]:
+        """Return by option the packages that the run's Python must have for it.
+
+        The submission refuses a Python that lacks one, and names the option.
+        """
+        return {}
+
+    def check(self, settings: Settings, scheduler: str) -> None:
+        """Raise SiteError if the site's scheduler cannot do what the settings need.
+
+        The submission calls it last, before it writes anything; it may ask the scheduler within a few seconds.
+        """
+        return
+
+    # -- on the login node: what is shown ------------------------------------------------------------------------------
+
+    def condition(self, settings: Settings) -> str:
+        """Return when the processes start, for ``--dry-run`` to show before them; empty: before the script."""
+        return ""
+
+    def network(self, settings: Settings) -> str:
+        """Return the line of ``--dry-run`` on the network of a run on several nodes."""
+        interface = settings.network.interface
+        return f"interface {interface}" if interface else "hpcml chooses the network interface on the nodes"
+
+    def lines(self, settings: Settings, variables: Sequence[str]) -> list[tuple[str, str]]:
+        """Return more lines of ``--dry-run``, titles and texts; ``variables`` are names of the user's own variables."""
+        return []
+
+    def seen(self, event: str, fields: Facts) -> dict[str, Any]:
+        """Return the new values of fields of :class:`hpcml.runs.status.Status` after an event; ``differences`` add up.
+
+        ``status`` calls it for each event of events.jsonl, in order. KeyError or TypeError mean a damaged event.
+        """
+        return seen_of_fabric(event, fields)
+
+    def progress(self, samples: Sequence[Any], nodes: Sequence[str]) -> Progress | None:
+        """Return what ``hpcml top`` shows of its newest samples, the oldest first, on these nodes; None: nothing.
+
+        It is called only for a kind with ``samples``, and with one sample or more.
+        """
+        return None
+
+    # -- on both sides -------------------------------------------------------------------------------------------------
+
+    def samples(self) -> Schema | None:
+        """Return the columns of what its own processes measure; None: they measure nothing.
+
+        hpcml.samples calls it to read, and the kind's own process to write.
+        """
+        return None
+
+    def accounting(self) -> Accounting | None:
+        """Return its part of the report, and its rules for advice; None: it has none."""
+        return None
+
+    # -- on the nodes --------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def main_of(self, role: str) -> Callable[[], int]:
+        """Import a role, and return the function that runs it until its end and returns its exit status.
+
+        hpcml.node.role calls it in the role's own process, once.
+        """
+
+    @abstractmethod
+    def processes(self, state: RunState, folders: Any) -> Processes:
+        """Return the object by which the supervisor follows the processes of an attempt.
+
+        The supervisor calls it once in each attempt; ``folders`` is an ExitStack that it closes after the run's end.
+        """

@@ -26,7 +26,7 @@ class Listener(NamedTuple):
 
 
 SUPERVISOR = Listener(
-    "hpcml's supervisor in a Dask run",
+    "hpcml's supervisor in a Dask run, for the scheduler",
     "a unix socket, 0600 in a 0700 folder",
     "the user",
     "nothing: the kernel refuses the connection",
@@ -44,7 +44,7 @@ KERNEL_OUTPUT = Listener(
     "nothing: the kernel refuses the connection",
 )
 AGENTS = Listener(
-    "the supervisor of a run of ranks, for the nodes' agents",
+    "hpcml's supervisor, for the nodes' agents",
     "a TCP port on each IPv4 address of the first node, or on `network.interface` (loopback if the run has one node)",
     "holders of the attempt's key (HMAC-SHA256); lines are authenticated, **not encrypted**",
     "16 random bytes to sign; closed after 5 s; at most 1,024 such connections, then the oldest is closed",

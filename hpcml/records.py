@@ -56,25 +56,35 @@ def salvage(kind: type[T], table: object) -> tuple[T, list[str]]:
     return record, [problem.lstrip() for problem in problems]
 
 
-def plain(value: Any, *, digits: int | None = None, spread: tuple[type, ...] = ()) -> Any:
+def plain(value: Any, *, digits: int | None = None, brief: bool = False, spread: tuple[type, ...] = ()) -> Any:
     """Return a value, and all that it holds, as tables, lists and what else JSON and TOML know.
 
-    ``digits`` are those that a float keeps after the point; ``spread`` is as in :func:`read`.
+    Parameters
+    ----------
+    digits
+        Those that a float keeps after the point; all of them if no number is given.
+    brief
+        Whether fields that have their default are left out.
+    spread
+        As in :func:`read`.
     """
-    if isinstance(value, float) and digits is not None:
-        return round(value, digits)
-    if value is None or type(value) in (str, int, float, bool):
+    if value is None or type(value) in (str, int, bool):
         return value
+    if type(value) is float:
+        return value if digits is None else round(value, digits)
     if fields := getattr(value, "_fields", None):
         table: dict[str, Any] = {}
         for name in fields:
-            part = plain(getattr(value, name), digits=digits, spread=spread)
-            table |= part if isinstance(getattr(value, name), spread) else {name: part}
+            field = getattr(value, name)
+            if brief and name in value._field_defaults and value._field_defaults[name] == field:
+                continue
+            part = plain(field, digits=digits, brief=brief, spread=spread)
+            table |= part if isinstance(field, spread) else {name: part}
         return table
     if isinstance(value, Mapping):
-        return {name: plain(part, digits=digits, spread=spread) for name, part in value.items()}
+        return {name: plain(part, digits=digits, brief=brief, spread=spread) for name, part in value.items()}
     if isinstance(value, (tuple, list)):
-        return [plain(part, digits=digits, spread=spread) for part in value]
+        return [plain(part, digits=digits, brief=brief, spread=spread) for part in value]
     return value.text if hasattr(value, "text") else str(value)
 
 

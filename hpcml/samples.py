@@ -10,7 +10,6 @@ What a node measures is declared here, what the processes of a kind of run measu
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -60,16 +59,16 @@ class Pressure(NamedTuple):
 
 
 class GpuSample(NamedTuple):
-    """What NVML measured of a GPU."""
+    """What its driver measured of a GPU."""
 
     use: Number | None = None  # percent of the time in which some kernel ran
     memory: Number | None = None  # bytes in use
     power: Number | None = None  # W
     temperature: Number | None = None  # °C
     clock: Number | None = None  # MHz of the SMs
-    throttle: Number | None = None  # NVML's bits of why clocks are lower
+    throttle: Number | None = None  # the vendor's bits of why clocks are lower
     nvlink: Traffic = Traffic()  # cumulative bytes over all links
-    pcie: Traffic = Traffic()  # bytes per second, over NVML's last 20 ms
+    pcie: Traffic = Traffic()  # bytes per second, over the driver's last 20 ms
     energy: Number | None = None  # J, cumulative
 
 
@@ -90,7 +89,7 @@ class NodeSample(NamedTuple):
 class Gpu(NamedTuple):
     """A GPU of the job, which does not change."""
 
-    number: int  # NVML's index
+    number: int  # the driver's index
     uuid: str
     name: str
     memory: Number | None  # bytes
@@ -129,7 +128,7 @@ class Event(NamedTuple):
 
     t: float  # seconds since 1970 by the node's clock
     event: str
-    gpu: int | None = None  # NVML's index
+    gpu: int | None = None  # the driver's index
     xid: int | None = None
     kills: int | None = None
 
@@ -185,6 +184,35 @@ class Schema(NamedTuple, Generic[S]):
 
 
 NODE = Schema("node", NodeSample, {"gpus": GpuSample})
+
+
+class Work(NamedTuple):
+    """The tasks of a kind's processes and their data, as ``hpcml top`` shows them; None is not known."""
+
+    known: int | None = None  # tasks
+    done: int | None = None  # tasks
+    processing: int | None = None  # tasks that workers have been given
+    erred: int | None = None  # tasks
+    rate: float | None = None  # tasks per second
+    left: float | None = None  # seconds, None where tasks are still added
+    spilled: float | None = None  # bytes on disk
+    transfer: float | None = None  # bytes per second between workers
+    spill: float | None = None  # bytes per second to and from disk
+
+
+class Progress(NamedTuple):
+    """What a kind makes of its own samples: the work of all, and by node its processes and their bytes on disk."""
+
+    work: Work
+    workers: Mapping[str, int]
+    spilled: Mapping[str, float]
+
+
+def rate(before: Number | None, after: Number | None, seconds: float) -> float | None:
+    """Return a counter's change per second, None where the counter began again or is not known."""
+    if before is None or after is None or seconds <= 0 or after < before:
+        return None
+    return (after - before) / seconds
 
 
 def total(values: Iterable[Number | None]) -> float | None:
@@ -379,9 +407,9 @@ def _node(lines: Iterable[bytes]) -> NodeSeries | None:
 
 
 def _of_kind(kind: Kind, lines: Iterable[bytes]) -> Series[Any] | None:
-    if not kind.samples:
+    if (schema := kind.samples()) is None:
         return None
-    table, samples, _ = _read(lines, importlib.import_module(kind.samples).SCHEMA)
+    table, samples, _ = _read(lines, schema)
     return None if table is None else Series(float(_number(table.get("every")) or 0.0), tuple(samples))
 
 

@@ -15,7 +15,7 @@ import jinja2
 import jinja2.nodes
 import pytest
 
-from hpcml import assets, hooks, listening
+from hpcml import assets, hooks, kinds, listening
 from tests import words
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -59,6 +59,7 @@ def _packages(path: Path) -> set[str]:
 
 
 MODULES = _modules()
+KINDS = {f"hpcml/kinds/{kind}/__init__.py" for kind in kinds.KINDS}
 
 
 def test_imports_go_in_one_direction() -> None:
@@ -77,10 +78,12 @@ def test_the_nodes_side_needs_no_package_but_those_that_are_there() -> None:
 
 
 def test_what_travels_with_a_run_is_all_that_the_nodes_side_imports() -> None:
-    """But for the names of hpcml that only the login node's side has."""
+    """But for the names of hpcml, and methods of a kind, that only the login node's side has."""
     travels = set(assets.node_side())
     for path in travels:
-        of_the_login_node = ("hpcml.api.", "hpcml.runs.") if path == "hpcml/__init__.py" else ()
+        of_the_login_node: tuple[str, ...] = ("hpcml.api.", "hpcml.runs.") if path == "hpcml/__init__.py" else ()
+        if path in KINDS:
+            of_the_login_node = (f"{path.removesuffix('/__init__.py').replace('/', '.')}.login",)
         for name in _imports(ROOT / path):
             if name.startswith(of_the_login_node):
                 continue
@@ -95,8 +98,8 @@ def test_what_travels_with_a_run_is_all_that_the_nodes_side_imports() -> None:
     [
         "units", "errors", "paths", "request.option", "request.options", "request.record", "options.table",
         "plan.plan",
-        "plan.batch_script", "plan.container", "kinds.dask.options", "kinds.dask.plan",
-        "kinds.ranks.options", "kinds.ranks.plan", "kinds.ranks.variables", "schedulers.slurm_options",
+        "plan.batch_script", "plan.container", "kinds.dask.login.options", "kinds.dask.login.plan",
+        "kinds.ranks.login.options", "kinds.ranks.login.plan", "kinds.ranks.variables", "schedulers.slurm_options",
     ],
 )  # fmt: skip
 def test_what_decides_neither_acts_nor_reads_a_clock(name: str) -> None:
@@ -129,6 +132,24 @@ def test_what_is_asked_for_often_imports_little(command: list[str], tmp_path: Pa
                           capture_output=True, text=True, check=True, cwd=tmp_path)  # fmt: skip
     loaded = {module.partition(".")[0] for module in json.loads(done.stderr.splitlines()[-1])}
     assert not loaded & {"dask", "distributed", "rich", "jinja2", "numpy", "cryptography", "tornado"}
+
+
+def test_one_kind_of_run_is_imported_by_few() -> None:
+    """By the table of kinds, and by what a script calls; all others take a kind from the table."""
+    of_a_kind = tuple(f"hpcml.kinds.{kind}" for kind in kinds.KINDS)
+    importers = {
+        name
+        for name, path in MODULES.items()
+        if not f"hpcml.{name}".startswith(of_a_kind) and any(word.startswith(of_a_kind) for word in _imports(path))
+    }
+    assert importers == {"kinds", "script_api", "api.elastic"}
+
+
+def test_a_kind_is_imported_without_what_only_one_machine_needs() -> None:
+    """Its module stands on both sides: methods import what they need of the folders ``login`` and ``node``."""
+    code = "import sys, hpcml.kinds; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True).stdout
+    assert not re.findall(r"hpcml\.kinds\.\w+\.(?:node|login)\S*|hpcml\.(?:node|request|sites|samples)\S*", loaded)
 
 
 @pytest.mark.parametrize("site", ["local", "slurm"])
@@ -214,6 +235,95 @@ def test_each_name_in_the_table_of_hooks_is_a_function_that_the_core_calls() -> 
             f"{point}: not a feature"
         )
         assert re.search(rf"""hooks\.(?:added|only|collected)\(\s*["']{re.escape(point)}["']""", texts), point
+
+
+# -- size --------------------------------------------------------------------------------------------------------------
+
+MOST_COMPLEX, HIGHEST = 20, 30
+# The functions of which more than 20 paths are counted, and how many: none may rise, and no other may come.
+COMPLEX = {
+    "doctor.ports._of_all": 23,
+    "failures.evidence.logs": 25,
+    "failures.judgement._judged": 23,
+    "failures.judgement._of": 24,
+    "failures.judgement._out_of_memory": 24,
+    "failures.judgement._signalled": 29,
+    "kinds.dask.node.run_cluster.__init__": 23,
+    "node.interconnect.result._of_collective": 29,
+    "runs.waiting.follow": 30,
+    "sweeps.record.progress": 21,
+}
+# The lines of each package, which may only fall: a commit that raises a number says what this buys.
+MOST_LINES = {
+    ".": 5273,
+    "api": 966,
+    "cli": 7327,
+    "doctor": 1538,
+    "failures": 2870,
+    "images": 1051,
+    "kinds": 10205,
+    "node": 10455,
+    "options": 826,
+    "plan": 881,
+    "remote": 3545,
+    "repairs": 984,
+    "report": 2400,
+    "request": 537,
+    "runs": 7934,
+    "schedulers": 2632,
+    "sites": 1548,
+    "survey": 1070,
+    "sweeps": 1443,
+}
+
+
+def _complexity(node: ast.AST) -> int:
+    """Return how many decisions are in a function, without those of functions in it, counted as radon does."""
+    count = 0
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            continue
+        match child:
+            case ast.If() | ast.IfExp() | ast.Assert():
+                count += 1
+            case ast.For() | ast.AsyncFor() | ast.While():
+                count += 1 + bool(child.orelse)
+            case ast.Try() | ast.TryStar():
+                count += len(child.handlers) + bool(child.orelse)
+            case ast.BoolOp():
+                count += len(child.values) - 1
+            case ast.comprehension():
+                count += 1 + len(child.ifs)
+            case ast.Match():
+                wild = sum(isinstance(one.pattern, ast.MatchAs) and one.pattern.pattern is None for one in child.cases)
+                count += max(0, len(child.cases) - bool(wild))
+            case _:
+                pass
+        count += _complexity(child)
+    return count
+
+
+def test_no_function_decides_too_much() -> None:
+    """Ruff's own rule counts neither operands of `and` nor comprehensions, which a reader has to follow too."""
+    found = {
+        f"{name}.{node.name}": decisions
+        for name, path in MODULES.items()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and (decisions := 1 + _complexity(node)) > MOST_COMPLEX
+    }
+    assert {name: count for name, count in found.items() if count > COMPLEX.get(name, 0)} == {}
+    assert COMPLEX.keys() - found.keys() == set(), "these are simpler now: remove them"
+    assert max(COMPLEX.values()) <= HIGHEST
+    assert len(COMPLEX) <= 10
+
+
+def test_no_package_grows() -> None:
+    lines: dict[str, int] = {}
+    for path in MODULES.values():
+        package = path.relative_to(PACKAGE).parts[0] if path.parent != PACKAGE else "."
+        lines[package] = lines.get(package, 0) + len(path.read_text().splitlines())
+    assert {name: count for name, count in lines.items() if count > MOST_LINES.get(name, 0)} == {}
 
 
 # -- nobody else's code ---------------------------------------------------------------------------------------------------
@@ -521,3 +631,93 @@ def test_words_that_are_out_are_used_nowhere_else() -> None:
         if path not in allowed.get(word, ())
     ]
     assert not problems, "\n".join(problems)
+
+
+# -- facts are fields ----------------------------------------------------------------------------------------------------
+
+# Names of sentences for people: of an end, a status, a slot of an agent, an answer, a finding, an error.
+SENTENCES = {"message", "hint", "last_end", "last_ends", "warnings", "setup_warnings", "sentence", "next_step"}
+CUTS = {"startswith", "endswith", "removeprefix", "removesuffix", "partition", "rpartition", "split", "rsplit",
+        "splitlines", "find", "rfind", "index", "rindex", "count"}  # fmt: skip
+SEARCHES = {"search", "match", "fullmatch", "findall", "finditer"}
+# What may look at a sentence all the same, and why that decides nothing.
+LOOKS_AT_SENTENCES = {
+    ("cli.why", "cause_of"): "the same sentence is not shown twice",
+    ("cli.why", "tell_end"): "the same sentence is not shown twice",
+    ("node.run_state", "warn"): "the same warning is not given twice",
+    ("runs.status", "_with_files"): "the same warning is not given twice",
+    ("runs.listing", "_read"): "the same error is not shown twice",
+    ("failures.judgement", "_of_child"): "what torchrun printed of a process of the user's",
+}
+
+
+def _sentences_looked_at(tree: ast.AST) -> list[ast.expr]:
+    """Return the expressions that compare a sentence with a text, cut it, or search in it."""
+
+    def is_sentence(node: ast.expr) -> bool:
+        if isinstance(node, ast.Subscript):
+            return isinstance(node.slice, ast.Constant) and node.slice.value in SENTENCES
+        return isinstance(node, ast.Attribute) and node.attr in SENTENCES
+
+    found: list[ast.expr] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Compare):
+            texts = any(isinstance(operator, ast.In | ast.NotIn | ast.Eq | ast.NotEq) for operator in node.ops)
+            found += [node] if texts and any(map(is_sentence, (node.left, *node.comparators))) else []
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            cuts = node.func.attr in CUTS and is_sentence(node.func.value)
+            searches = node.func.attr in SEARCHES and any(map(is_sentence, node.args))
+            found += [node] if cuts or searches else []
+    return found
+
+
+def test_no_code_decides_by_a_sentence_for_people() -> None:
+    """A better wording would change what hpcml does: what code decides by has a field (hpcml/failures/end.py)."""
+    places = set()
+    for name, path in MODULES.items():
+        tree = ast.parse(path.read_text())
+        for function in ast.walk(tree):
+            if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef) and _sentences_looked_at(function):
+                places.add((name, function.name))
+    assert places == {*LOOKS_AT_SENTENCES}
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        '"out of memory" in end.message', 'slot.last_end == "killed"', 'status.message.startswith("the time limit")',
+        'end.hint.rpartition("s were lost: ")', 're.search("held by", run.message)', 'PATTERN.match(mark["last_ends"])',
+        'sentence not in state.warnings', 'answer.next_step.split(":")',
+    ],
+)  # fmt: skip
+def test_looks_at_sentences_are_found(code: str) -> None:
+    assert _sentences_looked_at(ast.parse(code))
+    assert not _sentences_looked_at(ast.parse("end.memory_limit == MemoryLimit.NODE and not end.message"))
+
+
+def test_no_rule_knows_a_line_that_hpcml_writes() -> None:
+    """But for the ends of workers and the waits for a file system, which have no record but the log yet."""
+    from hpcml.failures.rules import RULES
+
+    own = {rule.name for rule in RULES if re.search(r"hpcml: ", rule.pattern)}
+    assert own == {
+        "worker-memory", "worker-oom", "worker-exit", "worker-segfault", "worker-abort", "worker-bus", "worker-killed",
+        "frozen", "thawed",
+    }  # fmt: skip
+
+
+# Texts of users' programs and hints about them; what runs in an image without hpcml; what a worker's nanny hands over.
+_SAY_VENDOR = {
+    "failures/rules.py",
+    "failures/library_rules.py",
+    "node/hardware/software.py",
+    "kinds/dask/node/nanny.py",
+}
+
+
+def test_one_module_and_one_row_name_the_vendor_of_gpus() -> None:
+    """A second vendor is a module beside nvidia.py and a row in gpu_vendor.py."""
+    words = re.compile(r"NVML|nvidia-smi|CUDA_VISIBLE_DEVICES|(?<![\w-])--nv\b")
+    found = {path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py") if words.search(path.read_text())}
+    vendor = {"gpu_vendor.py", "node/hardware/nvidia.py", "node/hardware/nvidia_samples.py"}
+    assert found == vendor | _SAY_VENDOR

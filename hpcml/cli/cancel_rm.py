@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hpcml import files, hooks, units, written
 from hpcml.cli import common, ls
@@ -178,8 +178,64 @@ def add_rm_options(parser: ArgumentParser) -> None:
     )
 
 
+class _Removal(NamedTuple):
+    """What goes, with its bytes: ended runs, and leftover files of interrupted commands, whose names ``rests`` has."""
+
+    runs: dict[Path, int]
+    leftovers: dict[Path, int]
+    rests: tuple[tuple[str, Path], ...] = ()
+
+    @property
+    def total(self) -> int:
+        """All bytes."""
+        return sum(self.runs.values()) + sum(self.leftovers.values())
+
+    @property
+    def summary(self) -> str:
+        """What goes, in words."""
+        count = len(self.rests)
+        also = f" and leftover files of {units.counted(count, 'interrupted command')}" if count else ""
+        return f"{units.counted(len(self.runs), 'run')}{also}, {units.format_bytes(self.total)}"
+
+    def carry_out(self) -> None:
+        """Remove it."""
+        for path in self.runs:
+            directories.remove_folder(path)
+        for path in self.leftovers:
+            directories.remove_leftover(path)
+
+
 def run_rm(options: Namespace) -> int:
     """Show what would be removed, how old and how large it is, ask, and remove it."""
+    rules = _rules_of(options)
+    least, wanted = _size(options.larger_than, "--larger-than"), _size(options.until_free, "--until-free")
+    folder = common.runs_folder(options)
+    ended, staying = _named(folder, options.run) if options.run else _matching(folder, options)
+    files_left = _files_left(ended, options)
+    ended = [path for path in ended if path not in files_left]
+    rests = () if options.run else tuple(directories.leftovers(folder))
+    left = {path: directories.size(path) for _, path in rests}
+    missing = None if options.until_free is None else wanted - _free(folder) - sum(left.values())
+    removal = _Removal(_taken(ended, least, missing), left, rests)
+    if not options.json:
+        rows = [(path.name, path, size) for path, size in removal.runs.items()]
+        _show([*rows, *((f"leftover files of {name}", path, left[path]) for name, path in rests)])
+    _say_lost_points(folder, removal)
+    _say_what_stays(staying, each=bool(options.run))
+    staying |= _say_files_left(files_left)
+    if (short := (missing or 0) - sum(removal.runs.values())) > 0:
+        note(f"{units.format_bytes(short)} of the requested {units.format_bytes(wanted)} cannot be freed")
+    if not options.dry_run and (removal.runs or rests):
+        if not common.confirmed(f"Remove {removal.summary}?", options.yes):
+            say("Nothing was removed.", sys.stderr)
+            return 1
+        removal.carry_out()
+    _say_removed(options, rules, removal, staying)
+    return 1 if options.run and staying else 0
+
+
+def _rules_of(options: Namespace) -> list[str]:
+    """Return the options that say which runs are meant, as typed; UsageError without them, or beside named runs."""
     given = {f"--{name.replace('_', '-')}": getattr(options, name) for name in _RULES}
     rules = [
         word if value is True else f"{word} {value}" for word, value in given.items() if value not in (None, False)
@@ -190,46 +246,30 @@ def run_rm(options: Namespace) -> int:
     if not (options.run or rules):
         hint = "Name runs, or add one or more of --name PATTERN, --older-than 30d, --failed, --keep 20."
         raise UsageError("The command does not say which runs to remove", place="hpcml rm", hint=hint)
-    least, wanted = _size(options.larger_than, "--larger-than"), _size(options.until_free, "--until-free")
-    folder = common.runs_folder(options)
-    ended, staying = _named(folder, options.run) if options.run else _matching(folder, options)
-    files_left = _files_left(ended, options)
-    ended = [path for path in ended if path not in files_left]
-    rests = [] if options.run else directories.leftovers(folder)
-    left = {path: directories.size(path) for _, path in rests}
-    missing = None if options.until_free is None else wanted - _free(folder) - sum(left.values())
-    sizes = _taken(ended, least, missing)
-    total = sum(sizes.values()) + sum(left.values())
-    also = f" and leftover files of {units.counted(len(rests), 'interrupted command')}" if rests else ""
-    summary = f"{units.counted(len(sizes), 'run')}{also}, {units.format_bytes(total)}"
-    if not options.json:
-        rows = [(path.name, path, size) for path, size in sizes.items()]
-        _show([*rows, *((f"leftover files of {name}", path, left[path]) for name, path in rests)])
-    for name, number in _points(sizes).items():
+    return rules
+
+
+def _say_lost_points(folder: Path, removal: _Removal) -> None:
+    """Say which sweeps lose points with these runs."""
+    for name, number in _points(removal.runs).items():
         lost = f"the results of its points in {units.counted(number, 'run')}"
         note(f"the sweep '{name}' loses {lost}: hpcml sweep table will show these points as missing")
         note(f"to delete the sweep itself: rm -r {shlex.quote(str(sweep_folder(folder, name)))}")
-    _say_what_stays(staying, each=bool(options.run))
-    staying |= _say_files_left(files_left)
-    if (short := (missing or 0) - sum(sizes.values())) > 0:
-        note(f"{units.format_bytes(short)} of the requested {units.format_bytes(wanted)} cannot be freed")
-    if not options.dry_run and (sizes or rests) and not common.confirmed(f"Remove {summary}?", options.yes):
-        say("Nothing was removed.", sys.stderr)
-        return 1
-    for path in sizes if not options.dry_run else ():
-        directories.remove_folder(path)
-    for path in left if not options.dry_run else ():
-        directories.remove_leftover(path)
+
+
+def _say_removed(options: Namespace, rules: Sequence[str], removal: _Removal, staying: Mapping[str, str]) -> None:
+    """Say what was removed, or would be."""
     if options.json:
         key = "would_remove" if options.dry_run else "removed"
-        result = {key: [path.name for path in sizes], "staying": list(staying)}
-        common.print_json({**result, "leftovers": len(rests), "bytes": total})
-    else:
-        stay = f"; {units.counted(len(staying), 'run')} kept" if options.run and staying else ""
-        done = "Without --dry-run, hpcml would remove" if options.dry_run else "Removed"
-        nothing = "Nothing was removed." if options.run else f"No ended run matches {' '.join(rules)}."
-        say(f"{done} {summary}{stay}." if sizes or rests else nothing, sys.stderr)
-    return 1 if options.run and staying else 0
+        result = {key: [path.name for path in removal.runs], "staying": list(staying)}
+        common.print_json({**result, "leftovers": len(removal.rests), "bytes": removal.total})
+        return
+    if not (removal.runs or removal.rests):
+        say("Nothing was removed." if options.run else f"No ended run matches {' '.join(rules)}.", sys.stderr)
+        return
+    stay = f"; {units.counted(len(staying), 'run')} kept" if options.run and staying else ""
+    done = "Without --dry-run, hpcml would remove" if options.dry_run else "Removed"
+    say(f"{done} {removal.summary}{stay}.", sys.stderr)
 
 
 def _named(folder: Path, names: Sequence[str]) -> tuple[list[Path], dict[str, str]]:

@@ -29,6 +29,7 @@ _ENDING = re.compile(r"(?<=...)(ations?|ing|ions?|ed|es|s|e)$")
 _MARK = re.compile(r"<!--.*?-->\n?|^!\[[^\n]*\n", re.DOTALL | re.MULTILINE)  # comments and pictures
 _LINK = re.compile(r"\[((?:`[^`]*`|[^]`])+)\]\(([^)\s]+)\)")
 _ITEM = re.compile(r"(\s*(?:[*-]|\d+\.|>|#+)\s+)(.*)")
+_ENDS_BLOCK = re.compile(rf"```|\s*$|\||{_ITEM.pattern}")  # a fence, an empty line, a row, an item
 _IN_HEADING, _IN_TITLE = 6, 8  # how often a word of a section's heading, or of its page's title, counts
 _SATURATION, _LENGTH = 2.5, 0.3  # of BM25: how soon repetition counts less, and how much a long section does
 _LOOKED_UP = 0.5  # weight of pages that list every option or key
@@ -191,7 +192,7 @@ def _rendered(text: str, width: int) -> Iterator[str]:
         if not code and not block and line.startswith("    "):  # code without a fence
             yield line
             continue
-        if code or fence or not line.strip() or line.startswith("|") or _ITEM.match(line):
+        if code or _ENDS_BLOCK.match(line):
             yield from _folded(block, width)
             block = ""
         code ^= fence
@@ -203,11 +204,16 @@ def _rendered(text: str, width: int) -> Iterator[str]:
         elif line.startswith("|"):
             cells = [cell.strip().replace("\\|", "|") for cell in re.split(r"(?<!\\)\|", line.strip("|"))]
             heads = heads or cells
-            named = zip(heads[2:], cells[2:], strict=False)
-            rest = [*cells[1:2], *(f"{head}: {cell}" if head else cell for head, cell in named if cell)]
-            block = f"* {cells[0]}: {'; '.join(filter(None, rest))}"
+            block = _of_row(cells, heads)
         else:
             block = f"{block} {line.strip()}" if block else line
+
+
+def _of_row(cells: list[str], heads: list[str]) -> str:
+    """Return a row of a table as an item: the first cell, the second, and the others behind their heads."""
+    named = zip(heads[2:], cells[2:], strict=False)
+    rest = [*cells[1:2], *(f"{head}: {cell}" if head else cell for head, cell in named if cell)]
+    return f"* {cells[0]}: {'; '.join(filter(None, rest))}"
 
 
 def _folded(block: str, width: int) -> list[str]:

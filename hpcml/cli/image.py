@@ -193,21 +193,8 @@ def _own_folder(setting: str) -> Path:
 def _ls(options: Namespace, loaded: LoadedSite) -> int:
     defaults = [] if options.folders else [_own_folder(loaded.site.runtime.image)]
     folders = [layers.user_path(name) for name in options.folders] or defaults
-    listed: list[sif.Image | HpcmlError] = []
-    for folder in folders:
-        if defaults and not folder.exists():  # nobody said that the folder of the profile's image is there
-            continue
-        try:
-            paths = sorted(path for path in folder.iterdir() if path.suffix == ".sif" and not path.name.startswith("."))
-        except OSError as error:
-            hint = "Name the folder of your images: hpcml image ls FOLDER."
-            message = f"The folder cannot be listed: {error.strerror}"
-            raise NotFoundError(message, place=str(folder), hint=hint) from error
-        for path in paths:
-            try:
-                listed.append(sif.inspect(path))
-            except (ImageError, NotFoundError) as error:
-                listed.append(error)
+    present = [folder for folder in folders if not defaults or folder.exists()]  # nobody said that the default is there
+    listed = [_inspected(path) for folder in present for path in _images_in(folder)]
     if options.json:
         common.print_json([_row(one) for one in listed])
         return 0
@@ -216,14 +203,33 @@ def _ls(options: Namespace, loaded: LoadedSite) -> int:
     names = [shown(_row(one)["image"]) for one in listed]
     width = max(map(len, names), default=0)
     for name, one in zip(names, listed, strict=True):
-        if isinstance(one, HpcmlError):
-            text = one.message
-        else:
-            versions = ", ".join(f"{key} {one.versions[key]}" for key in ("rapids", "dask") if key in one.versions)
-            kind = f"{one.kind or '-'}{f' cuda {one.cuda}' if one.cuda else ''}"
-            text = f"{kind:<15} {units.format_bytes(one.size):>8}  {_date(one.modified)}  {versions}"
-        say(f"{name:<{width}}  {text}")
+        say(f"{name:<{width}}  {one.message if isinstance(one, HpcmlError) else _in_words(one)}")
     return 0
+
+
+def _images_in(folder: Path) -> list[Path]:
+    """Return the files of images in a folder, by name."""
+    try:
+        return sorted(path for path in folder.iterdir() if path.suffix == ".sif" and not path.name.startswith("."))
+    except OSError as error:
+        hint = "Name the folder of your images: hpcml image ls FOLDER."
+        message = f"The folder cannot be listed: {error.strerror}"
+        raise NotFoundError(message, place=str(folder), hint=hint) from error
+
+
+def _inspected(path: Path) -> sif.Image | HpcmlError:
+    """Return what an image's file says, or why it cannot be read."""
+    try:
+        return sif.inspect(path)
+    except (ImageError, NotFoundError) as error:
+        return error
+
+
+def _in_words(image: sif.Image) -> str:
+    """Return an image's kind, size, date and versions in a line."""
+    versions = ", ".join(f"{key} {image.versions[key]}" for key in ("rapids", "dask") if key in image.versions)
+    kind = f"{image.kind or '-'}{f' cuda {image.cuda}' if image.cuda else ''}"
+    return f"{kind:<15} {units.format_bytes(image.size):>8}  {_date(image.modified)}  {versions}"
 
 
 def _row(one: sif.Image | HpcmlError) -> dict[str, object]:

@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING
 from hpcml import files, kinds
 from hpcml.cli import common
 from hpcml.errors import NotFoundError, UsageError
-from hpcml.kinds.ranks import KIND as RANKS
-from hpcml.kinds.ranks import RANK
 from hpcml.paths import SCRIPT
 from hpcml.runs import directories
 from hpcml.terminal import Raw, say, say_fitted, shown
@@ -29,13 +27,7 @@ def add_options(parser: ArgumentParser) -> None:
     common.add_run(parser)
     common.add_site(parser)
     common.add_json(parser, argparse.SUPPRESS)
-    of = {
-        "scheduler": "Dask's scheduler",
-        "worker": "Dask's workers",
-        RANK.name: "all ranks; default for runs with --ranks",
-        "mpi": "with --mpi: srun's tasks, through which the ranks connect",
-    }
-    names = [f"{name} ({of[name]})" if name in of else name for name in kinds.roles()]
+    names = [f"{role.name} ({role.log})" if role.log else role.name for role in kinds.roles().values()]
     roles = ", ".join([f"{SCRIPT} (the script's output; default for runs without --ranks)", *names])
     text = f"log to show: {roles}, rank:N (only rank N) or job (the batch script's output)"
     parser.add_argument("role", metavar="LOG", nargs="?", help=text)
@@ -57,19 +49,19 @@ def run(options: Namespace) -> int:
     most = None if options.lines is None else common.whole(options.lines, "-n")
     role = _role(options)
     run = common.find_run(options)
-    of_ranks = records.load(run).planned.kind == RANKS.name and options.attempt is None
-    if of_ranks and options.role is None:
-        role = RANK.name
+    ranks = kinds.get(records.load(run).planned.kind).ranks if options.attempt is None else None
+    if ranks and options.role is None:
+        role = ranks.name
     if options.attempt is not None:
         return _attempt_alone(options, run, role)
-    logs = (_RanksTogether if of_ranks and role == RANK.name else _OneByOne)(run, role, most)
+    logs = (_RanksTogether if ranks and role == ranks.name else _OneByOne)(run, role, most)
     if options.follow:
         for _ in waiting.follow(run, logs.copy):
             pass
     else:
         logs.copy()
     logs.end()
-    if role in (SCRIPT, RANK.name) and (end := records.Record(run.paths).end) and end.by != "script":
+    if role in (SCRIPT, ranks and ranks.name) and (end := records.Record(run.paths).end) and end.by != "script":
         say(f"hpcml: {end.message}.", sys.stderr)  # the log itself is the script's alone
     if role == SCRIPT and run.paths.points.exists():
         own = common.typed(run.paths.point_records / "KEY.log", sys.stderr)

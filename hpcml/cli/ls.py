@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING
 
 from hpcml.cli import common
 from hpcml.errors import UsageError, did_you_mean, nearest
+from hpcml.failures.end import Reason
 from hpcml.runs import directories
 from hpcml.terminal import columns, say, say_state, shown
 from hpcml.units import counted, format_age, format_time_limit, parse_seconds
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from hpcml.options.parser import Parser
     from hpcml.runs import status as run_status
@@ -159,11 +160,11 @@ def cells(row: run_status.Status, now: float) -> tuple[str, ...]:
     ``WHAT`` is empty where a script has ended by itself: its state and exit status tell all.
     """
     submitted, seconds = directories.submitted_at(row.run), row.seconds(now)
-    is_repeated = row.ending.by == "script" and row.message.endswith(f" status {row.ending.exit_status}")
+    is_repeated = row.ending.reason == Reason.EXIT
     details = (
         row.run,
         row.state,
-        row.ending.exit_status,
+        row.exit_status,
         len(row.allocation.nodes) or row.planned.node_count or None,
         None if submitted is None else format_age(now - submitted),
         None if seconds is None else _duration(seconds + row.progress.seconds_before),
@@ -196,32 +197,42 @@ def table(rows: Sequence[Sequence[str]], width: int, causes: Sequence[str] = ())
     widths = [max(len(line[column]) for line in lines) for column in range(len(HEADER))]
     kept = [column for column in range(len(HEADER)) if column not in (_WHAT, _COMMAND) or not width]
     if width:
-        if _sum(widths, kept) > width:
-            widths[0] = max(len(line[0]) for line in lines if len(line[0]) <= _USUAL_RUN)
-        command = min(widths[_COMMAND], _ENOUGH) + 2 if any(row[_COMMAND] for row in rows) else 0
-        start = min(command, _SHORTEST + 2)
-        for column in _LEAST_WANTED:
-            room = command if column in _LESS_THAN_COMMAND else start if column in _LESS_THAN_ITS_START else 0
-            if _sum(widths, kept) + room > width:
-                kept.remove(column)
-        _fill(rows, causes, widths, kept, width, command)
-    texts = []
+        _fit(rows, causes, widths, kept, width)
+    texts: list[str] = []
     for line, cause in zip(lines, ("", *(causes or [""] * len(rows))), strict=True):
-        parts = [cut(line[column], widths[column]) for column in kept]
-        if len(line[0]) > widths[0]:
-            texts.append(cut_name(line[0], width))
-            parts[0] = ""
-        below = cause and (_WHAT not in kept or len(cause) > widths[_WHAT])
-        if below and _WHAT in kept:
-            parts[kept.index(_WHAT)] = ""
-        aligned = [
-            f"{part:>{widths[column]}}" if column in _NUMBERS else f"{part:<{widths[column]}}"
-            for column, part in zip(kept, parts, strict=True)
-        ]
-        texts.append("  ".join(aligned).rstrip())
-        if below:
-            texts.append(cut(f"  {cause}", width))
+        below = bool(cause) and (_WHAT not in kept or len(cause) > widths[_WHAT])
+        texts += _texts(line, cause if below else "", widths, kept, width)
     return texts
+
+
+def _texts(line: Sequence[str], below: str, widths: Sequence[int], kept: Sequence[int], width: int) -> Iterator[str]:
+    """Yield the texts of a row: an id that is too long, the row, and the cause that stands ``below`` it."""
+    cells_by_column = {column: cut(line[column], widths[column]) for column in kept}
+    if len(line[0]) > widths[0]:
+        yield cut_name(line[0], width)
+        cells_by_column[0] = ""
+    if below and _WHAT in kept:
+        cells_by_column[_WHAT] = ""
+    aligned = [
+        f"{text:>{widths[column]}}" if column in _NUMBERS else f"{text:<{widths[column]}}"
+        for column, text in cells_by_column.items()
+    ]
+    yield "  ".join(aligned).rstrip()
+    if below:
+        yield cut(f"  {below}", width)
+
+
+def _fit(rows: Sequence[Sequence[str]], causes: Sequence[str], widths: list[int], kept: list[int], width: int) -> None:
+    """Choose columns and their widths, so that the rows fit."""
+    if _sum(widths, kept) > width:
+        widths[0] = max(len(line[0]) for line in (HEADER, *rows) if len(line[0]) <= _USUAL_RUN)
+    command = min(widths[_COMMAND], _ENOUGH) + 2 if any(row[_COMMAND] for row in rows) else 0
+    start = min(command, _SHORTEST + 2)
+    for column in _LEAST_WANTED:
+        room = command if column in _LESS_THAN_COMMAND else start if column in _LESS_THAN_ITS_START else 0
+        if _sum(widths, kept) + room > width:
+            kept.remove(column)
+    _fill(rows, causes, widths, kept, width, command)
 
 
 def _fill(

@@ -173,9 +173,9 @@ class Progress:
         self.show_past(status)
         present = _present(status)
         if status.phase == "ended":
-            mark, text = "ok" if status.ending.exit_status == 0 else "bad", status.message
-            if not text.endswith(f" status {status.ending.exit_status}"):
-                text += f" (status {status.ending.exit_status})"
+            mark, text = "ok" if status.exit_status == 0 else "bad", status.message
+            if not text.endswith(f" status {status.exit_status}"):
+                text += f" (status {status.exit_status})"
             self._once("end", _Line(mark, "ended", text, "driver-ended", "driver-started"), status.progress.times)
         elif present and status.phase == "running":  # the script writes now: no line may stay open beside its own
             self._once(f"now {present}", _Line("wait", *present))

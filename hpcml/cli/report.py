@@ -37,7 +37,7 @@ def advice_of(run: directories.Run, status: run_status.Status) -> list[tuple[str
     """Return what a run that succeeded could have asked less of, with a title."""
     from hpcml.runs import report
 
-    page = None if status.ending.exit_status else report.page_of(run)
+    page = None if status.exit_status else report.page_of(run)
     return [("smaller", text) for text in report.smaller(page)] if page else []
 
 

@@ -101,21 +101,14 @@ def _lines(
     from hpcml.report.attempts import sentence
     from hpcml.runs import request_cost
 
-    allocation, progress, end = status.allocation, status.progress, status.ending
+    progress = status.progress
     lines = [("run", status.run), ("site", status.planned.site), ("state", f"{status.state}: {status.message}")]
     rows = (("cause", cause), ("command", status.planned.command), ("asked", request_cost.sentence(asked)))
     lines += [(key, text) for key, text in rows if text]
     if progress.attempt:
         lines.append(("attempt", f"{progress.attempt + 1} of this run"))
     lines += [("before", sentence(one)) for one in before]
-    if allocation.job:
-        lines.append(("job", f"{allocation.job} {allocation.job_state}".strip()))
-    if allocation.silent:
-        lines.append(("slurm", f"{allocation.silent} (all other lines come from the run's own files)"))
-    if allocation.estimate:
-        lines.append(("estimate", f"Slurm expects a start at {allocation.estimate}"))
-    if allocation.nodes:
-        lines.append(("nodes", ", ".join(allocation.nodes)))
+    lines += _of_allocation(status.allocation)
     if status.alone:
         lines.append(("cluster", status.no_cluster))
     elif status.phase in ("starting", "running"):
@@ -131,8 +124,19 @@ def _lines(
         shown = ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
         lines.append(("brought", f"to {common.typed(status.written.original, sys.stdout)}: {shown}"))
     lines += phases(status)
-    if end.exit_status is not None:
-        by_script = end.by == "script" and end.exit_status != STOPPED
-        meaning = "from the script" if by_script else MEANING.get(end.exit_status, "")
-        lines.append(("exit", f"{end.exit_status} ({meaning})" if meaning else str(end.exit_status)))
+    if (exit_status := status.ending.exit_status) is not None:
+        by_script = status.ending.by == "script" and exit_status != STOPPED
+        meaning = "from the script" if by_script else MEANING.get(exit_status, "")
+        lines.append(("exit", f"{exit_status} ({meaning})" if meaning else str(exit_status)))
     return [*lines, ("directory", common.typed(status.directory, sys.stdout))]
+
+
+def _of_allocation(allocation: run_status.Allocation) -> list[tuple[str, str]]:
+    """Return what is known of a run's job under its keys."""
+    rows = (
+        ("job", allocation.job and f"{allocation.job} {allocation.job_state}".strip()),
+        ("slurm", allocation.silent and f"{allocation.silent} (all other lines come from the run's own files)"),
+        ("estimate", allocation.estimate and f"Slurm expects a start at {allocation.estimate}"),
+        ("nodes", ", ".join(allocation.nodes)),
+    )
+    return [(key, text) for key, text in rows if text]

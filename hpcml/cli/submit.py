@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpcml import files, hooks, records
 from hpcml.cli import commands, common
-from hpcml.errors import MEANING, HpcmlError, StorageError, UsageError
+from hpcml.errors import CANCELLED, MEANING, NO_PROGRESS, STOPPED, HpcmlError, StorageError, UsageError
 from hpcml.forms import Form
 from hpcml.options.parser import add_to
 from hpcml.options.reading import request_of
@@ -35,6 +35,7 @@ if TYPE_CHECKING:  # each command imports what it needs: `submit` is to be fast
     from hpcml.runs import submit as submission
 
 _OF_FAILED_RANK = 40  # lines of its log
+_BEGIN_WITH_MEANING = (CANCELLED, NO_PROGRESS, STOPPED)  # the statuses of ends whose messages do so
 _PYTHON = (".py", ".ipynb")  # with these ends a file is no program, behind `--` too
 
 
@@ -332,7 +333,7 @@ def _tell_end(run: directories.Run, last: run_status.Status, *, as_json: bool) -
     """
     if last.ending.by != "script":
         explain(last)
-    if not last.ending.exit_status or as_json:
+    if not last.exit_status or as_json:
         return
     for tell in hooks.added("cause of an end"):
         tell(run, last)
@@ -342,13 +343,13 @@ def _tell_end(run: directories.Run, last: run_status.Status, *, as_json: bool) -
 
 def explain(last: run_status.Status) -> None:
     """Say why hpcml or Slurm ended a run; the script's own end speaks for itself."""
-    status = last.ending.exit_status or 0
+    status = last.exit_status or 0
     meaning = MEANING.get(status, "")
-    if last.message == meaning and not last.hint and not last.ending.quote:
+    if last.ending.by == "user" and not last.hint and not last.ending.quote:
         return  # the last line said it all: the run was cancelled
     error = HpcmlError(
         last.message[:1].upper() + last.message[1:],
-        place=f"status {status}" + (f": {meaning}" if not last.message.startswith(meaning) else "") if meaning else "",
+        place=f"status {status}" + (f": {meaning}" if status not in _BEGIN_WITH_MEANING else "") if meaning else "",
         hint=last.hint,
         quote=last.ending.quote,
     )

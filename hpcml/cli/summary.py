@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 from hpcml import kinds
 from hpcml.cli import common
 from hpcml.forms import Form
-from hpcml.kinds.ranks import KIND as RANKS
-from hpcml.kinds.ranks import variables
+from hpcml.kind import Kind
 from hpcml.paths import RunPaths
 from hpcml.runs import snapshot
 from hpcml.terminal import say_fitted
@@ -23,23 +22,24 @@ if TYPE_CHECKING:
     from hpcml.plan.plan import Plan
     from hpcml.runs.submit import Prepared
 
-_CHECKED = {"warn": "; the run measures the interconnect first", "rdma": "; RDMA is required"}
+
+_ONE_MACHINE = "none: all processes are on one machine"
 
 
 def show(prepared: Prepared, outlook: Sequence[tuple[str, str]]) -> None:
     """Print what would be submitted; ``outlook`` are the titles and texts of what it asks for and costs."""
     made = prepared.plan
+    kind = kinds.get(made.inside.kind)
     paths = RunPaths(Path(made.directory).with_name(f"{made.name}-…"))
     python = made.steps[-1].command[0]
     lines = [
         ("run", f"{made.name} on site {made.site}; nothing is submitted"),
         ("command", _command(prepared)),
         *(outlook or [("asks for", _free(made))]),
-        ("processes", _processes(made)),
+        ("processes", kind.condition(made.inside) + _processes(made, kind)),
         ("image", made.inside.job.image) if made.inside.job.image else ("python", python),
-        ("network", _network(made)),
-        *([("security", variables.OPEN)] if made.inside.kind == RANKS.name else []),
-        *(("variables" if not number else "", text) for number, text in enumerate(_variables(made))),
+        ("network", _ONE_MACHINE if made.inside.single_node else kind.network(made.inside)),
+        *kind.lines(made.inside, made.variables),
         ("code", _code(prepared)),
         ("results", common.typed(paths.out, sys.stdout)),
         *(("because" if not number else "", reason) for number, reason in enumerate(made.reasons)),
@@ -64,9 +64,9 @@ def _free(made: Plan) -> str:
     return f"{where}, {limit}, at no extra cost"
 
 
-def _processes(made: Plan) -> str:
+def _processes(made: Plan, kind: Kind) -> str:
     """Return the processes of the run's kind beside the script, and what each of those on every node has."""
-    inside, kind, workers = made.inside, kinds.get(made.inside.kind), made.inside.workers
+    inside, workers = made.inside, made.inside.workers
     each = (
         f"{workers.per_node} on each node" if inside.job.nodes > 1 else "",
         "one GPU each" if workers.gpu else "",
@@ -76,37 +76,7 @@ def _processes(made: Plan) -> str:
     roles = [f"1 {role.name}" for role in kind.roles if not role.every_node]
     details = ", ".join(filter(None, each))
     many = f"{counted(inside.worker_count, kind.noun)}{details and f' ({details})'}"
-    processes = f"{kind.name}: {', '.join([*roles, many])}"
-    return f"the script alone; if it opens a Dask client, {processes}" if workers.late else processes
-
-
-def _variables(made: Plan) -> list[str]:
-    """Return what the ranks find in their environment; nothing of another kind."""
-    inside = made.inside
-    world = variables.World(inside.job.nodes, inside.workers.per_node, inside.gpus)
-    return variables.described(world, made.variables) if inside.kind == RANKS.name else []
-
-
-def _network(made: Plan) -> str:
-    inside = made.inside
-    if inside.single_node:
-        return "none: all processes are on one machine"
-    network = inside.network
-    if inside.kind == RANKS.name:
-        return (
-            f"interface {network.interface}"
-            if network.interface
-            else "hpcml chooses the network interface on the nodes"
-        )
-    protocol = f"protocol {network.protocol}"
-    if network.protocol == "auto":
-        protocol = "hpcml chooses the protocol on the nodes"
-        if inside.ucx == "rdma":
-            protocol = "UCX if all nodes have RDMA, else TLS (network.private)"
-    interface = f", interface {network.interface}" if network.interface else ""
-    is_checked = inside.gpus or network.protocol == "ucx" or inside.interconnect.require == "rdma"
-    checked = _CHECKED.get(inside.interconnect.require, "") if is_checked else ""
-    return f"{protocol}{interface}{checked}"
+    return f"{kind.name}: {', '.join([*roles, many])}"
 
 
 def _code(prepared: Prepared) -> str:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from hpcml.cli import common
 from hpcml.cli.ls import cut
 from hpcml.errors import StorageError
+from hpcml.paths import SCRIPT
 from hpcml.terminal import say, say_fitted, say_message
 
 if TYPE_CHECKING:
@@ -103,7 +104,7 @@ def _bundle(run: directories.Run, answer: Answer, host: str, *, as_json: bool) -
 
 def cause_of(run: directories.Run, status: run_status.Status) -> str:
     """Return why a run failed in one line; empty where its state tells it, or it did not fail."""
-    if not (status.phase == "ended" and status.ending.exit_status):
+    if not (status.phase == "ended" and status.exit_status):
         return ""
     from hpcml.runs import bad_nodes, why
 
@@ -118,8 +119,9 @@ def tell_end(run: directories.Run, status: run_status.Status) -> None:
 
     answer = why.of_status(run, status)
     bad_nodes.remember(status, answer)
-    rest = answer.cause.removeprefix(status.message) if status.message else answer.cause
-    is_said = not rest or rest.startswith(" while ")  # when it happened is no news
+    # That the script ran when the time limit came is no news.
+    in_script = answer.rule == "time-limit" and f"{SCRIPT}-started" in status.progress.times
+    is_said = in_script or not answer.cause or answer.cause == status.message
     if answer.failed and answer.rule not in ("", "exit") and not is_said:
         say_message(f"hpcml: cause: {answer.sentence} More: hpcml why {run.id}.")
     if answer.again:

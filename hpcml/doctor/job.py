@@ -90,7 +90,7 @@ def look(exam: Examination, patience: float, tell: Callable[[str], None]) -> lis
             "hpcml cancelled the job"
         )
         return _alone(not_applicable(sentence, "To wait longer: --patience 1h."))
-    if status.ending.exit_status:
+    if status.exit_status:
         answer = why.of_status(run, status)
         sentence = f"the job that checks the nodes failed: {answer.cause or status.message}"
         hint = answer.next_step or status.hint or f"For more details: hpcml why {run.id}"

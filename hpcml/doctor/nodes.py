@@ -20,6 +20,7 @@ from hpcml.doctor.finding import (
     yellow,
 )
 from hpcml.errors import HpcmlError
+from hpcml.gpu_vendor import VENDOR
 from hpcml.images import sif
 from hpcml.node.hardware import record
 from hpcml.node.hardware.record import NEEDS, Disk, Disks, Node, Slot
@@ -88,10 +89,11 @@ def _distance(exam: Examination, by_node: ByNode) -> Finding:
     del exam
     gpus = _by_value(by_node, lambda node: [_slot_row(slot) for slot in node.gpu.slots])
     if not any(gpus.values()):
-        return not_applicable("the nodes have no NVIDIA GPU")
+        return not_applicable(f"the nodes have no {VENDOR.name} GPU")
     pairs = [(node, gpu["bus_id"], gpu["nearest"]) for node, rows in gpus.items() for gpu in rows]
     if without := [node for node, rows in gpus.items() if not rows]:
-        sentence = f"{', '.join(without)} {'have' if len(without) > 1 else 'has'} no NVIDIA GPU, but other nodes do"
+        have = "have" if len(without) > 1 else "has"
+        sentence = f"{', '.join(without)} {have} no {VENDOR.name} GPU, but other nodes do"
         return yellow(sentence, "Request nodes of one kind, or report missing GPUs to the site's support.", gpus=gpus)
     if not any(near for _, _, near in pairs):
         return not_applicable("no node has both a GPU and an active RDMA port")
@@ -99,7 +101,7 @@ def _distance(exam: Examination, by_node: ByNode) -> Finding:
     if far:
         node, bus, near = far[0]
         way = (
-            f"at distance {near['distance']} from port {near['port']} (as in nvidia-smi topo -m)"
+            f"at distance {near['distance']} from port {near['port']} (as in {VENDOR.tool} topo -m)"
             if near
             else "without a near port"
         )
@@ -217,10 +219,10 @@ def _shared_gpus(exam: Examination, by_node: ByNode) -> Finding:
     if trouble := _trouble("shared-gpus", exam, by_node, **data):
         return trouble
     if not any(rows.values()):
-        why_not = "nvidia-smi does not respond" if any(node.gpu.slots for node in by_node.values()) else "no GPU"
+        why_not = f"{VENDOR.tool} does not respond" if any(node.gpu.slots for node in by_node.values()) else "no GPU"
         return not_applicable(f"hpcml cannot detect whether MIG divides the nodes' GPUs: {why_not}")
     if silent := [name for name, node in by_node.items() if node.gpu.slots and not node.gpu.smi]:
-        sentence = f"nvidia-smi responds on other nodes, but not on {', '.join(silent)}"
+        sentence = f"{VENDOR.tool} responds on other nodes, but not on {', '.join(silent)}"
         return yellow(sentence, leave_out(silent), **data)
     return green("MIG does not divide the GPUs, and NVIDIA's MPS does not run", **data)
 
@@ -228,14 +230,14 @@ def _shared_gpus(exam: Examination, by_node: ByNode) -> Finding:
 def _driver(exam: Examination, by_node: ByNode) -> Finding:
     drivers = _by_value(by_node, lambda node: node.driver)
     if not any(drivers.values()):
-        return not_applicable("the nodes have no NVIDIA driver")
+        return not_applicable(f"the nodes have no {VENDOR.name} driver")
     demand = _demand(exam, next(iter(by_node.values())))
     need = str(NEEDS[int(demand.cuda)].driver) if demand.cuda in map(str, NEEDS) else ""
     data: dict[str, Any] = {"drivers": drivers, "cuda": demand.cuda, "needs": need}
     if trouble := _trouble("driver", exam, by_node, **data):
         return trouble
     if without := [node for node, driver in drivers.items() if not driver]:
-        return red(f"{', '.join(without)} has no NVIDIA driver, but other nodes do", leave_out(without), **data)
+        return red(f"{', '.join(without)} has no {VENDOR.name} driver, but other nodes do", leave_out(without), **data)
     if not need:
         return not_applicable(f"{demand.whose} does not name one CUDA version that hpcml knows", **data)
     shown = " or ".join(sorted({*drivers.values()}))

@@ -21,7 +21,9 @@ class MemoryLimit(StrEnum):
 
 
 class Reason(StrEnum):
-    """Why hpcml or Slurm ended a run, where its exit status does not say it: the names of rows of failures.rules."""
+    """Why a run ended, where its exit status does not say it; all but the first are names of rows of failures.rules."""
+
+    EXIT = "exit"  # the script exited, and ``message`` says no more than its exit status
 
     NEVER_SATISFIED = "dependency"  # a run that it waited for did not end as required
     BATCH_KILLED = "batch-killed"

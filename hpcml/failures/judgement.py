@@ -124,7 +124,7 @@ class Case(NamedTuple):
     @property
     def of_ranks(self) -> bool:
         """Whether the script is several processes."""
-        return self.end.rank is not None or (self.kind is not None and self.kind.noun == "rank")
+        return self.end.rank is not None or (self.kind is not None and self.kind.ranks is not None)
 
     def own(self, text: str, number: int = 0, time: float = 0.0) -> Line:
         """Return a line of the output of what failed."""
@@ -655,56 +655,75 @@ def _signalled(case: Case, hits: Sequence[Hit], number: signal.Signals) -> Cause
 # -- errors of the script --------------------------------------------------------------------------------------------
 
 
+class _Chain(NamedTuple):
+    """The errors of an uncaught error, the first last: their texts, lines that show them, and rules that they meet."""
+
+    texts: list[str]
+    lines: list[Line]
+    hits: dict[int, Hit]
+
+
 def _raised(case: Case, hits: Sequence[Hit]) -> Cause:
     """Return the cause of an uncaught error: the first of its chain, unless that is a consequence."""
-    errors_of_chain, hint = case.error["chain"], case.end.hint
-    chain = [f"{one.get('type')}: {one.get('message')}".rstrip(": ") for one in errors_of_chain]
-    file, number = str(case.error.get("file") or ""), case.error.get("line")
-    when = case.times.get("driver-ended", 0.0)
-    shown = [_in_one_line(text)[:_TOLD] for text in chain]
-    lines = [case.own(text, 0, when) for text in shown]
-    if case.last_error and case.last_error.text.endswith(chain[0].split("\n")[0][:_TOLD]):
-        lines[0] = lines[0]._replace(number=case.last_error.number)
-    hit_by_index = {
-        index: known_hit
-        for index, text in enumerate(chain)
-        if not errors_of_chain[index].get("hides") and (known_hit := _known(text, lines[index], own=True))
-    }
-    hit_by_index = {index: _with_groups(hit, hits) for index, hit in hit_by_index.items()}
-    for index, one in enumerate(errors_of_chain):
-        if index not in hit_by_index and one["type"] in _LOST_PROCESS and one.get("loader"):
-            hit_by_index[index] = Hit(BY_NAME["loader-killed"], lines[index], own=True)
-    chain_rules = {hit.rule.name for hit in hit_by_index.values()}
+    errors_of_chain = case.error["chain"]
+    chain = _chain(case, hits)
+    chain_rules = {hit.rule.name for hit in chain.hits.values()}
     hits = [hit for hit in hits if not hit.own or hit.rule.name not in chain_rules]
-    index = _beginning(errors_of_chain, hit_by_index)
-    hit, line = hit_by_index.get(index), lines[index]
-    later = tuple(one for position, one in enumerate(lines) if position != index)
-    if hit and hit.rule.role is Role.CASCADE:
+    index = _beginning(errors_of_chain, chain.hits)
+    hit, line = chain.hits.get(index), chain.lines[index]
+    later = tuple(one for position, one in enumerate(chain.lines) if position != index)
+    if hit is None:
+        return _of_error(case, hits, chain.texts[index], line, later)
+    if hit.rule.role is Role.CASCADE:
         return _after(case, hit, hits)
-    if hit and (worse := _deeper(hit, hits)):
-        return worse._replace(followed=(lines[0],))
-    located = bool(file) and isinstance(number, int)
-    place = f" ({file}, line {number})" if located else ""
-    if hit:
-        cause = _no_files(_of(hit, [*hits, hit]), errors_of_chain[index])
-        evidence_lines = (line._replace(text=f"{line.text}{place}"), *cause.evidence[1:])[:_SHOWN]
-        remedy = cause.remedy if cause.nodes else hint or cause.remedy  # the hint is for the script's own node
-        return cause._replace(evidence=evidence_lines, followed=later, remedy=remedy)
-    name = chain[index].partition(":")[0]
+    if worse := _deeper(hit, hits):
+        return worse._replace(followed=(chain.lines[0],))
+    cause = _no_files(_of(hit, [*hits, hit]), errors_of_chain[index])
+    evidence_lines = (line._replace(text=f"{line.text}{_place_of_error(case)}"), *cause.evidence[1:])[:_SHOWN]
+    remedy = cause.remedy if cause.nodes else case.end.hint or cause.remedy  # the hint is for the script's own node
+    return cause._replace(evidence=evidence_lines, followed=later, remedy=remedy)
+
+
+def _chain(case: Case, hits: Sequence[Hit]) -> _Chain:
+    """Return the errors of the script's uncaught error with the rules that they meet."""
+    errors_of_chain = case.error["chain"]
+    texts = [f"{one.get('type')}: {one.get('message')}".rstrip(": ") for one in errors_of_chain]
+    when = case.times.get("driver-ended", 0.0)
+    lines = [case.own(_in_one_line(text)[:_TOLD], 0, when) for text in texts]
+    if case.last_error and case.last_error.text.endswith(texts[0].split("\n")[0][:_TOLD]):
+        lines[0] = lines[0]._replace(number=case.last_error.number)
+    met: dict[int, Hit] = {}
+    for index, one in enumerate(errors_of_chain):
+        if not one.get("hides") and (known := _known(texts[index], lines[index], own=True)):
+            met[index] = _with_groups(known, hits)
+        elif one["type"] in _LOST_PROCESS and one.get("loader"):
+            met[index] = Hit(BY_NAME["loader-killed"], lines[index], own=True)
+    return _Chain(texts, lines, met)
+
+
+def _place_of_error(case: Case, pattern: str = " ({}, line {})") -> str:
+    """Return where the script raised its error, empty if that is not known."""
+    file, number = str(case.error.get("file") or ""), case.error.get("line")
+    return pattern.format(file, number) if file and isinstance(number, int) else ""
+
+
+def _of_error(case: Case, hits: Sequence[Hit], text: str, line: Line, later: tuple[Line, ...]) -> Cause:
+    """Return the cause of an error that no rule knows: its own words."""
+    name = text.partition(":")[0]
     is_exit = name == "SystemExit"  # sys.exit("words")
     if is_exit:
         line = line._replace(text=line.text.removeprefix("SystemExit: "))
-    at = f"{file.rpartition('/')[2].replace(' ', '_')}:{number}" if located else ""
+    at = _place_of_error(case, "{}:{}").rpartition("/")[2].replace(" ", "_")
     short = f"{'sys.exit' if is_exit else name} in {at}" if at else name
     clause = f"{case.subject} {'exited:' if is_exit else 'raised'} {line.text}"
-    if at and ":" not in chain[index]:  # as TimeoutError: its name is all there is
+    if at and ":" not in text:  # as TimeoutError: its name is all there is
         clause += f" at {at}: {str(case.error.get('code') or '')[:_TOLD]}"
-    remedy = hint or ("" if is_exit else _remedy(name, line.text))
+    remedy = case.end.hint or ("" if is_exit else _remedy(name, line.text))
     if name == "IndexError" and "sys.argv" in str(case.error.get("code")):
         clause, short = f"{clause}: the script was started with too few arguments", "arguments missing"
         remedy = "Write the arguments after the script: hpcml rerun RUN -- ARGUMENTS."
     nodes = dict.fromkeys(one.line.node for one in hits if one.rule.name == "task-error" and one.groups[0] == name)
-    line = line._replace(text=f"{line.text}{place}")
+    line = line._replace(text=f"{line.text}{_place_of_error(case)}")
     cause = Cause(clause, short, True, "script-error", remedy, Retry.NONE, (line,), later, 1, tuple(nodes))
     return _with_child(case, _with_thread(case, cause), name)
 

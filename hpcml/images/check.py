@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from hpcml import assets, files, subprocesses, units
 from hpcml.failures.rule import Where
 from hpcml.failures.rules import meaning
+from hpcml.gpu_vendor import VENDOR
 from hpcml.images.build import Program, ask, last_lines
 from hpcml.images.sif import PREFIX, Image, machine, problems
 from hpcml.node.hardware import record
@@ -131,7 +132,7 @@ def at_work(image: Image, program: Program, *, gpu: bool) -> Iterator[Finding]:
     """Yield what the image shows when it is started on this machine; raise ImageError if the program cannot be."""
     gpu = gpu and bool(image.cuda or not image.kind)  # an image without GPU parts was found out by its labels
     probe = (assets.package_root() / "hpcml/node/hardware/software.py").read_text()
-    start = [program.path, "exec", "--cleanenv", *(["--nv"] if gpu else []), str(image.path)]
+    start = [program.path, "exec", "--cleanenv", *([VENDOR.image_option] if gpu else []), str(image.path)]
     answer = ask([*start, "python3", "-c", _ALONE, probe, *(["gpu"] if gpu else [])], _TIMEOUT, program.named)
     contents = _contents(answer)
     if contents is None:
@@ -139,6 +140,7 @@ def at_work(image: Image, program: Program, *, gpu: bool) -> Iterator[Finding]:
         return
     yield Finding("starts", GOOD, f"with {program}, Python {contents.python}")
     yield from _of_the_packages(contents, image, gpu=gpu)
+    yield from _of_the_versions(contents, image)
     yield from _of_the_hosts(contents, program)
     if gpu or image.kind == "rapids":
         devices = ask([*start, "ucx_info", "-d"], _TIMEOUT, program.named)
@@ -189,6 +191,10 @@ def _of_the_packages(contents: Contents, image: Image, *, gpu: bool) -> Iterator
         yield Finding("imports", BAD, f"missing: {', '.join(contents.absent)}", _ANEW)
     elif not failed:
         yield Finding("imports", GOOD, "Dask, cryptography" + (" and RAPIDS" if gpu else ""))
+
+
+def _of_the_versions(contents: Contents, image: Image) -> Iterator[Finding]:
+    """Yield whether the image contains the versions that its label says."""
     versions = {name: contents.packages[name] for name in _PACKAGES if name in contents.packages}
     has = {**versions, "python": contents.python}
     stated = {name: value for name, value in image.versions.items() if name in has}
@@ -257,7 +263,7 @@ def _of_the_gpu(contents: Contents, image: Image) -> Finding:
         return Finding(
             "gpu",
             BAD,
-            "NVIDIA's driver does not respond on this machine",
+            f"{VENDOR.name}'s driver does not respond on this machine",
             "Use srun to run this check on a node with GPUs.",
         )
     if record.major(driver) < need:

@@ -9,13 +9,15 @@ import signal
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from hpcml.errors import signal_name
 from hpcml.failures.end import MemoryLimit
-from hpcml.node import files, processes, scratch, script_environment, stacks
+from hpcml.node import files, processes, scratch, script_environment, silence, stacks
+from hpcml.node.link.uplink import Uplink
 from hpcml.node.outcome import leave_note
 from hpcml.node.script_process import oom_kills
 from hpcml.node.settings import Context
@@ -74,9 +76,22 @@ class Node:
     oom_kills: int = field(default_factory=oom_kills)
     used_pids: set[int] = field(default_factory=set)
     parent: int = field(default_factory=os.getppid)  # the step: if it is gone, so is who would start this task again
+    link: Uplink = field(init=False)
+    watch: silence.Watch = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.link, self.watch = Uplink(self.context), silence.Watch(self.context)
+
+    def hear(self) -> list[dict[str, Any]]:
+        """Return the kind's orders that have arrived; what agents of every kind do by themselves is done."""
+        orders = self.link.receive()
+        if orders:
+            self.watch.hear(max((float(order["busy"]) for order in orders if order.get("do") == "hear"), default=0.0))
+        self.watch.look(self.link)
+        return [order for order in orders if order.get("do") != "hear"]
 
     def mark(self, state: str) -> None:
-        """Say on the shared file system what this node's task is doing."""
+        """Say to the supervisor, and on the shared file system, what this node's task is doing."""
         children = {
             "failed": [
                 {"name": slot.name, "why": slot.last_end, "memory_limit": slot.memory_limit}
@@ -88,11 +103,10 @@ class Node:
             "last_ends": {slot.name: slot.last_end for slot in self.slots if slot.deaths},
         }
         node = {"node": self.context.node, "pid": os.getpid(), "state": state, "refused": self.refused}
-        node |= {"own_fault": self.own_fault}
+        node |= {"own_fault": self.own_fault, **children, "memory": self.memory}
+        self.link.send(event="mark", **node)
         try:
-            files.write_json(
-                self.context.attempt.mark_of(self.context.node), {**node, **children, "memory": self.memory}
-            )
+            files.write_json(self.context.attempt.mark_of(self.context.node), node)
         except OSError as error:  # the processes are worth more than it; the supervisor sees that the disk is full
             where = f"the {self.members.noun}s on {self.context.node}"
             print(f"hpcml: the state of {where} cannot be written: {error}", file=sys.stderr)
@@ -120,8 +134,9 @@ class Awaited(Protocol):
 
 
 def begin(context: Context, members: Members) -> Node:
-    """Return the state of this node, and write its first sign of life."""
+    """Return the state of this node, open its link to the supervisor, and write its first sign of life."""
     node = Node(context, members)
+    node.link.open()
     node.mark("starting")
     return node
 
@@ -169,7 +184,9 @@ def fork(child: Callable[[], int]) -> int:
     """Have a child process do something and end with the status that it returns; return its pid."""
     sys.stdout.flush()
     sys.stderr.flush()
-    pid = os.fork()  # safe: this process has one Python thread and never starts an event loop
+    with warnings.catch_warnings():  # safe: the link's thread holds nothing while this process forks
+        warnings.simplefilter("ignore", DeprecationWarning)
+        pid = os.fork()
     if pid:
         return pid
     status = 1
@@ -237,7 +254,8 @@ class Bystander:
             signal.signal(number, lambda *_: None)  # the supervisor ends the agent, which samples the node until then
 
     def look(self) -> None:
-        """Take the ends of child processes, and have the stacks written if they are asked for."""
+        """Hear the supervisor, take the ends of child processes, and have the stacks written if they are asked for."""
+        self.node.hear()
         _reap(self.node, lambda *_: None)
         _write_stacks(self.node, self.requests)
 

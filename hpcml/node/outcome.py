@@ -63,7 +63,7 @@ def or_a_full_disk(end: End, context: Context) -> End:
     if not asked or not (why := storage.trouble(context.run.directory)):
         return end
     if end.by == "script":  # it may have failed for another reason: its status stays its own
-        return end._replace(message=f"{end.message}; {why}", hint=storage.HINT)
+        return end._replace(message=f"{end.message}; {why}", hint=storage.HINT, reason="")
     return end._replace(exit_status=errors.STORAGE, message=f"{why}; {end.message}", hint=storage.HINT)
 
 

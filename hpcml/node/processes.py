@@ -10,9 +10,10 @@ import os
 import resource
 import select
 import signal
+import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing import Pipe
@@ -250,3 +251,12 @@ def _without_proc(pid: int) -> tuple[str, str]:
     except ProcessLookupError:
         return "", ""
     return "S", "unknown"
+
+
+def output(command: Sequence[str], seconds: float = 15.0) -> str:
+    """Return what a command prints, nothing if it fails, is missing, or does not end in time."""
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=seconds, check=False, stdin=subprocess.DEVNULL)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.decode(errors="replace").strip() if done.returncode == 0 else ""

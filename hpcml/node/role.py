@@ -41,8 +41,8 @@ def main(arguments: list[str], kinds: Mapping[str, Kind]) -> int:
     note = None if role.connected else versions.tell(context, role.name)  # the supervisor compares them with its own
     try:
         with long_import():
-            module = importlib.import_module(role.module)
-        status = int(module.main())
+            run = kind.main_of(role.name)
+        status = run()
     except ModuleNotFoundError as error:
         if not (sentence := shadowed(error.name or "", os.environ.get("HPCML_PYTHONPATH", ""))):
             raise

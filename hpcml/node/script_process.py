@@ -161,6 +161,13 @@ class Script:
 
     def describe_end(self, status: int) -> str:
         """Return how the script ended, in words."""
+        return self._special_end(status) or f"the script exited with status {status}"
+
+    def only_exited(self, status: int) -> bool:
+        """Whether these words say no more than the exit status."""
+        return not self._special_end(status)
+
+    def _special_end(self, status: int) -> str:
         if self.context.settings.code.form is Form.JUPYTER and status in (0, START_FAILED):
             ended = (files.read_json(self.context.attempt.service_of("jupyter")) or {}).get("ended", "it was shut down")
             return f"JupyterLab ended: {ended}" if status == 0 else "JupyterLab could not be started"
@@ -168,15 +175,13 @@ class Script:
             return "the notebook could not be executed: the run's environment lacks packages for notebooks"
         if self.context.settings.points.sweep and (points := files.read_json(self.context.attempt.points_end)):
             return str(points["ended"])
-        if status == 0:
-            return "the script exited with status 0"
         if status == STOPPED:
             return MEANING[STOPPED]
         if self.out_of_memory(status):
             return "the script was killed because the node's memory limit was reached (out of memory)"
         if number := signal_of_status(status):
             return f"the script was killed by {signal_name(number)}"
-        return f"the script exited with status {status}"
+        return ""
 
 
 def can_wait(context: Context, programs: Mapping[Form, str]) -> bool:

@@ -10,13 +10,18 @@ import contextlib
 import os
 import signal
 import traceback
+from typing import TYPE_CHECKING
 
 from hpcml import errors
 from hpcml.failures.end import End
 from hpcml.files import write
 from hpcml.node.outcome import EventLog, report_end, say, write_status
+from hpcml.node.processes import OwnTime
 from hpcml.node.settings import Context
 from hpcml.paths import SCRIPT
+
+if TYPE_CHECKING:
+    from hpcml.node.link.uplink import Uplink
 
 _STOPPED = ("T", "t")
 _STATES = {
@@ -64,6 +69,42 @@ def end(context: Context, pid: int, state: str, silent: float) -> None:
         traceback.print_exc()
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
+
+
+class Watch:
+    """An agent's watch over the supervisor, by its own time: a suspended job, or an agent that waits, is no silence."""
+
+    def __init__(self, context: Context) -> None:
+        self.context, self.clock = context, OwnTime()
+        self.heard, self.busy, self.warned = 0.0, 0.0, False
+
+    def hear(self, busy: float = 0.0) -> None:
+        """Take note of a sign of life; ``busy``: for how many seconds the supervisor's loop has waited."""
+        self.heard, self.busy = self.clock.seconds, busy
+
+    def look(self, link: Uplink) -> None:
+        """Close the line to a supervisor that has not been heard for deadlines.answer; on its node, say what it does.
+
+        There it is ended if it is stopped. Otherwise it waits for something, and will answer.
+        """
+        self.clock.tick()
+        silent, longest = self.clock.seconds - self.heard, self.context.settings.deadlines.answer
+        waits = max(silent, self.busy)
+        if link.supervisor and waits > warn_after(longest) and not self.warned:
+            warn(self.context, link.supervisor.state, waits)
+        self.warned = waits > warn_after(longest)
+        if silent <= longest:
+            return
+        if link.supervisor and link.supervisor.alive:
+            self.end_supervisor(link)
+        else:
+            link.drop(f"it has not answered for {longest:g} s")
+            self.hear()  # the next line has as long
+
+    def end_supervisor(self, link: Uplink) -> None:
+        """End a supervisor on this node that is stopped."""
+        if link.supervisor and is_stopped(state := link.supervisor.state):
+            end(self.context, link.supervisor.pid, state, self.clock.seconds - self.heard)
 
 
 def _name(context: Context) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import importlib
 import os
 import re
 import signal
@@ -14,7 +13,7 @@ import time
 import traceback
 
 from hpcml import errors, hooks, written
-from hpcml.failures.end import SLURM, End, MemoryLimit
+from hpcml.failures.end import SLURM, End, MemoryLimit, Reason
 from hpcml.files import size_of, tail, write
 from hpcml.kind import Kind, Processes, RunningScript
 from hpcml.node import attempts, end_cause, files, scratch, script_process, stacks, starts, storage
@@ -117,7 +116,7 @@ def _warn_of_setup(state: RunState) -> None:
 def _processes(state: RunState, folders: contextlib.ExitStack) -> Processes:
     """Return the kind's processes; an error of a socket is no error of storage."""
     try:
-        processes: Processes = importlib.import_module(state.kind.processes).Processes(state, folders)
+        processes = state.kind.processes(state, folders)
     except OSError as error:
         if error.errno not in _OF_SOCKETS:
             raise
@@ -257,15 +256,21 @@ def _end_of(state: RunState, script: RunningScript, status: int, must_end: End |
     ended_as = must_end.state if must_end and obeyed else "OUT_OF_MEMORY" if starved else ""
     if state.end_requests.time_limit_near and status == errors.STOPPED:
         ended_as = "TIMEOUT"
+    limit = MemoryLimit.NODE if starved else ""
+    return _own_end(state, script, status)._replace(ended_as=ended_as, memory_limit=limit)
+
+
+def _own_end(state: RunState, script: RunningScript, status: int) -> End:
+    """Return how a script ended by itself, or its program of hpcml's, with the last lines of what failed."""
     failed = script.failed_process()
     log = state.context.run.logs / failed.log if failed.log else state.context.run.driver_log
     quote = () if status in (0, errors.STOPPED) else tail(log, width=300, begin=failed.log_begin)
     settings = state.context.settings
     by = "hpcml" if settings.code.form in state.kind.programs and status == errors.START_FAILED else "script"
     hint = script_process.next_step(state.context) if status else ""
-    limit = MemoryLimit.NODE if starved else ""
-    message = script.describe_end(status)
-    return End(status, SCRIPT, by, message, hint, quote, ended_as, memory_limit=limit, **failed._asdict())
+    end = End(status, SCRIPT, by, script.describe_end(status), hint, quote)
+    reason = Reason.EXIT if by == "script" and script.only_exited(status) else ""
+    return end._replace(reason=reason, **failed._asdict())
 
 
 def _look_for_hang(state: RunState, hang: FileSystemHang, *, told_to_end: bool) -> None:

@@ -42,17 +42,7 @@ def lay_below(given: dict[str, Any], script: Path, parser: Parser) -> tuple[tupl
     unused: list[str] = []
     for number, word, options in lines:
         place = f"line {number} of {script.name}"
-        try:
-            values, rest = _parsed(parser, options, sbatch=word != "hpcml:")
-        except (HpcmlError, ValueError) as error:
-            if word != "hpcml:":
-                unused.append(f"{options} (line {number})")
-                continue
-            hint = error.hint if isinstance(error, HpcmlError) else "Close the quotes in this line."
-            message = (
-                error.message if isinstance(error, HpcmlError) else f"The options in this line cannot be read: {error}"
-            )
-            raise UsageError(message, place=place, hint=hint) from error
+        values, rest = _read(parser, options, place, sbatch=word != "hpcml:")
         unused += [f"{' '.join(rest)} (line {number})"] if rest else []
         for name, value in values.items():
             if isinstance(value, list):
@@ -69,6 +59,19 @@ def lay_below(given: dict[str, Any], script: Path, parser: Parser) -> tuple[tupl
         ignored = f"hpcml ignores these #SBATCH lines in {script.name}: {', '.join(unused)}"
         note(f"{ignored}. {advice}".removesuffix(".") if advice else ignored)
     return origins
+
+
+def _read(parser: Parser, options: str, place: str, *, sbatch: bool) -> tuple[dict[str, Any], list[str]]:
+    """Return what a line says by name, and the words that say nothing here; UsageError if hpcml's own line is wrong."""
+    try:
+        return _parsed(parser, options, sbatch=sbatch)
+    except (HpcmlError, ValueError) as error:
+        if sbatch:
+            return {}, [options]
+        if isinstance(error, HpcmlError):
+            raise UsageError(error.message, place=place, hint=error.hint) from error
+        message, hint = f"The options in this line cannot be read: {error}", "Close the quotes in this line."
+        raise UsageError(message, place=place, hint=hint) from error
 
 
 def _laid(

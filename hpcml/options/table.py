@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-
 from hpcml.kinds import KINDS
 from hpcml.request import options
 from hpcml.request.option import KindOptions, Option
 
-_OF_KINDS: dict[str, KindOptions] = {name: import_module(kind.options).OPTIONS for name, kind in KINDS.items()}
+_OF_KINDS: dict[str, KindOptions] = {name: kind.options() or KindOptions() for name, kind in KINDS.items()}
 
 
 def _of_kinds(title: str) -> tuple[Option, ...]:

@@ -12,6 +12,7 @@ from pathlib import PurePosixPath
 from typing import NamedTuple
 
 from hpcml.errors import ConfigError
+from hpcml.gpu_vendor import VENDOR
 from hpcml.paths import RunPaths, sweep_folder
 from hpcml.request.record import RunRequest
 from hpcml.schedulers import JobLayout, Launcher
@@ -87,7 +88,7 @@ def entry(site: Site, spec: RunRequest, paths: RunPaths) -> tuple[str, ...]:
         site.runtime.container,
         "exec",
         "--cleanenv",
-        *(("--nv",) if spec.size.gpus_per_node else ()),
+        *((VENDOR.image_option,) if spec.size.gpus_per_node else ()),
         "--no-mount",
         "cwd",
         "--home",

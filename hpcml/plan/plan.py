@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from hpcml import hooks, kinds, repairs, schedulers
 from hpcml.errors import ConfigError, SiteError, UsageError
@@ -25,31 +24,6 @@ _MANY_NODES = 64  # from which on importing from a shared file system may be wha
 _SHORT = 300  # seconds of a time limit, of which Slurm may take 60: it sends its signal early
 ADAPTERS = ("NCCL_IB_HCA", "UCX_NET_DEVICES")  # variables that name RDMA adapters
 _MOST_SIGNAL_LEAD = 65535  # seconds, sbatch(1) --signal
-
-
-class KindPlan(Protocol):
-    """A kind's part of the plan: the functions of the login node's module that its Kind names."""
-
-    def decided(self, site: Site, request: RunRequest) -> Site:
-        """Return the site with what the kind decides; UsageError or ConfigError if the request cannot be met."""
-
-    def roles(self, request: RunRequest) -> tuple[Role, ...]:
-        """Return those of the kind's roles that the run has, in their order."""
-
-    def workers(self, site: Site, request: RunRequest, memory: int) -> Workers:
-        """Return the processes of each node, which has so many bytes of memory, 0 if that is unknown."""
-
-    def environment(self, site: Site, request: RunRequest) -> tuple[tuple[str, str], ...]:
-        """Return the variables that all roles share."""
-
-    def profilers(self, request: RunRequest) -> tuple[str, ...]:
-        """Return the profilers that the request asks for."""
-
-    def reasons(self, site: Site, request: RunRequest) -> list[str]:
-        """Return why the plan came out so, as far as the kind decided it."""
-
-    def notices(self, settings: Settings) -> list[str]:
-        """Return what the user should know of the kind's decisions."""
 
 
 class RunLocation(NamedTuple):
@@ -131,20 +105,19 @@ def plan(site: Site, asked: RunRequest, location: RunLocation) -> Plan:
     reasons: list[str] = []
     spec = _filled(site, asked)
     kind = kinds.get(spec.kind)
-    of_kind = _planned_by(kind)
-    site = of_kind.decided(site, spec)
+    site = kind.decided(site, spec)
     _check_directory(location.directory)
     if site.runtime.python and not site.runtime.python.startswith("/"):
         hint = "Use Python's absolute path on the compute nodes."
         raise ConfigError(f"{site.runtime.python!a} is not an absolute path", place="runtime.python", hint=hint)
     paths = RunPaths(location.directory)
-    roles = of_kind.roles(spec)
+    roles = kind.planned_roles(spec)
     request = JobRequest(spec, asked, paths, _signal_lead(site, spec.size.time, reasons), roles)
     layout = schedulers.get(site.scheduler).lay_out(site, request)
     reasons += layout.reasons
     origins = [f"{option} ({origin})" for option, origin in spec.origins]
     reasons += origins
-    reasons += of_kind.reasons(site, spec)
+    reasons += kind.reasons(site, spec)
     _check_attempts(site, spec)
     python = interpreter(site) if spec.image else site.runtime.python or location.python
     if spec.image:
@@ -152,13 +125,6 @@ def plan(site: Site, asked: RunRequest, location: RunLocation) -> Plan:
     staged = stage(site, spec.image, layout)
     if staged:
         reasons.append(f"hpcml copies the image to each node ({staged.mode})")
-    scripts = (
-        paths.step,
-        *([paths.image] if spec.image else []),
-        *([paths.stage, paths.keep] if staged else []),
-        *([paths.sweep] if layout.one_machine else []),
-        *([paths.setup] if site.runtime.setup else []),
-    )
     inside = _inside(site, request, layout, kind, location.umask)
     layout = layout._replace(
         may_start_again=layout.may_start_again or spec.attempts.several_jobs,
@@ -167,7 +133,7 @@ def plan(site: Site, asked: RunRequest, location: RunLocation) -> Plan:
             *([f"these options do not come from the command line: {', '.join(origins)}"] if origins else ()),
             *layout.notices,
             *_notices(site, spec),
-            *of_kind.notices(inside),
+            *kind.notices(inside),
         ),
     )
     shared: dict[str, Any] = {name: getattr(layout, name) for name in JobLayout._fields if name in Plan._fields}
@@ -187,15 +153,21 @@ def plan(site: Site, asked: RunRequest, location: RunLocation) -> Plan:
         entry=entry(site, spec, paths) if spec.image else (),
         stage=staged,
         steps=_steps(paths, roles, layout, python),
-        scripts=tuple(script.name for script in scripts),
+        scripts=tuple(script.name for script in _scripts(paths, site, spec, layout)),
         inside=inside,
         after=tuple(one.text for one in spec.place.after),
     )
 
 
-def _planned_by(kind: Kind) -> KindPlan:
-    module: Any = import_module(kind.plan)
-    return module  # type: ignore[no-any-return]
+def _scripts(paths: RunPaths, site: Site, spec: RunRequest, layout: JobLayout) -> list[Path]:
+    """Return the shell that the run needs beside the batch script."""
+    return [
+        paths.step,
+        *([paths.image] if spec.image else []),
+        *([paths.stage, paths.keep] if stage(site, spec.image, layout) else []),
+        *([paths.sweep] if layout.one_machine else []),
+        *([paths.setup] if site.runtime.setup else []),
+    ]
 
 
 def _filled(site: Site, asked: RunRequest) -> RunRequest:
@@ -288,7 +260,7 @@ def _environment(site: Site, spec: RunRequest, kind: Kind) -> tuple[tuple[str, s
     inner = (*inner, *repairs.variables(site.repairs._asdict()))
     options = _options_of_python(spec.code.interpreter[1:])
     inner = (*inner, *(pair for pair in options.items() if pair[0] not in inherited))
-    shared = _planned_by(kind).environment(site, spec)
+    shared = kind.environment(site, spec)
     return (*(pair for pair in shared if pair[0] not in site.environment), *site.environment.items(), *inner)
 
 
@@ -369,7 +341,8 @@ def _steps(paths: RunPaths, roles: tuple[Role, ...], layout: JobLayout, python: 
 
 def _inside(site: Site, request: JobRequest, layout: JobLayout, kind: Kind, umask: int) -> Settings:
     spec, code, form = request.spec, request.paths.code, request.spec.code.form
-    profilers, workers = _planned_by(kind).profilers(spec), _planned_by(kind).workers(site, spec, layout.memory)
+    profilers = kind.profilers(spec)
+    workers: Workers = kind.workers(site, spec, layout.memory)
     if workers.gpu and "rmm" in profilers:
         workers = workers._replace(gpu=workers.gpu._replace(rmm_log_directory=str(request.paths.profiles)))
     advice = hooks.only("site's advice")(site.report.advice, kind) if site.report.advice else {}

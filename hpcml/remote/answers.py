@@ -20,6 +20,7 @@ from typing import Annotated, Any, NamedTuple, TypedDict, Union, cast, get_args,
 
 from hpcml import files, records
 from hpcml.errors import ConfigError
+from hpcml.failures.end import End
 from hpcml.runs import status as run_status
 from hpcml.runs import view as views
 
@@ -221,7 +222,7 @@ def _forms(record: Any) -> dict[str, Check]:
 @functools.cache
 def _forms_of_view() -> dict[str, Check]:
     """Return the check of each value that a view prints."""
-    records = [run_status.Status, *map(type, run_status.Status._field_defaults.values()), views.View]
+    records = [run_status.Status, *map(type, run_status.Status._field_defaults.values()), End, views.View]
     kinds = {name: kind for record in records for name, kind in get_type_hints(record).items()}
     kinds |= {"state": str, "over": bool, "limit": int, "exit_status": Annotated[int, _or_none(_exit_status)]}
     return {name: _check_of(kinds[name]) for name in views.PRINTED}

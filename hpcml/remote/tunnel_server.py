@@ -111,7 +111,7 @@ def facts(run: directories.Run, status: run_status.Status) -> RunFacts:
         estimate=status.allocation.estimate,
         services=now,
         ends=began + limit if limit and began else None,
-        exit_status=status.ending.exit_status,
+        exit_status=status.exit_status,
         hint=status.hint,
         quote=status.ending.quote,
         stuck=_is_stuck(status.allocation.wait),

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from importlib import import_module
 from typing import Any, NamedTuple
 
 from hpcml.errors import ConfigError
@@ -118,7 +117,7 @@ def of_site(rules: Mapping[str, Any], kind: Kind) -> dict[str, dict[str, str]]:
     ConfigError
         If one lacks what a rule needs, or has a limit or a figure that is none.
     """
-    of_kind = [import_module(kind.accounting).ACCOUNTING] if kind.accounting else []
+    of_kind = [accounting] if (accounting := kind.accounting()) else []
     known = [rule.name for rule in (*RULES, *(rule for one in of_kind for rule in one.rules))]
     figures = [*FIGURES, *(figure.name for one in of_kind for figure in one.figures)]
     changes: dict[str, dict[str, str]] = {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import statistics
 import time
 from collections.abc import Mapping, Sequence
@@ -162,10 +161,7 @@ _SPREAD = (Identity, Course, Hours, Findings, Machines, Interconnect)  # groups 
 
 def accounting_of(kind: Kind) -> Accounting:
     """Return what a kind adds to the time accounting."""
-    if not kind.accounting:
-        return PLAIN
-    accounting: Accounting = importlib.import_module(kind.accounting).ACCOUNTING
-    return accounting
+    return kind.accounting() or PLAIN
 
 
 class _TornDown(NamedTuple):
@@ -510,7 +506,7 @@ def _unknown(measured: _Measured, end: End | None, devices: Sequence[GpuSummary]
     if measured.activity is None and measured.accounting.missing:
         sentences.append(measured.accounting.missing)
     if per_node and by_node and not devices:
-        sentences.append("There are no samples of the GPUs: NVML did not respond.")
+        sentences.append("There are no samples of the GPUs: their driver did not respond.")
     if any(node.of_host for node in by_node.values()):
         sentences.append(
             "The use of cores and memory includes all programs on the node: the job has no readable cgroup."

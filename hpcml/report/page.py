@@ -18,6 +18,7 @@ import jinja2
 from markupsafe import Markup, escape
 
 from hpcml import files
+from hpcml.failures.end import Reason
 from hpcml.kind import Kind
 from hpcml.paths import RunPaths
 from hpcml.recorded import Recorded
@@ -95,7 +96,7 @@ def html(report: Report) -> str:
     return environment.from_string(page_text.PAGE).render(
         report=report,
         good=good,
-        shows_status=end.over and not end.message.endswith(f"status {end.exit_status}"),
+        shows_status=end.over and end.reason != Reason.EXIT,
         unit=unit,
         nodes=counted(len(report.machines.nodes), "node"),
         cards=_cards(report),

@@ -210,7 +210,7 @@ of them {{ report.hours.total.useful | hours }} useful. The rest of this page sh
 <td class="n">{% if one.power is none %}–{% else %}{{ "%.0f" | format(one.power) }} W{% endif %}</td>
 <td class="n">{% if one.energy is none %}–{% else %}{{ "%.3f" | format(one.energy) }} kWh{% endif %}</td></tr>
 {% endfor %}</table></div>
-<p class="soft">Use is the share of time in which a CUDA kernel ran, as NVML measures it.</p></section>
+<p class="soft">Use is the share of time in which a CUDA kernel ran, as the driver measures it.</p></section>
 {% endif %}
 <section><h2>Requested and used</h2><table><tr><th></th><th>requested</th><th>used</th></tr>
 {% for what, asked, used in report.findings.asked %}<tr><td>{{ what }}</td><td>{{ asked }}</td><td>{{ used }}</td></tr>{% endfor %}</table></section>

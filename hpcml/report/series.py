@@ -8,11 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol, TypeVar
 
 from hpcml import samples
+from hpcml.gpu_vendor import VENDOR
 from hpcml.paths import AttemptPaths
 from hpcml.report.ledger import EVERY, Accounting, Column, Ledger, Phases
 from hpcml.samples import Event, GpuSample, NodeSample, NodeSeries, total
-
-HOT = 0x8 | 0x20 | 0x40 | 0x80  # NVML: slowed down by hardware, by heat (software, hardware), by the power brake
 
 
 class _Timed(Protocol):
@@ -29,7 +28,7 @@ class GpuColumns(NamedTuple):
     use: Column  # percent, since the sample before
     memory: Column  # bytes
     power: Column  # W
-    throttle: Column  # NVML's bits
+    throttle: Column  # the vendor's bits
     nvlink: Column  # bytes per second, both ways
     pcie: Column  # bytes per second, both ways
     energy: Column  # J, a counter
@@ -38,7 +37,7 @@ class GpuColumns(NamedTuple):
 class Gpu(NamedTuple):
     """A GPU and its samples."""
 
-    number: int  # NVML's index
+    number: int  # the driver's index
     name: str
     memory: float  # bytes, 0 if not known
     columns: GpuColumns
@@ -172,7 +171,7 @@ def figures_of(
 
 def hot_share(columns: GpuColumns) -> float | None:
     """Return in which percent of the samples a GPU was slowed down by heat or its power supply."""
-    hot = [bool(int(bits) & HOT) for bits in columns.throttle if bits is not None]
+    hot = [bool(int(bits) & VENDOR.hot) for bits in columns.throttle if bits is not None]
     return 100 * sum(hot) / len(hot) if hot else None
 
 

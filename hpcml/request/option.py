@@ -148,7 +148,7 @@ class Option(NamedTuple):
 
 
 class KindOptions(NamedTuple):
-    """What a kind of run adds to the options: ``OPTIONS`` of the module that its Kind names."""
+    """What a kind of run adds to the options (``Kind.options``)."""
 
-    rows: dict[str, tuple[Option, ...]]  # by their place in the help: a title of hpcml.request.options.GROUPS
+    rows: dict[str, tuple[Option, ...]] = {}  # by their place in the help: a title of hpcml.request.options.GROUPS
     instead: dict[str, str] = {}  # words of other tools, and the sentence that says what to use

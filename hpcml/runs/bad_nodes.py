@@ -136,10 +136,10 @@ def at_fault(current: Status, rule: str, nodes: Sequence[str]) -> tuple[str, ...
     elif (
         current.ending.by == "hpcml"
         and retry is not Retry.MEMORY
-        and current.ending.exit_status in (errors.WORKERS_NEVER_CAME, errors.IMAGE)
+        and current.exit_status in (errors.WORKERS_NEVER_CAME, errors.IMAGE)
     ):
         named = [node for node in current.allocation.nodes if node in current.ending.at_fault]
-        first = current.ending.exit_status == errors.IMAGE and named == list(
+        first = current.exit_status == errors.IMAGE and named == list(
             current.allocation.nodes[:1]
         )  # it is the first that tries
         held = tuple(named) if len(named) == 1 and not first else ()
@@ -167,7 +167,7 @@ def learn(folder: Path, site: str, now: float) -> None:
             if current.phase != "ended" or current.planned.site != site or run.may_start_again:
                 continue
             ended.append(run_id)
-            if current.allocation.job and current.ending.exit_status:
+            if current.allocation.job and current.exit_status:
                 from hpcml.runs import why
 
                 bad += _shown_by(current, why.of_status(run, current))

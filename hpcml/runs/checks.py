@@ -7,10 +7,9 @@ import shutil
 import sys
 from pathlib import Path
 
-from hpcml import files
+from hpcml import files, kinds
 from hpcml.errors import UsageError
 from hpcml.forms import Form
-from hpcml.kinds.dask.options import PROFILERS
 from hpcml.origins import TYPED
 from hpcml.plan.plan import Plan
 from hpcml.request.record import RunRequest
@@ -108,8 +107,8 @@ def _check_python(site: Site, spec: RunRequest, made: Plan) -> list[str]:
         return []
     notes = _check_processor(python)
     if not _is_prepared(site):
-        needed = [PROFILERS[name] for name in made.inside.report.profilers if PROFILERS[name]]
-        packages.check_packages(needed, python, "--profile")
+        for option, needed in kinds.get(spec.kind).packages(made.inside).items():
+            packages.check_packages(needed, python, option)
         packages.check_packages(spec.code.form.traits.packages, python, "extra 'jupyter'", sure=True)
     return notes
 

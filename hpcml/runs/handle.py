@@ -20,8 +20,6 @@ from hpcml.errors import (
     did_you_mean,
     nearest,
 )
-from hpcml.kinds.ranks import KIND as RANKS
-from hpcml.kinds.ranks import RANK
 from hpcml.paths import SCRIPT, AttemptPaths
 from hpcml.runs import directories, rank_logs, waiting
 from hpcml.runs import record as records
@@ -104,7 +102,7 @@ class RunHandle:
     def exit_status(self) -> int | None:
         """The run's exit status (docs/exit-status.md), None until it has ended."""
         status = self.now()
-        return status.ending.exit_status if status.over else None
+        return status.exit_status if status.over else None
 
     def status(self) -> SimpleNamespace:
         """Return all that is known of the run now: what ``hpcml status --json`` prints, as attributes."""
@@ -162,7 +160,8 @@ class RunHandle:
             If a log cannot be read, or holds more than a GiB.
         """
         role, texts = role_of(role), []
-        if role == RANK.name and records.load(self.run).planned.kind == RANKS.name:
+        ranks = kinds.get(records.load(self.run).planned.kind).ranks
+        if ranks and role == ranks.name:
             logs = rank_logs.Merged(self.run)
             return b"".join([*logs.lines(), *logs.rest()]).decode(errors="replace")
         for path in log_files(self.run, role):
@@ -228,7 +227,7 @@ class RunHandle:
 
 def exit_status_of(last: Status) -> int:
     """Return the exit status that a command or a wait for a run ends with."""
-    return INTERNAL if last.ending.exit_status is None else last.ending.exit_status
+    return INTERNAL if last.exit_status is None else last.exit_status
 
 
 def role_of(word: str) -> str:
@@ -322,27 +321,32 @@ def standings(runs: Sequence[directories.Run]) -> list[Standing]:
     try:
         jobs = records.of_open(runs)
         runs = [jobs.get(run.id, run) for run in runs]
-        states = schedulers.states({run.id: run.submission for run in runs if run.submission and run.submission.key})
+        states = _states(runs)
         ended = [run for run in runs if run.may_start_again and (state := states.get(run.id)) and state.ended]
         next_ones = {run.id: after for run in ended if (after := directories.follow_up(run))}
-        states |= schedulers.states({key: after.submission for key, after in next_ones.items() if after.submission})
+        states |= _states(list(next_ones.values()), list(next_ones))
         runs = [next_ones.get(run.id, run) for run in runs]
     except SlurmUnreachableError as error:
         silent = error.message
-    rows = []
-    for run in runs:
-        state = states.get(run.id)
-        try:
-            status = run_status.status(
-                run, None if state and state.state == schedulers.UNREADABLE else state, ask=False
-            )
-        except HpcmlError as error:
-            rows.append(Standing(run, None, True, error.message))
-            continue
-        alive = not status.over or bool(state and (state.pending or state.active))
-        if status.phase == "prepared":
-            alive = bool(silent)
-        if silent and run.may_start_again:
-            alive = True
-        rows.append(Standing(run, status, alive, silent if alive else ""))
-    return rows
+    return [_standing(run, states.get(run.id), silent) for run in runs]
+
+
+def _states(runs: Sequence[directories.Run], names: Sequence[str] = ()) -> dict[str, schedulers.JobState]:
+    """Return the states of the jobs of those runs that have one, by their ids, or by other ``names``."""
+    pairs = zip(names or [run.id for run in runs], runs, strict=True)
+    return schedulers.states({name: run.submission for name, run in pairs if run.submission and run.submission.key})
+
+
+def _standing(run: directories.Run, state: schedulers.JobState | None, silent: str) -> Standing:
+    """Return the standing of a run by its job's state; ``silent`` is why its scheduler said nothing."""
+    readable = None if state and state.state == schedulers.UNREADABLE else state
+    try:
+        status = run_status.status(run, readable, ask=False)
+    except HpcmlError as error:
+        return Standing(run, None, True, error.message)
+    alive = not status.over or bool(state and (state.pending or state.active))
+    if status.phase == "prepared":
+        alive = bool(silent)
+    if silent and run.may_start_again:
+        alive = True
+    return Standing(run, status, alive, silent if alive else "")

@@ -6,17 +6,15 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import hpcml
-from hpcml import files, schedulers
+from hpcml import files, records, schedulers
 from hpcml.errors import SlurmUnreachableError, StorageError
-from hpcml.forms import Form
-from hpcml.request.record import Awaited
 from hpcml.runs import directories
-from hpcml.runs import record as records
+from hpcml.runs import record as run_record
 from hpcml.runs import status as run_status
 from hpcml.runs.status import Status
 from hpcml.schedulers import Submission
@@ -25,14 +23,7 @@ from hpcml.terminal import say_message
 _BLOCK = 200  # runs that are read at a time, at first, while those that failed are looked for
 WORTH = 100  # runs that must be new for the file to be written again
 _SETTLED = 60.0  # seconds since a run's folder was changed: what ends a run writes several files
-_DEFAULTS = Status("").fields()
-_FORM = " ".join(("hpcml", hpcml.__version__, *_DEFAULTS))  # another version reads all runs again
-_FROM_JSON: dict[str, Callable[[Any], object]] = {
-    **{name: tuple for name, default in _DEFAULTS.items() if isinstance(default, tuple)},
-    "form": Form.read,
-    "after": lambda value: tuple(Awaited(*one) for one in value),
-    "clocks": lambda value: {node: tuple(clock) for node, clock in value.items()},
-}
+_FORM = " ".join(("hpcml", hpcml.__version__, *Status("").fields()))  # another version reads all runs again
 
 
 def newest(
@@ -131,7 +122,7 @@ def _read(paths: list[Path], said: set[str]) -> list[tuple[Status, directories.R
 
 def _with_jobs(runs: list[directories.Run | Status]) -> list[directories.Run | Status]:
     """Return the runs with the jobs of those that were prepared, or whose submission was not answered."""
-    jobs = records.of_open(run for run in runs if isinstance(run, directories.Run))
+    jobs = run_record.of_open(run for run in runs if isinstance(run, directories.Run))
     return [jobs.get(run.id, run) if isinstance(run, directories.Run) else run for run in runs]
 
 
@@ -186,11 +177,10 @@ class Ends:
     def status(self, run: str, kept: Kept) -> Status | None:
         """Return a run's status as it was kept, None if that is damaged."""
         try:
-            values = json.loads(kept.text)
-            values |= {name: of(values[name]) for name, of in _FROM_JSON.items() if name in values}
-            return Status.of(run, directory=f"{self.folder}/{run}", **values)
-        except (AttributeError, TypeError, ValueError):
+            status = records.read(Status, json.loads(kept.text))
+        except ValueError:
             return None
+        return status._replace(directory=f"{self.folder}/{run}")
 
     def keep(self, status: Status, run: directories.Run, changed: int) -> None:
         """Keep the status of a run if nothing of it can change any more: its own files tell that it is over."""
@@ -198,12 +188,8 @@ class Ends:
             status.over and not status.allocation.job_state and not status.allocation.silent and not run.may_start_again
         )
         if final and time.time() - changed / 1e9 > _SETTLED:
-            values = {
-                name: value
-                for name, value in status.fields().items()
-                if name not in ("run", "directory") and value != _DEFAULTS[name]
-            }
-            self.new[status.run] = Kept(changed, status.failed, json.dumps(values))
+            text = json.dumps(records.plain(status._replace(directory=""), brief=True))
+            self.new[status.run] = Kept(changed, status.failed, text)
 
     def write(self, existing: set[str]) -> None:
         """Write the new ends if there are many; ``existing``: the runs in the folder."""

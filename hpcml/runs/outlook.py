@@ -167,11 +167,7 @@ def shorter(prepared: Prepared) -> str:
     try:
         for run in _runs_like(prepared):
             current = status(run, ask=False)
-            if (
-                current.phase == "ended"
-                and current.ending.exit_status == 0
-                and (seconds := current.seconds()) is not None
-            ):
+            if current.phase == "ended" and current.exit_status == 0 and (seconds := current.seconds()) is not None:
                 taken.append(seconds)
             if len(taken) == _PAST:
                 break

@@ -7,8 +7,7 @@ import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from hpcml import files
-from hpcml.kinds.ranks import RANK
+from hpcml import files, kinds
 from hpcml.runs import directories
 from hpcml.runs import record as records
 from hpcml.runs.status import Status
@@ -22,7 +21,7 @@ _GROWTH = re.compile(r"(\d+\.\d) (\d+) (\S+)")
 def of_ranks(run: directories.Run) -> dict[int, Path]:
     """Return the logs of the ranks by their numbers; that of rank 0 is the script's."""
     agents = {path for path, _ in _of_agents(run)}
-    found = [path for path in run.paths.logs.glob(f"{RANK.name}-*.log") if path not in agents]
+    found = {path for role in _roles() for path in run.paths.logs.glob(f"{role}-*.log")} - agents
     numbered = {int(end): path for path in found if (end := path.stem.rpartition("-")[2]).isdecimal()}
     return dict(sorted({0: run.paths.driver_log, **numbered}.items()))
 
@@ -32,12 +31,17 @@ def of_failed(run: directories.Run, status: Status) -> Path:
     return run.paths.logs / Path(status.ending.log).name if status.ending.log else run.paths.driver_log
 
 
+def _roles() -> list[str]:
+    """Return the roles whose agents start ranks; a run has logs of one at most."""
+    return [kind.ranks.name for kind in kinds.KINDS.values() if kind.ranks]
+
+
 def _of_agents(run: directories.Run) -> list[tuple[Path, str]]:
     """Return the logs of the agents, each with its node."""
     with directories.complete(run.paths.directory):
         begins = [event.facts.texts("nodes") for event in records.Record(run.paths).events if event.name == "allocated"]
     nodes = dict.fromkeys(node for nodes in begins for node in nodes)
-    return [(run.paths.log(RANK.name, node), node) for node in nodes]
+    return [(run.paths.log(role, node), node) for role in _roles() for node in nodes]
 
 
 class Merged:
@@ -46,7 +50,7 @@ class Merged:
     def __init__(self, run: directories.Run, start: Callable[[Path], int] = lambda _: 0) -> None:
         self.run, self.start = run, start
         self.growth: dict[str, list[tuple[float, int]]] = {}  # by file: its size at times
-        for path in sorted(run.paths.logs.glob(f"{RANK.name}-*.times")):
+        for path in sorted(path for role in _roles() for path in run.paths.logs.glob(f"{role}-*.times")):
             with directories.storage(path):
                 text = files.read(path).decode(errors="replace")
             for match in filter(None, map(_GROWTH.fullmatch, text.splitlines())):

@@ -12,11 +12,9 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from hpcml import schedulers
+from hpcml import kinds, schedulers
 from hpcml.errors import ScriptError, UsageError
 from hpcml.forms import Form
-from hpcml.kinds.ranks import KIND
-from hpcml.kinds.ranks.options import asked
 from hpcml.options import batch_scripts
 from hpcml.plan.plan import Plan
 from hpcml.request.record import RunRequest
@@ -92,35 +90,45 @@ def check_program(spec: RunRequest, made: Plan) -> list[str]:
     name, arguments = launcher(spec)
     options = " ".join(_own_words(arguments))
     text = "" if name else shell_script(spec)
-    if spec.kind == KIND.name:
+    if kinds.get(spec.kind).ranks:
         for word in [name] if name else sorted(set(batch_scripts.launchers(text))):
             _launcher_in_ranks(word, options, made)
         return _own_address_in_shell(text) if nodes > 1 else []
     if not name:
         found = next(batch_scripts.launchers(text), "") if nodes > 1 else ""
-        if not found:
-            return []
-        uses_gpus = ", which use the GPUs" if made.inside.workers.gpu else ""
-        beside = "" if made.inside.workers.late else f", next to {made.inside.worker_count} Dask workers{uses_gpus}"
-        what = f"the program has a line with {found}. hpcml starts the program once, on the first of {nodes} nodes"
-        return [f"{what}{beside}. To start ranks, add --ranks and remove {found}: {PAGE}"]
+        return [_line_in_program(found, made)] if found else []
     several = bool((_OF_SRUN if name == "srun" else _SEVERAL_NODES).search(options))
     if nodes > 1 or several:
-        where = f"on the first of {nodes} nodes" if nodes > 1 else "on one node"
-        one = " Or request one node: --nodes 1." if nodes > 1 and not several else ""
-        way = "Add --ranks node"
-        if _starts_tasks(name):
-            way = f"Remove {name}, and add --ranks N (N ranks on each node), and for an MPI program also --mpi pmix"
-        elif name in _OF_LIGHTNING:
-            way = f"Remove {name}, and add --ranks gpu, or --ranks N (N ranks on each node)"
-        without = f", and remove {', '.join(_OF_MACHINES.findall(options))}" if _OF_MACHINES.search(options) else ""
-        hint = f"{way}{without}.{one} More: {PAGE}."
-        problem = f"{name} starts ranks, but without --ranks hpcml starts {name} only once, {where}"
-        raise UsageError(problem, place="--", hint=hint)
+        raise _launcher_without_ranks(name, options, nodes, several=several)
     if made.inside.workers.late:
         return []
     pool = " and their GPU memory pool (to start no pool: --set gpu.rmm_pool_size=none)" if _has_pool(made) else ""
     return [f"{name} starts its processes on the first node, next to the run's workers{pool} ({PAGE})"]
+
+
+def _line_in_program(launcher: str, made: Plan) -> str:
+    """Return a note on a program with a line that starts ranks."""
+    uses_gpus = ", which use the GPUs" if made.inside.workers.gpu else ""
+    beside = "" if made.inside.workers.late else f", next to {made.inside.worker_count} Dask workers{uses_gpus}"
+    first = f"hpcml starts the program once, on the first of {made.inside.job.nodes} nodes"
+    what = f"the program has a line with {launcher}. {first}"
+    return f"{what}{beside}. To start ranks, add --ranks and remove {launcher}: {PAGE}"
+
+
+def _launcher_without_ranks(name: str, options: str, nodes: int, *, several: bool) -> UsageError:
+    """Return the refusal of a launcher that the run starts on one of its nodes, and how to start ranks instead."""
+    where = f"on the first of {nodes} nodes" if nodes > 1 else "on one node"
+    one = " Or request one node: --nodes 1." if nodes > 1 and not several else ""
+    way = "Add --ranks node"
+    if _starts_tasks(name):
+        way = f"Remove {name}, and add --ranks N (N ranks on each node), and for an MPI program also --mpi pmix"
+    elif name in _OF_LIGHTNING:
+        way = f"Remove {name}, and add --ranks gpu, or --ranks N (N ranks on each node)"
+    machines = _OF_MACHINES.findall(options)
+    without = f", and remove {', '.join(machines)}" if machines else ""
+    hint = f"{way}{without}.{one} More: {PAGE}."
+    problem = f"{name} starts ranks, but without --ranks hpcml starts {name} only once, {where}"
+    return UsageError(problem, place="--", hint=hint)
 
 
 def _starts_tasks(launcher: str) -> bool:
@@ -239,35 +247,42 @@ def check_script(
     is_module = spec.code.form is Form.MODULE
     file = modules_reached.module_file(spec.code.script) if is_module else spec.code.script
     base = spec.code.script.parent if spec.code.staged or is_module else spec.code.cwd
-    if file and spec.kind == KIND.name:
+    kind = kinds.get(spec.kind)
+    if file and kind.ranks:
         _check_address(file, base, nodes)
-        if asked(spec).mpi:
+        if kind.connects(spec):
             return []
     ranks = expected(file, spec.code.script.parent if is_module else file.resolve().parent, variables) if file else None
     if file is None or ranks is None:
         return []
     where = modules_reached.place(base, ranks.file, ranks.line)
     by_mpi = ranks.what.startswith(_OF_MPI)
-    if spec.kind == KIND.name:
-        if by_mpi and ranks.certain and workers > 1:
-            hint = f"Add --mpi pmix (Open MPI) or --mpi pmi2 (MPICH, Intel MPI). More: {PAGE}."
-            raise ScriptError(f"Without --mpi, {ranks.what} has one process in each rank", place=where, hint=hint)
-        note = f"{where} uses {ranks.what}: without --mpi pmix or --mpi pmi2 the ranks do not find each other ({PAGE})"
-        return [note] if by_mpi else []
+    if kind.ranks:
+        return [_without_mpi(ranks, where, workers)] if by_mpi else []
     if not ranks.certain or spec.code.interpreter or spec.points.sweep:
-        what = f"{where} uses {ranks.what}, and hpcml starts one process"
-        way = (
-            "a sweep cannot start ranks: submit each point with --ranks"
-            if spec.points.sweep
-            else "to start ranks, add --ranks"
-        )
-        beside = "" if late else f", next to {workers} Dask workers"
-        return [f"{what}{beside}; {way} ({PAGE})"] if workers > 1 else []
+        return [_may_expect_ranks(f"{where} uses {ranks.what}", spec, workers, late=late)] if workers > 1 else []
     typed = f"-m {spec.code.script.name}" if is_module else os.path.relpath(file, base)
     way = "--ranks N --mpi pmix" if by_mpi else "--ranks gpu, --ranks node or --ranks N"
     hint = f"Add {way} ({PAGE}). To run the script as one process: hpcml submit -- {python} {typed}."
     problem = f"The script needs ranks ({ranks.what}), but without --ranks hpcml starts one process"
     raise ScriptError(problem, place=where, hint=hint)
+
+
+def _without_mpi(ranks: Expected, where: str, count: int) -> str:
+    """Return a note on ranks of MPI that Slurm does not connect; ScriptError if it is certain that they are useless."""
+    if ranks.certain and count > 1:
+        hint = f"Add --mpi pmix (Open MPI) or --mpi pmi2 (MPICH, Intel MPI). More: {PAGE}."
+        raise ScriptError(f"Without --mpi, {ranks.what} has one process in each rank", place=where, hint=hint)
+    return f"{where} uses {ranks.what}: without --mpi pmix or --mpi pmi2 the ranks do not find each other ({PAGE})"
+
+
+def _may_expect_ranks(uses: str, spec: RunRequest, workers: int, *, late: bool) -> str:
+    """Return a note on a script that may expect ranks."""
+    way = "to start ranks, add --ranks"
+    if spec.points.sweep:
+        way = "a sweep cannot start ranks: submit each point with --ranks"
+    beside = "" if late else f", next to {workers} Dask workers"
+    return f"{uses}, and hpcml starts one process{beside}; {way} ({PAGE})"
 
 
 def _check_address(script: Path, base: Path, nodes: int) -> None:

@@ -309,24 +309,30 @@ class _Look:
         return path if node.attr == "parts" else None
 
     def _subscript(self, node: ast.Subscript) -> str | None:
-        index = _number(node.slice)
-        of = node.value
+        index, of = _number(node.slice), node.value
         if isinstance(of, ast.Attribute) and of.attr == "parents" and index is not None and index >= 0:
             path = self.value(of.value)
             return self._up(path, index + 1) if path else None
         if isinstance(of, ast.Attribute) and of.attr in ("argv", "path") and _is_sys(of.value) and index == 0:
             return self.file if of.attr == "argv" else self.code.folder
         if isinstance(of, ast.Call) and isinstance(of.func, ast.Attribute) and index == 0:
-            name = of.func.attr
-            path = self.value(of.args[0]) if name == "split" and of.args and not _text_of(of.args[0]) else None
-            path = path or (self.value(of.func.value) if name in ("rsplit", "rpartition") else None)
-            times = _number(of.args[1]) if name == "rsplit" and len(of.args) > 1 else 1
-            return self._up(path, times or 1) if path else None
+            return self._first_part(of, of.func)
         path = self.value(of)
         if path and isinstance(node.slice, ast.Slice) and not node.slice.lower and node.slice.upper:
             count = _number(node.slice.upper)  # __file__.split("/")[:-2], Path(__file__).parts[:-2]
             return self._up(path, -count) if count is not None and count < 0 else None
         return None
+
+    def _first_part(self, call: ast.Call, func: ast.Attribute) -> str | None:
+        """Return what os.path.split, rsplit or rpartition leave of a path as their first part."""
+        path, times = None, 1
+        if func.attr == "split" and call.args and not _text_of(call.args[0]):
+            path = self.value(call.args[0])
+        elif func.attr in ("rsplit", "rpartition"):
+            path = self.value(func.value)
+        if func.attr == "rsplit" and len(call.args) > 1:
+            times = _number(call.args[1]) or 1
+        return self._up(path, times) if path else None
 
     def _operation(self, node: ast.BinOp) -> str | None:
         if (pattern := _text_of(node.left)) is not None and isinstance(node.op, ast.Mod):

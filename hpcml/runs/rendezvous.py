@@ -16,10 +16,9 @@ from pathlib import Path
 from string import Template
 from typing import NamedTuple
 
-from hpcml import files
+from hpcml import files, kinds
 from hpcml.errors import UsageError
 from hpcml.forms import Form
-from hpcml.kinds.ranks import KIND
 from hpcml.plan.plan import Plan
 from hpcml.request.record import RunRequest
 from hpcml.runs import modules_reached
@@ -71,7 +70,7 @@ def check(site: Site, spec: RunRequest, made: Plan) -> list[str]:
     """
     variables = layers.process_environment() if site.slurm.export.startswith("ALL") else {}
     variables |= {**site.environment, **dict(spec.environment)}
-    has_hpcmls = spec.kind == KIND.name and made.inside.workers.per_node == 1  # rendezvous, by PET_ variables
+    has_hpcmls = kinds.get(spec.kind).ranks and made.inside.workers.per_node == 1  # rendezvous, by PET_ variables
     command = _command(spec)
     texts = _texts(site, spec, command, variables)
     everything = "\n".join(texts.values())

@@ -492,22 +492,25 @@ def _tell_missing(
     if not missing:
         return notes
     refused = certain and environment.certain
-    if refused and not dry_run and (script_imports := [one for one in missing if one.file == script]):
-        first = script_imports[0]
-        install = (
-            f"Nothing was submitted. Install the package, usually with: {sys.executable} -m pip install {first.name}"
-        )
-        how = f"{install}. To use another Python: --set runtime.python=…"
-        if first.name in _CLUSTERS_ELSEWHERE:
-            how = f"{first.name} creates a Dask cluster outside the run. Use Client() to connect to the run's cluster."
-        message = f"The script imports '{first.name}', which the run's environment lacks"
-        raise ScriptError(message, place=place(base, first.file, first.line), hint=how)
+    script_imports = [one for one in missing if one.file == script]
+    if refused and not dry_run and script_imports:
+        raise _is_missing(script_imports[0], base)
     listed = ", ".join(f"{one.name} ({place(base, one.file, one.line)})" for one in missing[:_NOTED])
     more = f" and {len(missing) - _NOTED} more" if len(missing) > _NOTED else ""
     where = f"the environment of {environment.python} on this machine"
     advice = ". Before you submit, install these modules, or set runtime.python to a Python that has them"
     remedy = advice if refused else ""
     return [*notes, f"{where} lacks these imported modules: {listed}{more}{remedy}"]
+
+
+def _is_missing(first: _Import, base: Path) -> ScriptError:
+    """Return that a script imports what its environment lacks, and how to get it."""
+    install = f"Nothing was submitted. Install the package, usually with: {sys.executable} -m pip install {first.name}"
+    how = f"{install}. To use another Python: --set runtime.python=…"
+    if first.name in _CLUSTERS_ELSEWHERE:
+        how = f"{first.name} creates a Dask cluster outside the run. Use Client() to connect to the run's cluster."
+    message = f"The script imports '{first.name}', which the run's environment lacks"
+    return ScriptError(message, place=place(base, first.file, first.line), hint=how)
 
 
 def _example(path: Path) -> str:

@@ -27,7 +27,6 @@ from hpcml.failures import role_end
 from hpcml.failures.end import SLURM, End, Reason
 from hpcml.forms import Form
 from hpcml.kind import Stage
-from hpcml.kinds.dask import KIND as DASK
 from hpcml.recorded import Event
 from hpcml.records import read
 from hpcml.request.record import Awaited
@@ -121,25 +120,6 @@ class Files(NamedTuple):
     not_brought: tuple[Mapping[str, str], ...] = ()  # of those that only the run has: name, why, run
 
 
-class Ending(NamedTuple):
-    """How a run ended, or why it was refused."""
-
-    exit_status: int | None = None  # None until it has one
-    ended_as: str = ""  # Slurm's word for the end
-    by: str = ""  # who decided it: script, hpcml, scheduler (Slurm), user
-    cause: str = ""  # why it failed in some words, as the run itself has written it
-    quote: tuple[str, ...] = ()  # lines that show it
-    at_fault: tuple[str, ...] = ()  # nodes that failed by what they did themselves
-    rank: int | None = None  # the rank that failed first, None without ranks
-    node: str = ""  # its node, or the first that was lost or did not start
-    log: str = ""  # the file of its output in the run's folder of logs
-    log_begin: int = 0  # bytes of that file, or of the script's log, that earlier attempts wrote
-    memory_limit: str = ""  # whose limit was reached, of failures.end.MemoryLimit
-    lost_nodes: tuple[str, ...] = ()  # nodes that were lost or did not start
-    role: str = ""  # the role that was lost or did not start
-    reason: str = ""  # the name of the rule that knows why hpcml or Slurm ended it
-
-
 class Status(NamedTuple):
     """A run at one moment; a field of a group has a name that no other group has."""
 
@@ -152,8 +132,8 @@ class Status(NamedTuple):
     allocation: Allocation = Allocation()
     progress: Progress = Progress()
     cluster: Cluster = Cluster()
-    ending: Ending = Ending()
     written: Files = Files()
+    ended: End | None = None  # how it ended, is ending, or why it was refused; None before
 
     @classmethod
     def of(cls, run: str, site: str = "", phase: str = "unknown", message: str = "", **values: Any) -> Status:
@@ -161,7 +141,7 @@ class Status(NamedTuple):
         return cls(run, phase=phase, message=message).changed(site=site, **values)
 
     def changed(self, **values: Any) -> Status:
-        """Return a copy with these values; a field of a group goes by its own name."""
+        """Return a copy with these values; a field of a group or of the end goes by its own name."""
         by_group: dict[str, dict[str, Any]] = {}
         top: dict[str, Any] = {}
         for name, value in values.items():
@@ -169,49 +149,48 @@ class Status(NamedTuple):
                 by_group.setdefault(group, {})[name] = value
             else:
                 top[name] = value
-        return self._replace(
-            **top, **{group: getattr(self, group)._replace(**part) for group, part in by_group.items()}
-        )
+        groups: dict[str, Any] = {
+            group: (getattr(self, group) or End())._replace(**part) for group, part in by_group.items()
+        }
+        return self._replace(**top, **groups)
 
     def fields(self) -> dict[str, Any]:
-        """Return all fields by name, those of groups too."""
+        """Return all fields by name, those of groups and of the end too."""
         values: dict[str, Any] = {name: getattr(self, name) for name in self._fields if name not in GROUPS}
         for group in GROUPS:
             values |= getattr(self, group)._asdict()
-        return values
+        del values["ended"]
+        end = {name: getattr(self.ending, name) for name in _OF_THE_END}
+        return {**values, **end, "exit_status": self.exit_status}
+
+    @property
+    def ending(self) -> End:
+        """How it ended or is ending, empty before."""
+        return self.ended or End()
+
+    @property
+    def exit_status(self) -> int | None:
+        """Its exit status, None until it has one."""
+        return self.ended.exit_status if self.ended else None
 
     @property
     def state(self) -> str:
         """The run's state in Slurm's words; REFUSED, PREPARED and UNKNOWN where there is no job that has one."""
         if self.phase in _STATES:
             return _STATES[self.phase]
-        failed, job_state = self.ending.exit_status, self.allocation.job_state
+        failed, job_state = self.exit_status, self.allocation.job_state
         return "OUT_OF_MEMORY" if failed and job_state == "OUT_OF_MEMORY" else self.ending.ended_as
 
     @property
     def end(self) -> End:
         """How it ended, or is now."""
-        ending = self.ending
-        return End(
-            ending.exit_status or 0,
-            by=ending.by,
+        return self.ending._replace(
             message=self.message,
             hint=self.hint,
-            quote=ending.quote,
             ended_as=self.state,
             over=self.over,
             attempt=self.progress.attempt,
-            cause=ending.cause,
             warnings=self.progress.warnings,
-            at_fault=ending.at_fault,
-            rank=ending.rank,
-            node=ending.node,
-            log=ending.log,
-            log_begin=ending.log_begin,
-            memory_limit=ending.memory_limit,
-            lost_nodes=ending.lost_nodes,
-            role=ending.role,
-            reason=ending.reason,
         )
 
     @property
@@ -237,9 +216,9 @@ class Status(NamedTuple):
     @property
     def failed(self) -> bool:
         """Whether it was refused, lost or ended with another status than 0; a cancelled run did what was wanted."""
-        if self.state == "CANCELLED" or self.ending.exit_status == CANCELLED:
+        if self.state == "CANCELLED" or self.exit_status == CANCELLED:
             return False
-        return self.over and (self.phase == "refused" or bool(self.ending.exit_status))
+        return self.over and (self.phase == "refused" or bool(self.exit_status))
 
     def silences(self, step: int = 1) -> tuple[str, ...]:
         """Return for how many seconds workers are silent (a sentence a node) or ranks idle, in whole ``step``."""
@@ -273,6 +252,10 @@ class Status(NamedTuple):
 
 GROUPS = tuple(name for name, default in Status._field_defaults.items() if hasattr(default, "_fields"))
 GROUP_BY_FIELD = {field: group for group in GROUPS for field in Status._field_defaults[group]._fields}
+_OF_THE_END = tuple(
+    name for name in End._fields if name not in (*Status._fields, *GROUP_BY_FIELD, "over", "time")
+)  # the others are the status's own
+GROUP_BY_FIELD |= dict.fromkeys(_OF_THE_END, "ended")
 _NOT_PRINTED = ("ended_as", "form", "late", "scheduler", "image", "time_limit", "after", "restart", "partition")
 
 
@@ -361,7 +344,7 @@ def _from_files(run: directories.Run) -> Status:
     """Return how a run is by its own files alone."""
     record = records.load(run)
     new = Status(run.id, str(run.paths.directory), planned=record.planned, allocation=Allocation(run.job))
-    new = new.changed(has_cluster=record.planned.kind == DASK.name and not record.planned.late)
+    new = new.changed(has_cluster=kinds.get(record.planned.kind).has_cluster and not record.planned.late)
     if (refusal := run.submission) and refusal.error:
         return new.changed(
             phase="unknown" if refusal.exit_status == ANSWER_LOST and not records.was_given_up(run) else "refused",
@@ -407,25 +390,9 @@ def _login_host(run: directories.Run) -> str:
 
 def _with_end(current: Status, end: End) -> Status:
     """Return a status with how the run ended, or is ending while its roles are torn down."""
-    return current.changed(
-        phase="ended" if end.over else "ending",
-        message=end.message,
-        exit_status=end.exit_status,
-        ended_as=end.state,
-        by=end.by,
-        hint=end.hint,
-        cause=end.cause,
-        quote=end.quote,
-        at_fault=end.at_fault,
-        rank=end.rank,
-        node=end.node,
-        log=end.log,
-        log_begin=end.log_begin,
-        memory_limit=end.memory_limit,
-        lost_nodes=end.lost_nodes,
-        role=end.role,
-        reason=end.reason,
-    )
+    phase = "ended" if end.over else "ending"
+    ended = end._replace(ended_as=end.state)
+    return current._replace(phase=phase, message=end.message, hint=end.hint, ended=ended)
 
 
 def _after(current: Status, event: Event) -> Status:
@@ -549,7 +516,7 @@ def _with_answer(current: Status, run: directories.Run, job: JobState) -> Status
         if job.ended:
             return _not_continued(current, run, job)
         # An attempt of a job that may be put back into the queue has ended: the run has not, the job is there still.
-        again = current.changed(phase="ending", exit_status=None, by="", hint="", cause="", quote=())
+        again = current.changed(phase="ending", ended=None, hint="")
         return again.changed(phase="queued", message=_waits_again(run, job)) if job.pending else again
     if job.ended:
         before = _never_started(current, run) or _cancelled_before_start(current, run, job)
@@ -594,13 +561,9 @@ def _waits_here(run: directories.Run, job: JobState) -> bool:
 
 def ended(status: Status) -> str:
     """Return in a clause how a run ended."""
-    if status.ending.exit_status is None:
+    if status.exit_status is None:
         return f"hpcml does not know how that run ended ({status.message})"
-    return (
-        "that run succeeded"
-        if status.ending.exit_status == 0
-        else f"that run exited with status {status.ending.exit_status}"
-    )
+    return "that run succeeded" if status.exit_status == 0 else f"that run exited with status {status.exit_status}"
 
 
 def never_started(awaited: Awaited, status: Status) -> tuple[str, str]:
@@ -621,7 +584,7 @@ def _never_started(current: Status, run: directories.Run) -> Status | None:
             other = status(directories.load(run.paths.directory.with_name(one.run)))
         except StorageError:
             continue  # removed: nobody knows how it ended
-        if other.over and not one.met_by(other.ending.exit_status):
+        if other.over and not one.met_by(other.exit_status):
             message, hint = never_started(one, other)
             return _with_end(current, records.cancelled(SLURM, message, hint, Reason.NEVER_SATISFIED))
     return None
@@ -653,7 +616,7 @@ def _ended_without_word(current: Status, run: directories.Run, job: JobState) ->
 
     What Slurm says is the cause, if it says one; without it step.sh's record counts, and then the job's log.
     """
-    if current.ending.exit_status is not None:
+    if current.exit_status is not None:
         return current.changed(phase="ended")  # the end was written, the teardown was cut short
     if job.state in _JOB_ENDS:
         return _lost(current, run, *_JOB_ENDS[job.state])

@@ -10,11 +10,9 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hpcml import __version__, assets, files, hooks, records, schedulers, subprocesses, written
+from hpcml import __version__, assets, files, hooks, kinds, records, schedulers, subprocesses, written
 from hpcml.errors import HpcmlError, SiteError, UsageError, did_you_mean, nearest
 from hpcml.forms import Form
-from hpcml.kinds.dask import KIND as DASK
-from hpcml.kinds.ranks.options import PMI
 from hpcml.options import script_lines
 from hpcml.options.reading import request_of
 from hpcml.paths import RunPaths
@@ -173,7 +171,7 @@ def prepare(loaded: LoadedSite, spec: RunRequest, run_id: str = "", *, dry_run: 
         checked: Checked = check_plan(loaded, spec, made, dry_run=dry_run)
         always += checked.always
         notes += checked.notes
-    _check_mpi(made)
+    kinds.get(spec.kind).check(made.inside, made.scheduler)
     if template:
         batch_script.render(made, own_templates)
     else:
@@ -184,7 +182,7 @@ def prepare(loaded: LoadedSite, spec: RunRequest, run_id: str = "", *, dry_run: 
 
 def _with_start(site: Site, spec: RunRequest) -> Site:
     """Return the site with the decision when a Dask cluster starts, where the site leaves it to the script's text."""
-    is_open = site.workers.start == "auto" and spec.kind == DASK.name and spec.code.form.traits.is_script
+    is_open = site.workers.start == "auto" and kinds.get(spec.kind).has_cluster and spec.code.form.traits.is_script
     start = "late" if is_open and not dask_named.names_dask(spec) else site.workers.start
     return site._replace(workers=site.workers._replace(start=start))
 
@@ -197,21 +195,6 @@ def _with_project(loaded: LoadedSite, spec: RunRequest, target: Path) -> tuple[L
     if decision.in_place:
         loaded = loaded._replace(site=loaded.site._replace(code=loaded.site.code._replace(snapshot="none")))
     return loaded, decision.applied(spec), [decision.note] if decision.note else []
-
-
-def _check_mpi(made: Plan) -> None:
-    """Refuse a kind of PMI that the scheduler does not have, if it answers."""
-    asked = made.inside.workers.mpi
-    nodes = schedulers.find_nodes(made.scheduler) if asked else None
-    kinds = nodes.mpi_kinds(_ASKED_WITHIN) if nodes else ()
-    if kinds and asked not in kinds:
-        usable = [kind for kind in PMI if kind in kinds]
-        hint = (
-            f"Use --mpi {usable[0]}, with an MPI library that supports {usable[0]}."
-            if usable
-            else "Use mpirun in your own batch script."
-        )
-        raise SiteError(f"srun has no --mpi={asked} here, only: {', '.join(kinds)}", place="srun --mpi=list", hint=hint)
 
 
 def _templates_of(cwd: Path) -> Path:

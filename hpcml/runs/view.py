@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from hpcml import files, records, samples
 from hpcml.failures.rules import of_xid
 from hpcml.kind import Kind
-from hpcml.kinds.dask.samples import DaskSample
 from hpcml.paths import AttemptPaths
 from hpcml.runs import directories
 from hpcml.runs.status import Status
-from hpcml.samples import DiskTraffic, NodeSeries, Number, Series, Traffic, total
+from hpcml.samples import DiskTraffic, NodeSeries, Progress, Series, Traffic, Work, rate, total
 
 LINES = 12  # of the script's output
 MOST_WARNINGS = 50
-_WINDOW = 30.0  # seconds over which tasks are counted
-_STEADY = 20.0  # seconds without a new task, after which the time left is told
 _SILENT = 20.0, 4  # a node is silent whose last sample is so many seconds and intervals older than the newest of all
 _SILENCE = 30  # seconds, after which the silence of a worker is a new line
 _LOG_TAIL = 16384  # bytes
@@ -62,20 +59,6 @@ class Node(NamedTuple):
     ib: float | None = None  # bytes per second of InfiniBand, both directions together
     disk: float | None = None  # bytes per second, read and written
     gpus: tuple[Gpu, ...] = ()
-
-
-class Work(NamedTuple):
-    """Dask's tasks and their data; None is not known."""
-
-    known: int | None = None  # tasks
-    done: int | None = None  # tasks
-    processing: int | None = None  # tasks that workers have been given
-    erred: int | None = None  # tasks
-    rate: float | None = None  # tasks per second
-    left: float | None = None  # seconds, None where tasks are still added
-    spilled: float | None = None  # bytes on disk
-    transfer: float | None = None  # bytes per second between workers
-    spill: float | None = None  # bytes per second to and from disk
 
 
 class View(NamedTuple):
@@ -138,8 +121,9 @@ class Look(NamedTuple):
     """What one look at a run's files found, before anything is made of it."""
 
     nodes: Mapping[str, NodeSeries]
-    dask: Series[DaskSample] | None
+    of_kind: Series[Any] | None
     output: tuple[str, ...]
+    kind: Kind
 
 
 class Reader:
@@ -148,7 +132,7 @@ class Reader:
     def __init__(self, kind: Kind) -> None:
         self.kind = kind
         self._nodes: dict[Path, tuple[_Stamp, NodeSeries | None]] = {}
-        self._dask: tuple[_Stamp | None, Series[DaskSample] | None] = None, None
+        self._of_kind: tuple[_Stamp | None, Series[Any] | None] = None, None
 
     def look(self, run: directories.Run, attempt: int, log: Path | None = None) -> Look:
         """Read the newest samples and the last lines of the script's output; what cannot be read is not there.
@@ -159,14 +143,15 @@ class Reader:
         nodes = {path.name.removesuffix(".jsonl"): self._node(path) for path in samples.files_of_nodes(paths)}
         return Look(
             {name: series for name, series in nodes.items() if series is not None},
-            self._tasks(paths),
+            self._samples_of_kind(paths),
             last_lines(log or run.paths.driver_log),
+            self.kind,
         )
 
-    def _tasks(self, attempt: AttemptPaths) -> Series[DaskSample] | None:
-        if (stamp := _stamp(attempt.samples_of_kind(self.kind.name))) != self._dask[0]:
-            self._dask = stamp, samples.last_of_kind(attempt, self.kind, count=64)
-        return self._dask[1]
+    def _samples_of_kind(self, attempt: AttemptPaths) -> Series[Any] | None:
+        if (stamp := _stamp(attempt.samples_of_kind(self.kind.name))) != self._of_kind[0]:
+            self._of_kind = stamp, samples.last_of_kind(attempt, self.kind, count=64)
+        return self._of_kind[1]
 
     def _node(self, path: Path) -> NodeSeries | None:
         if (stamp := _stamp(path)) is None:
@@ -227,8 +212,10 @@ def view(status: Status, look: Look, now: float, cause: str = "") -> View:
         Why it failed, in one line.
     """
     elapsed, left = _times(status, now)
-    dask = [one for one in look.dask.samples if isinstance(one, DaskSample)] if look.dask else []  # of this kind alone
     shows_nodes = status.phase in ("starting", "running", "ending", "ended")
+    names = dict.fromkeys([*status.allocation.nodes, *look.nodes]) if shows_nodes else {}
+    of_kind = look.of_kind.samples if look.of_kind and shows_nodes else ()
+    progress = look.kind.progress(of_kind, list(names)) if of_kind else None
     return View(
         status,
         elapsed=elapsed,
@@ -236,8 +223,8 @@ def view(status: Status, look: Look, now: float, cause: str = "") -> View:
         cause=cause,
         warnings=(*status.progress.warnings, *_events(look.nodes), *status.silences(_SILENCE))[-MOST_WARNINGS:],
         output=look.output,
-        work=_work(dask) if dask and shows_nodes else None,
-        nodes=_nodes(status, look, dask[-1] if dask else None) if shows_nodes else (),
+        work=progress.work if progress else None,
+        nodes=_nodes(names, look, progress),
     )
 
 
@@ -268,30 +255,17 @@ def _events(nodes: Mapping[str, NodeSeries]) -> list[str]:
     return list(dict.fromkeys(text for _, text in sorted(events)))[-20:]
 
 
-def _rate(before: Number | None, after: Number | None, seconds: float) -> float | None:
-    """Return a counter's change per second, None where it began anew or is not known."""
-    if before is None or after is None or seconds <= 0 or after < before:
-        return None
-    return (after - before) / seconds
-
-
 def _both_ways(before: Traffic | DiskTraffic, after: Traffic | DiskTraffic, seconds: float) -> float | None:
-    return total(_rate(old, new, seconds) for old, new in zip(before, after, strict=True))
+    return total(rate(old, new, seconds) for old, new in zip(before, after, strict=True))
 
 
-def _nodes(status: Status, look: Look, dask: DaskSample | None) -> tuple[Node, ...]:
+def _nodes(names: Iterable[str], look: Look, progress: Progress | None) -> tuple[Node, ...]:
     """Return the run's nodes in their order, then others that wrote samples."""
-    names = dict.fromkeys([*status.allocation.nodes, *look.nodes])
     newest = max([series.samples[-1].t for series in look.nodes.values() if series.samples], default=0.0)
-    workers, spilled = dict.fromkeys(names, 0), dict.fromkeys(names, 0.0)
-    for name, worker in dask.workers.items() if dask else ():
-        node = name if name in workers else name.rpartition("-")[0]  # a node's only worker has its name
-        if node in workers:
-            workers[node] += 1
-            spilled[node] += worker.spilled or 0
     return tuple(
         _node(name, look.nodes.get(name), newest)._replace(
-            workers=workers[name] if dask else None, spilled=spilled[name] if dask else None
+            workers=progress.workers.get(name) if progress else None,
+            spilled=progress.spilled.get(name) if progress else None,
         )
         for name in names
     )
@@ -332,34 +306,3 @@ def _node(name: str, series: NodeSeries | None, newest: float) -> Node:
         disk=_both_ways(before.disk, last.disk, passed),
         gpus=tuple(gpus),
     )
-
-
-def _work(series: Sequence[DaskSample]) -> Work:
-    """Return what is made of the scheduler's samples, oldest first."""
-    last = series[-1]
-    window = [sample for sample in series if last.t - sample.t <= _WINDOW]
-    first, before = window[0], window[-2] if len(window) > 1 else last
-    rate = _rate(first.tasks.done, last.tasks.done, last.t - first.t)
-    created, done = last.tasks.known, last.tasks.done
-    # Only where no task was added for a while: a script that goes on submitting has no end that could be told.
-    steady = [sample for sample in window if sample.tasks.known == created]
-    left = None
-    if rate and created is not None and done is not None and steady[0] is first and last.t - first.t >= _STEADY:
-        left = max(0.0, created - done) / rate
-    passed = last.t - before.t
-
-    return Work(
-        known=_count(created),
-        done=_count(done),
-        processing=_count(last.tasks.processing),
-        erred=_count(last.tasks.erred),
-        rate=rate,
-        left=left,
-        spilled=total(worker.spilled for worker in last.workers.values()),
-        transfer=_rate(before.moved.transfer, last.moved.transfer, passed),
-        spill=_rate(before.moved.spill, last.moved.spill, passed),
-    )
-
-
-def _count(number: Number | None) -> int | None:
-    return None if number is None else int(number)

@@ -147,7 +147,7 @@ def resolve(folder: Path, site: Site, asked: Sequence[Awaited]) -> tuple[tuple[A
         if current.phase == "refused":
             raise SiteError("The run that --after names never ran: Slurm refused it", place=run.id, hint=_again(run))
         if current.over:
-            if not awaited.met_by(current.ending.exit_status):
+            if not awaited.met_by(current.exit_status):
                 problem = f"The run cannot start: it waits for {awaited.clause()}, and {run_status.ended(current)}"
                 raise SiteError(problem, place=f"--after {one.run}:{one.when}", hint=_again(run))
             notes.append(f"{run.id} already ended as --after requires")
@@ -188,7 +188,7 @@ def main(directory: Path) -> None:
     for one in records.planned(run).after:
         while not (current := _look(directory.with_name(one.run))).over:
             time.sleep(_LOOK_AT_OTHERS)
-        if not one.met_by(current.ending.exit_status):
+        if not one.met_by(current.exit_status):
             message, hint = run_status.never_started(one, current)
             _end(run, "hpcml", message, hint, Reason.NEVER_SATISFIED)
     subprocesses.become(["bash", str(run.paths.script)], process_environment(), program=HPCML)

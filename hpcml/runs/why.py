@@ -107,14 +107,7 @@ def of_status(run: directories.Run, status: Status) -> Answer:
     sentences = (*status.progress.warnings[-_WARNINGS:], *status.silences())
     lines = tuple(Line(sentence, "record", "events.jsonl") for sentence in sentences)
     if not status.over:
-        wait = status.allocation.wait
-        cause = f"the run waits: {status.message}" if status.phase == "queued" else status.message
-        step = f"Cancel the run: hpcml cancel {run.id}." if wait.is_vain else status.hint
-        rule = Reason.NEVER_SATISFIED if wait is Wait.DEPENDENCY else ""
-        answer = Answer(run.id, status.state, wait.is_vain, cause, rule=rule, warnings=lines, next_step=step)
-        if status.phase == "running" and status.noun == "rank":
-            answer = _while_ranks_wait(run, answer)
-        return _while_idle(run, status, answer) if status.phase == "running" and status.cluster.idle_since else answer
+        return _of_active(run, status, lines)
     hits = evidence.hits(run.paths, MOST_LOGS, status.ending.log, status.ending.log_begin)
     judged = judgement.judge(_case(run, status), hits)
     if judged is None:
@@ -124,7 +117,7 @@ def of_status(run: directories.Run, status: Status) -> Answer:
     if judged.rule in ("no-module", "no-submodule"):
         judged = _removed_module(run, judged)
     groups = _kept_stacks(run, status, judged.rule)
-    waiting = stacks.waits(groups) if status.cluster.idle_since or status.ending.exit_status == IDLE else ()
+    waiting = stacks.waits(groups) if status.cluster.idle_since or status.exit_status == IDLE else ()
     judged = _with_waiting(status, judged, stacks.wait_sentence(waiting))
     retry, remedy = _within_limits(run, options(run, judged), judged.remedy)
     of_setup = tuple(Line(sentence, "record", "events.jsonl") for sentence in status.progress.setup_warnings)
@@ -202,7 +195,7 @@ def _with_waiting(status: Status, cause: Cause, waits: str) -> Cause:
 
 def _kept_stacks(run: directories.Run, status: Status, rule: str) -> list[Group]:
     """Return the groups of processes that did the same before the end of a run."""
-    if status.ending.exit_status not in stacks.KEPT and rule != COLLECTIVE:
+    if status.exit_status not in stacks.KEPT and rule != COLLECTIVE:
         return []
     with complete(run.paths.directory):
         return stacks.kept(run.paths, status.progress.attempt)
@@ -223,7 +216,7 @@ def _by_scheduler(run: directories.Run, status: Status, cause: Cause) -> Cause:
             cause._replace(nodes=hosts(ended.failed_nodes)) if ended.failed_nodes else _first_node(run, status, cause)
         )
     named = ended.signal in {number.value for number in signal.Signals}  # Slurm may tell it late
-    if status.ending.exit_status != ALLOCATION_LOST or not (named or status.ending.by == "hpcml"):
+    if status.exit_status != ALLOCATION_LOST or not (named or status.ending.by == "hpcml"):
         return cause
     rule = BY_NAME[Reason.BATCH_KILLED]
     problem = rule.cause + (f" by {signal.Signals(ended.signal).name}" if named else "")
@@ -264,6 +257,20 @@ def _first_node(run: directories.Run, status: Status, cause: Cause) -> Cause:
         return cause
     problem = "the first node failed or lost its network: hpcml's process on this node exited without writing a status"
     return cause._replace(what=problem, nodes=status.allocation.nodes[:1])
+
+
+def _of_active(run: directories.Run, status: Status, lines: tuple[Line, ...]) -> Answer:
+    """Return what a run that has not ended waits for, if it waits, and what its processes show."""
+    wait = status.allocation.wait
+    cause = f"the run waits: {status.message}" if status.phase == "queued" else status.message
+    step = f"Cancel the run: hpcml cancel {run.id}." if wait.is_vain else status.hint
+    rule = Reason.NEVER_SATISFIED if wait is Wait.DEPENDENCY else ""
+    answer = Answer(run.id, status.state, wait.is_vain, cause, rule=rule, warnings=lines, next_step=step)
+    if status.phase != "running":
+        return answer
+    if status.noun == "rank":
+        answer = _while_ranks_wait(run, answer)
+    return _while_idle(run, status, answer) if status.cluster.idle_since else answer
 
 
 def refused(status: Status) -> Answer:
@@ -328,7 +335,7 @@ def _within_limits(run: directories.Run, wanted: tuple[str, ...], remedy: str) -
             return (), _NO_MORE_TIME
         kind = kinds.get(inside.kind)
         fewer = [f"fewer threads for each {kind.noun} (--set {kind.threads}=…)"] if kind.threads else []
-        if kind.noun == "rank":  # more nodes have as many ranks each
+        if kind.ranks:  # more nodes have as many ranks each
             few = f" (--ranks {workers // 2})" if workers > 1 else ""
             remedy = f"The site does not allow more memory per node: start fewer ranks on each node{few}."
             return (("--ranks", str(workers // 2)) if few else ()), remedy

@@ -21,8 +21,8 @@ from hpcml.sites.schema import Partition, Qos, Site
 _RESERVED = ("--comment", "--array", "--clusters", "--cluster")
 _DIRECTIVE = re.compile(r"--[a-z][a-z0-9-]*")
 Directive = tuple[str, str]  # an option of sbatch and its value, empty for a flag
-SUPERVISOR = Role(SCRIPT, "", every_node=False, title="the supervisor")
-STAGE = Role("stage", "", every_node=True, title="the copy of the image")
+SUPERVISOR = Role(SCRIPT, every_node=False, title="the supervisor")
+STAGE = Role("stage", every_node=True, title="the copy of the image")
 _AFTER = {"ok": "afterok", "any": "afterany", "fail": "afternotok"}
 
 # The job in hpcml's names: of the batch script's own node for itself alone, since a launcher says it on each node.
@@ -259,9 +259,7 @@ def _directives(
     to sbatch comes last.
     """
     spec = request.spec
-    if site.slurm.account_required and not spec.place.account:
-        hint = "Add --account, or set [defaults] account = '…' in hpcml.toml."
-        raise UsageError(f"Site {site.name} needs an account", place="--account", hint=hint)
+    _check_account(site, spec)
     of_node = _of_node(site, request, partition_name)
     if not of_node.cpus and not site.resources.exclusive:
         reasons.append("hpcml requests one CPU per node: request and profile set no number of CPUs (--cpus-per-node)")
@@ -283,12 +281,24 @@ def _directives(
     ]
     own += (("--no-requeue", ""),) if ("--requeue", "") not in extra and "--requeue" not in passed else ()
     own += (("--exclusive", ""),) if site.resources.exclusive else ()
-    if "--gres" in passed and "--gres" not in removed:  # a second --gres would replace what hpcml asks for
-        own_gres = [value for option, value in own if option == "--gres"]
-        passed["--gres"] = ",".join([*own_gres, passed["--gres"]])
+    if "--gres" in passed.keys() - removed:
+        passed["--gres"] = _with_own_gres(own, passed["--gres"])
     reasons += [f"{option}={value}: requested".replace("=:", ":") for option, value in spec.place.sbatch]
     left_out = {*removed, *(option for option, _ in extra), *passed}
     return (*((option, value) for option, value in own if option not in left_out), *extra, *passed.items())
+
+
+def _check_account(site: Site, spec: RunRequest) -> None:
+    """Refuse a request without an account on a site that needs one."""
+    if site.slurm.account_required and not spec.place.account:
+        hint = "Add --account, or set [defaults] account = '…' in hpcml.toml."
+        raise UsageError(f"Site {site.name} needs an account", place="--account", hint=hint)
+
+
+def _with_own_gres(own: Iterable[Directive], passed: str) -> str:
+    """Return the user's --gres with what hpcml asks for before it, which a second --gres would replace."""
+    own_gres = [value for option, value in own if option == "--gres"]
+    return ",".join([*own_gres, passed])
 
 
 def _typed(asked: RunRequest) -> dict[str, str]:

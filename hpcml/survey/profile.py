@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from hpcml import schedulers, units
+from hpcml.gpu_vendor import VENDOR
 from hpcml.node.hardware import record
 from hpcml.node.hardware.record import NEEDS, Node
 from hpcml.schedulers import machine
@@ -363,13 +364,7 @@ class _Writer:
         shapes = {one: self._shape(one)[0] for one in homes}
         counted = max(homes, key=lambda one: (shapes[one].gpus > 0, shapes[one].nodes), default="")
         limits = self._limits(name, counted)
-        flags = fields.get("Flags", "").split(",")
-        raw = [self._raw(one, own_qos="OverPartQOS" not in flags) for one in homes]
-        nodes, time = limits.nodes, limits.time
-        if raw and "PartitionMaxNodes" not in flags and all(one.nodes for one in raw):
-            nodes = _least(nodes, max(one.nodes for one in raw))
-        if raw and "PartitionTimeLimit" not in flags and all(one.time for one in raw):
-            time = _least(time, max(one.time for one in raw))
+        nodes, time = self._within_partitions(limits.nodes, limits.time, homes, fields.get("Flags", "").split(","))
         nodes = nodes or max((shapes[one].nodes for one in homes), default=0)  # not the limit of the default QoS
         how = asked._replace(concluded=limits.concluded)
         draft.set(table, "min_nodes", limits.least if limits.least > 1 else 0, how)
@@ -380,6 +375,15 @@ class _Writer:
             how = asked._replace(question="this QoS has no time limit", concluded=True)
             draft.set(table, "max_time", "365-00:00:00", how)
         draft.set(table, "max_jobs", _count(fields.get("MaxSubmitPU", "")), asked)
+
+    def _within_partitions(self, nodes: int, time: int, homes: Sequence[str], flags: Sequence[str]) -> tuple[int, int]:
+        """Return a QoS's nodes and time within the limits of its partitions, where its flags do not lift these."""
+        raw = [self._raw(one, own_qos="OverPartQOS" not in flags) for one in homes]
+        if raw and "PartitionMaxNodes" not in flags and all(one.nodes for one in raw):
+            nodes = _least(nodes, max(one.nodes for one in raw))
+        if raw and "PartitionTimeLimit" not in flags and all(one.time for one in raw):
+            time = _least(time, max(one.time for one in raw))
+        return nodes, time
 
     def _runtime(self) -> None:
         draft, node = self.draft, self.node
@@ -408,7 +412,7 @@ class _Writer:
         draft, node = self.draft, self.node
         if not node or not node.gpu.names:
             return
-        seen = How(NODE, f"the NVIDIA driver of {node.job.node}")
+        seen = How(NODE, f"the {VENDOR.name} driver of {node.job.node}")
         major = record.major(node.driver)
         cuda = node.gpu.cuda_driver.partition(".")[0]
         able = [number for number, needs in NEEDS.items() if major >= needs.first_driver]

@@ -9,7 +9,7 @@ import contextlib
 import os
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -164,32 +164,35 @@ def progress(runs: Path, sweep: Sweep) -> Progress:
     A run that has not ended, or of which nobody knows whether it has, keeps the points that it has not ended.
     """
     ended: dict[str, Ended] = {}
-    problems = []
     begun: dict[str, str] = {}
     alive: list[tuple[str, Given]] = []
     running: set[str] = set()
     ended_in_group: dict[str, set[str]] = {}  # by the folder of leases, or the run
     existing = [directories.load(runs / run_id) for run_id in sweep.runs if files.is_own_folder(runs / run_id)]
-    for one in handle.standings(existing):
-        of_run = records(one.run)
+    standings = handle.standings(existing)
+    for one in standings:
+        of_run, submitted = records(one.run), given(one.run)
         ended |= of_run
-        if one.problem:
-            problems.append(f"{one.run.id}: {one.problem}")
-        written = one.status is not None and one.status.over and not one.run.may_start_again
-        submitted = given(one.run)
         ended_in_group.setdefault(submitted.folder or one.run.id, set()).update(of_run)
-        if one.alive and not written:  # Slurm may take some seconds more for a job whose supervisor has ended
+        if one.alive and not _has_written_end(one):
             alive.append((one.run.id, submitted))
             running.update(_names(one.run, ".log"))
-        elif one.status and one.status.ending.exit_status:
+        elif one.status and one.status.exit_status:
             begun |= {key: one.run.id for key in _names(one.run, ".log") if key not in of_run}
-    under_way: dict[str, str] = {}
-    for run_id, submitted in alive:
-        done = ended_in_group[submitted.folder or run_id]
-        under_way |= {key: run_id for key in submitted.keys if key not in done}
+    under_way = {
+        key: run_id
+        for run_id, submitted in alive
+        for key in submitted.keys_without(ended_in_group[submitted.folder or run_id])
+    }
     interrupted = {key: run for key, run in begun.items() if key not in ended and key not in under_way}
+    problems = tuple(f"{one.run.id}: {one.problem}" for one in standings if one.problem)
     folders = frozenset(submitted.folder for _, submitted in alive if submitted.folder)
-    return Progress(ended, under_way, tuple(problems), interrupted, folders, frozenset(running & under_way.keys()))
+    return Progress(ended, under_way, problems, interrupted, folders, frozenset(running & under_way.keys()))
+
+
+def _has_written_end(one: handle.Standing) -> bool:
+    """Whether a run has ended by its own files: Slurm may need some seconds more for a job without a supervisor."""
+    return one.status is not None and one.status.over and not one.run.may_start_again
 
 
 class Given(NamedTuple):
@@ -198,6 +201,10 @@ class Given(NamedTuple):
     keys: list[str]
     folder: str  # of the leases by which it divides them with other runs, empty without others
     runs: tuple[str, ...] = ()  # that divide them, this one among them
+
+    def keys_without(self, ended: Collection[str]) -> list[str]:
+        """Return the points that have not ended."""
+        return [key for key in self.keys if key not in ended]
 
 
 def given(run: directories.Run) -> Given:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from hpcml.errors import NotFoundError, UsageError
 from hpcml.sweeps.points import typed
@@ -137,26 +137,10 @@ def picture(name: str, rows: Sequence[Row], metric: str, *, maximize: bool, form
         If no point has the metric, or nothing differs between the points.
     """
     values = {row.key: value for row in rows if (value := row.metrics.get(metric)) is not None}
-    if not values:
-        message = (
-            f"No point of the sweep has reported the metric '{metric}'"
-            if metric
-            else "No point of the sweep has reported a metric"
-        )
-        raise UsageError(
-            message,
-            place=name,
-            hint="hpcml sweep table shows the metrics of the points. Choose a metric with --metric.",
-        )
     measured = [row for row in rows if row.key in values]
-    names = [one for one in dict.fromkeys(name for row in measured for name in row.values if name != "draw")
-             if len({row.values.get(one) for row in measured}) > 1][:_MOST]  # fmt: skip
+    names = _varied(measured)
     if not names:
-        raise UsageError(
-            "All points of the sweep have the same parameter values",
-            place=name,
-            hint="A picture needs a parameter with at least two different values.",
-        )
+        raise _no_picture(name, metric, measured)
     try:
         import matplotlib as mpl
         from matplotlib.figure import Figure
@@ -171,20 +155,40 @@ def picture(name: str, rows: Sequence[Row], metric: str, *, maximize: bool, form
         figure.suptitle(shown(f"{name}: {metric}, best {values[best.key]:.6g} at {best.point}"), fontsize="medium")
         panels = figure.subplots(1, len(names), sharey=True, squeeze=False)[0]
         for axes, one in zip(panels, names, strict=True):
-            having = [row for row in measured if one in row.values]
-            chosen = [typed(row.values[one]) for row in having]
-            numbers = [value for value in chosen if isinstance(value, int | float) and not isinstance(value, bool)]
-            is_number = len(numbers) == len(chosen)
-            places = numbers if is_number else [shown(row.values[one]) for row in having]
-            faces = ["C0" if row.state == "ok" else "none" for row in having]  # hollow: pruned, or failed
-            edges = ["C3" if row is best else "C0" for row in having]
-            axes.scatter(places, [values[row.key] for row in having], c=faces, edgecolors=edges, linewidths=2)
-            if is_number and min(numbers) > 0 and max(numbers) >= _WIDE * min(numbers):
-                axes.set_xscale("log")
-                axes.xaxis.set_major_formatter("{x:g}")
-                axes.xaxis.set_minor_formatter("")
-            axes.set_xlabel(shown(one))
+            _draw_panel(axes, one, [row for row in measured if one in row.values], values, best)
         figure.supylabel(shown(metric))
         file = io.BytesIO()
         figure.savefig(file, format=form, metadata={"Date": None} if form == "svg" else None)
     return file.getvalue()
+
+
+def _varied(measured: Sequence[Row]) -> list[str]:
+    """Return the parameters that differ between points, as many as a picture has panels."""
+    names = dict.fromkeys(name for row in measured for name in row.values if name != "draw")
+    return [one for one in names if len({row.values.get(one) for row in measured}) > 1][:_MOST]
+
+
+def _no_picture(name: str, metric: str, measured: Sequence[Row]) -> UsageError:
+    """Return why a sweep has no picture."""
+    if measured:
+        hint = "A picture needs a parameter with at least two different values."
+        return UsageError("All points of the sweep have the same parameter values", place=name, hint=hint)
+    what = f"the metric '{metric}'" if metric else "a metric"
+    hint = "hpcml sweep table shows the metrics of the points. Choose a metric with --metric."
+    return UsageError(f"No point of the sweep has reported {what}", place=name, hint=hint)
+
+
+def _draw_panel(axes: Any, name: str, rows: Sequence[Row], values: Mapping[str, float], best: Row) -> None:
+    """Draw the metric over one parameter; points that were pruned or failed are hollow."""
+    chosen = [typed(row.values[name]) for row in rows]
+    numbers = [value for value in chosen if isinstance(value, int | float) and not isinstance(value, bool)]
+    is_number = len(numbers) == len(chosen)
+    places = numbers if is_number else [shown(row.values[name]) for row in rows]
+    faces = ["C0" if row.state == "ok" else "none" for row in rows]
+    edges = ["C3" if row is best else "C0" for row in rows]
+    axes.scatter(places, [values[row.key] for row in rows], c=faces, edgecolors=edges, linewidths=2)
+    if is_number and min(numbers) > 0 and max(numbers) >= _WIDE * min(numbers):
+        axes.set_xscale("log")
+        axes.xaxis.set_major_formatter("{x:g}")
+        axes.xaxis.set_minor_formatter("")
+    axes.set_xlabel(shown(name))

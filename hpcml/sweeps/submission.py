@@ -74,8 +74,7 @@ class Faults:
         if end := self.progress.ended.get(key):
             if not end.failed:
                 return None
-            kind = end.kind or ("oom" if end.cause == "out of memory" else "error")
-            return Fault(kind, self._help(end.run, end.rule, end.nodes))
+            return Fault(end.kind or "error", self._help(end.run, end.rule, end.nodes))
         if run_id := self.progress.interrupted.get(key):
             fault = self._ends.get(run_id) or self._end(run_id)
             return fault if fault.kind in _OF_A_RUN else None
@@ -92,7 +91,7 @@ class Faults:
         run, status = self._run(run_id)
         answer = why.of_status(run, status)
         kind = judgement.kind_of(answer.rule, evident=answer.known)
-        if status.state == "TIMEOUT" or status.ending.exit_status == TIME_LIMIT:
+        if status.state == "TIMEOUT" or status.exit_status == TIME_LIMIT:
             kind = "timeout"
         by_rule = BY_NAME[answer.rule].retry if answer.rule in BY_NAME else Retry.NONE
         retry = Retry.TIME if kind == "timeout" else by_rule
@@ -156,40 +155,27 @@ def more(
     asked_for
         Whether the user asked for what failed: else only nodes are left out.
     """
-    sentences: list[str] = []
-    settings: list[str] = []
-    options = [pair for fault in faults for pair in zip(fault.options[::2], fault.options[1::2], strict=True)]
-    nodes = dict.fromkeys(node for option, text in options if option == "--exclude" for node in text.split(","))
-    if nodes and "--nodelist" in dict(spec.place.sbatch):
-        sentences.append(f"hpcml does not exclude the nodes {','.join(nodes)}, because the request has --nodelist")
-    elif nodes:
-        excluded = dict(spec.place.sbatch).get("--exclude", "")
-        hosts = why.hosts(excluded)
-        text = ",".join(filter(None, [excluded, *(node for node in nodes if node not in hosts)]))
-        rest = tuple(pair for pair in spec.place.sbatch if pair[0] != "--exclude")
-        spec = spec.changed(sbatch=(*rest, ("--exclude", text)))
-        sentences.append(f"hpcml excludes {','.join(nodes)}: points failed because of a node fault")
+    given = _options_of(faults)
+    spec, sentences = _without_nodes(spec, given.get("--exclude", ()))
     if not asked_for:
         return More(spec, (), tuple(sentences))
-
-    if times := [int(TimeLimit(text)) for option, text in options if option == "--time"]:
-        wanted = _capped(max(times), partition.max_time)
-        if wanted > now["time"]:
-            spec = spec.changed(time=TimeLimit(units.format_time_limit(wanted)))
-            sentences.append(_raised("the time limit", *map(units.format_time_limit, (now["time"], wanted))))
-        else:
-            text = units.format_time_limit(now["time"])
-            sentences.append(_not_raised("the time limit", text, name, full=wanted < max(times)))
-    if sizes := [int(Memory(text)) for option, text in options if option == "--memory-per-node"]:
-        wanted = _capped(max(sizes), partition.memory_per_node)
-        if wanted > now["memory"]:
-            spec = spec.changed(memory_per_node=Memory(units.format_memory_for_slurm(wanted)))
-            sentences.append(_raised("the memory per node", *map(units.format_bytes, (now["memory"], wanted))))
-        else:
-            text = units.format_bytes(now["memory"])
-            sentences.append(_not_raised("the memory per node", text, name, full=wanted < max(sizes)))
-    limits = [text.partition("=")[2] for option, text in options if option == "--set"]
-    if limits and (wanted := max(int(Memory(text)) for text in limits)) > now["memory_limit"]:
+    times = [int(TimeLimit(text)) for text in given.get("--time", ())]
+    if times and (wanted := _capped(max(times), partition.max_time)) > now["time"]:
+        spec = spec.changed(time=TimeLimit(units.format_time_limit(wanted)))
+        sentences.append(_raised("the time limit", *map(units.format_time_limit, (now["time"], wanted))))
+    elif times:
+        text = units.format_time_limit(now["time"])
+        sentences.append(_not_raised("the time limit", text, name, full=wanted < max(times)))
+    sizes = [int(Memory(text)) for text in given.get("--memory-per-node", ())]
+    if sizes and (wanted := _capped(max(sizes), partition.memory_per_node)) > now["memory"]:
+        spec = spec.changed(memory_per_node=Memory(units.format_memory_for_slurm(wanted)))
+        sentences.append(_raised("the memory per node", *map(units.format_bytes, (now["memory"], wanted))))
+    elif sizes:
+        text = units.format_bytes(now["memory"])
+        sentences.append(_not_raised("the memory per node", text, name, full=wanted < max(sizes)))
+    settings: list[str] = []
+    limits = [int(Memory(text.partition("=")[2])) for text in given.get("--set", ())]
+    if limits and (wanted := max(limits)) > now["memory_limit"]:
         settings.append(f"workers.memory_limit={units.format_memory_for_slurm(wanted)}")
         sentences.append(_raised("the memory per worker", *map(units.format_bytes, (now["memory_limit"], wanted))))
     if not (sizes or limits) and any(fault.kind == "oom" for fault in faults):
@@ -197,6 +183,31 @@ def more(
             "hpcml does not raise memory: the profile does not give a node's memory. Use fewer workers per node"
         )
     return More(spec, tuple(settings), tuple(sentences))
+
+
+def _options_of(faults: Sequence[Fault]) -> dict[str, list[str]]:
+    """Return the values of all options that causes ask for, by option."""
+    values: dict[str, list[str]] = {}
+    for fault in faults:
+        for option, text in zip(fault.options[::2], fault.options[1::2], strict=True):
+            values.setdefault(option, []).append(text)
+    return values
+
+
+def _without_nodes(spec: RunRequest, lists: Sequence[str]) -> tuple[RunRequest, list[str]]:
+    """Return the request without the nodes of some lists, and a sentence that says so, or why it keeps them."""
+    nodes = dict.fromkeys(node for text in lists for node in text.split(","))
+    passed = dict(spec.place.sbatch)
+    if not nodes:
+        return spec, []
+    if "--nodelist" in passed:
+        return spec, [f"hpcml does not exclude the nodes {','.join(nodes)}, because the request has --nodelist"]
+    excluded = passed.get("--exclude", "")
+    hosts = why.hosts(excluded)
+    text = ",".join(filter(None, [excluded, *(node for node in nodes if node not in hosts)]))
+    rest = tuple(pair for pair in spec.place.sbatch if pair[0] != "--exclude")
+    sentence = f"hpcml excludes {','.join(nodes)}: points failed because of a node fault"
+    return spec.changed(sbatch=(*rest, ("--exclude", text))), [sentence]
 
 
 def _capped(wanted: int, most: int) -> int:

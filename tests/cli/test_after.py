@@ -68,7 +68,7 @@ def test_what_cannot_be_waited_for_is_one_sentence(world: World, subtests: pytes
         (
             ("there", "--dependency", "afterok:1?afterok:2"),
             errors.USAGE,
-            "Remove --after, and write all start conditions",
+            "Remove --after",
         ),
         (("there", "--site", "local"), errors.REFUSED, "cannot wait for there-"),
         (("goes-on",), errors.REFUSED, "continues in several jobs"),

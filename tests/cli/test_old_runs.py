@@ -168,7 +168,7 @@ def test_report_of_an_old_run(old_runs: OldRuns, subtests: pytest.Subtests) -> N
             assert status == old["status"], error
             if status == 0:
                 found = lost(without_sentences(json.loads(old["out"])), without_sentences(json.loads(out)))
-                assert not found
+                assert not [line for line in found if not line.startswith((".ending.phase: ''", ".ending.time: 0.0"))]
                 status, _, error = old_runs.ask(case, "report")
                 assert status == 0, error
 

@@ -32,9 +32,7 @@ def test_a_submission_arrives_as_if_typed_there(laptop: Laptop) -> None:
     (laptop.world.project / ".secret").write_text("no\n")
     refused = laptop.run("submit", "job.py", "--dry-run")
     assert refused.returncode == errors.USAGE
-    assert refused.stderr.startswith("hpcml: --dry-run comes after job.py, so hpcml would pass it to job.py"), (
-        "nothing is sent"
-    )
+    assert refused.stderr.startswith("hpcml: --dry-run comes after job.py"), "nothing is sent"
     done = laptop.run("submit", "--nodes", "2", "job.py", "--", *HOSTILE)
     assert done.returncode == 0, done.stderr
     (run,) = laptop.runs()
@@ -303,7 +301,7 @@ def test_the_link_breaks_before_the_run_is_handed_over(laptop: Laptop) -> None:
     laptop.tell("go")
     done = laptop.run("submit", "job.py")
     assert done.returncode == errors.ANSWER_LOST
-    assert "hpcml did not submit the run again. Check the run's state: hpcml --host cluster status job-" in done.stderr
+    assert "hpcml --host cluster status job-" in done.stderr
     assert laptop.world.jobs() == {}
     assert laptop.staged() == []
 
@@ -374,7 +372,7 @@ def test_code_whose_modules_would_not_be_sent_is_refused(laptop: Laptop) -> None
     (laptop.world.project / "tables.py").write_text("#" * 2_000_000)
     done = laptop.run("submit", "job.py")
     assert done.returncode == errors.USAGE, done.stderr
-    assert "hpcml would not send files that the code needs (tables.py (larger than code.max_file = 1M))" in done.stderr
+    assert "(tables.py (larger than code.max_file = 1M))" in done.stderr
     assert not laptop.runs()
     assert laptop.run("submit", "--set", "code.max_file=3M", "job.py").returncode == 0
     (run,) = laptop.runs()

@@ -122,11 +122,17 @@ def try_one(checkout: Path, fault: Fault, by: str, known: dict[str, str], tiers:
         if test and failing(checkout, shlex.quote(test)):
             print(f"this fails without the fault too: {test}", flush=True)
         elif test:
-            noticed[tier or test.split("/")[1]] = test
+            noticed[tier or tier_of(test)] = test
     noticed = dict(sorted(noticed.items(), key=lambda one: TIERS.index(one[0])))
     words = ", ".join(noticed.values()) or "NOT NOTICED"
     print(f"{time.monotonic() - start:5.1f} s  {fault.module}: {fault.breaks}: {words}", flush=True)
     return noticed
+
+
+def tier_of(test: str) -> str:
+    """Return the tier of a test: its folder, or of the files beside the folders the tier that runs them."""
+    place = test.split("/")[1]
+    return place if place in TIERS else "docs" if place.startswith("test_docs_run.py") else "unit"
 
 
 @contextmanager

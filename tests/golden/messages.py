@@ -94,5 +94,5 @@ def page() -> str:
     """Return the golden page in alphabetical order, so that code may move: all errors, and the causes that rules name."""
     classes = error_classes()
     lines = {line for tree in MODULES.values() for line in messages_of(tree, classes)}
-    causes = {f"rule {rule.name}: {rule.cause}. {rule.of_ranks or rule.remedy}" for rule in RULES}
+    causes = {f"rule {rule.name}: {rule.cause}. {rule.remedy} {rule.of_ranks}".rstrip() for rule in RULES}
     return "\n".join([*sorted(lines), *sorted(causes)]) + "\n"

@@ -94,7 +94,7 @@ class Variable(NamedTuple):
     roles: tuple[str, ...]
 
 
-VARIABLES = (Variable("RRUN_SOCKET_TOKEN", "the token of ranks.key", ("script",)),)
+VARIABLES = (Variable("RRUN_SOCKET_TOKEN", "the token of link.key", ("script",)),)
 
 
 def forms(value: bytes) -> list[str]:

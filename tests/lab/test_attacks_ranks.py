@@ -127,7 +127,7 @@ def test_who_listens_on_rank_0_s_port_is_named(cluster: Cluster) -> None:
     cluster.wait_event(directory, "ranks-running", 90)
     path = directory / "out/0"
     assert wait_for(path.exists, 90)
-    place = json.loads((directory / "attempts/0/control.json").read_text())["places"][0][0]
+    place = json.loads((directory / "attempts/0/link.json").read_text())["places"][0][0]
     words = ["python3", "-c", mallory.SQUAT, place]
     thief = cluster.lab.popen(words, node="n1", user="mallory", stdin=subprocess.PIPE)
     try:
@@ -162,7 +162,7 @@ def waiting(cluster: Cluster) -> Iterator[Path]:
 
 def test_junk_at_the_agents_port(cluster: Cluster, waiting: Path) -> None:
     """With texts beyond ASCII; from the first node, another one and outside."""
-    places = json.loads((waiting / "attempts/0/control.json").read_text())["places"]
+    places = json.loads((waiting / "attempts/0/link.json").read_text())["places"]
     started = [
         cluster.lab.popen(["python3", "-c", mallory.JUNK, host, str(port)], node=node, user="mallory")
         for node in ("n1", "n3", "login")
@@ -183,7 +183,7 @@ def test_files_and_processes_of_ranks(cluster: Cluster, waiting: Path) -> None:
 
 
 def test_no_key_of_ranks_in_what_is_public(cluster: Cluster, waiting: Path) -> None:
-    key = (waiting / "attempts/0/secret/ranks.key").read_bytes()
+    key = (waiting / "attempts/0/secret/link.key").read_bytes()
     keys = [key.hex(), hmac.new(key, b"rapidsmpf", hashlib.sha256).hexdigest()]
     job = json.loads((waiting / "submission.json").read_text())["job"]
     asked = [["scontrol", "show", "job", "-dd", job], ["squeue", "-j", job, "-O", "ALL"], ["scontrol", "show", "step", job],

@@ -193,10 +193,10 @@ class Runs:
         for row, node, place in itertools.chain(*said):
             if place:
                 self.learn(row, node, place)
-        for name in ("mpi", "gpu"):
-            control = json.loads((self.directories[name] / "attempts/0/control.json").read_text())
-            for host, port in control["places"]:
-                self.learn("AGENTS", "", f"tcp://{host}:{port}")
+        for directory in (*self.directories.values(), self.session.directory):
+            link = json.loads((directory / "attempts/0/link.json").read_text())
+            for host, port in link["places"]:
+                self.learn("AGENTS", link["node"], f"tcp://{host}:{port}")
 
     def end(self) -> None:
         """Have all of them end, and see that each ends well."""
@@ -284,8 +284,8 @@ def secrets_of(runs: Runs) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for path in (path for folder in folders for path in (folder / "secret").iterdir() if path.name != "tls-cert.pem"):
         found.setdefault(path.name, []).extend(inventory.forms(path.read_bytes()))
-        if path.name == "ranks.key":
-            found.setdefault("the token of ranks.key", []).append(token_of(path.read_bytes()))
+        if path.name == "link.key":
+            found.setdefault("the token of link.key", []).append(token_of(path.read_bytes()))
     return found
 
 

@@ -194,7 +194,7 @@ def test_the_first_rank_of_mpi_that_fails_is_named(cluster: Cluster) -> None:
 def test_another_account_gets_no_word_in_and_a_lost_agent_is_named(cluster: Cluster) -> None:
     _, directory = cluster.detach(WAITS, *FOUR)
     cluster.wait_event(directory, "ranks-running")
-    places = json.loads((directory / "attempts/0/control.json").read_text())["places"]
+    places = json.loads((directory / "attempts/0/link.json").read_text())["places"]
     code = (
         "import socket, sys\n"
         "s = socket.create_connection((sys.argv[1], int(sys.argv[2])), 10)\n"
@@ -205,7 +205,7 @@ def test_another_account_gets_no_word_in_and_a_lost_agent_is_named(cluster: Clus
         for user in ("mallory", "alice"):
             done = cluster.run("python3", "-c", code, address, str(port), node="n2", user=user)
             assert done.stdout.strip() == "0" or "reset" in done.stderr, (done.stdout, done.stderr)
-    read = cluster.run("cat", str(directory / "attempts/0/secret/ranks.key"), node="n2", user="mallory")
+    read = cluster.run("cat", str(directory / "attempts/0/secret/link.key"), node="n2", user="mallory")
     assert "Permission denied" in read.stderr
 
     # stacks that are asked for before the ranks are there cost a busy machine more than the ranks do

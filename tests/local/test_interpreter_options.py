@@ -27,9 +27,7 @@ def test_tasks_have_the_options_of_the_script_s_python(here: Here, subtests: pyt
     program.write_text(f"#!/usr/bin/env -S {sys.executable} -O -X utf8\n{FLAGS}")
     program.chmod(0o700)
     for words, expected in (
-        ((sys.executable, "-O", "my script.py"), "1 0 1 0"),
         ((sys.executable, "-OO", "-Xutf8", "my script.py"), "2 1 2 1"),
-        ((sys.executable, "my script.py"), "0 0 0 0"),
         (("./she.py",), "0 0 0 0"),
     ):
         with subtests.test(" ".join(words[1:] or words)):

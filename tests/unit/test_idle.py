@@ -1,22 +1,14 @@
-"""Whether a cluster is in use, and what its scheduler does about a supervisor that does not answer."""
+"""Whether a cluster is in use."""
 
 from __future__ import annotations
 
-import asyncio
-import json
-import os
-import signal
-import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
 from distributed import Status
 
-from hpcml import errors
 from hpcml.kinds.dask.node.activity import POLLS, Activity
 from hpcml.paths import RunPaths
 from node_settings import settings as settings_of
@@ -25,7 +17,7 @@ from node_settings import settings as settings_of
 class Cluster:
     """A scheduler with two workers; the test sets what they do, and looks once a second."""
 
-    def __init__(self, run: Path, supervisor: int = 0) -> None:
+    def __init__(self, run: Path) -> None:
         paths = RunPaths(run)
         paths.logs.mkdir()
         paths.attempt(0).directory.mkdir(parents=True)
@@ -40,7 +32,7 @@ class Cluster:
         )
         self.scheduler: Any = SimpleNamespace(clients={"fire-and-forget": None}, polls=0, transition_counter=0, worker_ttl=300.0, queued=(),
                                               unrunnable=("stuck",), workers={"one": self.one, "other": self.other})  # fmt: skip
-        self.activity = Activity(context, [self.scheduler], lambda **_: None, supervisor)
+        self.activity = Activity(context, [self.scheduler], lambda **_: None)
         self.now = 0.0
 
     def look(self, polls: int = 0) -> tuple[float, float]:
@@ -90,50 +82,3 @@ def test_a_client_that_came_has_connected(tmp_path: Path) -> None:
         cluster.scheduler.clients = dict.fromkeys(clients)
         cluster.look()
         assert cluster.activity.connected is connected
-
-
-@pytest.fixture
-def supervisor() -> Iterator[subprocess.Popen[bytes]]:
-    with subprocess.Popen(["sleep", "600"]) as process:
-        yield process
-        process.kill()
-
-
-def silent(activity: Activity, *seconds: float) -> list[bool]:
-    """Return whether the supervisor was ended after each time without an answer."""
-
-    async def look() -> list[bool]:
-        ended = [await activity._supervisor_is_gone(one) for one in seconds]
-        if activity.telling:
-            await activity.telling
-        return ended
-
-    return asyncio.run(look())
-
-
-def test_a_supervisor_that_is_stopped_is_ended(tmp_path: Path, supervisor: subprocess.Popen[bytes]) -> None:
-    activity = Cluster(tmp_path, supervisor.pid).activity
-    supervisor.send_signal(signal.SIGSTOP)
-    os.waitpid(supervisor.pid, os.WUNTRACED)
-    assert silent(activity, 9, 11, 100, 101) == [False, False, False, True]
-    assert supervisor.wait() == -signal.SIGKILL
-    paths = activity.context.run
-    stopped = "(the process is stopped: SIGSTOP)"
-    warning = f"has not answered for 11 s {stopped}; the run ends after 100 s without an answer"
-    assert paths.job_log.read_text().count(warning) == 1
-    end = json.loads(paths.status.read_text())
-    assert (end["exit_status"], end["over"]) == (errors.ROLE_LOST, False)
-    assert end["message"] == f"hpcml's supervisor process on n1 did not answer for 101 s {stopped}"
-    assert activity.context.attempt.lost.read_text() == f"{errors.ROLE_LOST}\n"
-
-
-def test_a_supervisor_that_waits_is_not_ended(tmp_path: Path, supervisor: subprocess.Popen[bytes]) -> None:
-    """It will answer when a file system does; that it does not yet, is said once each time."""
-    activity = Cluster(tmp_path, supervisor.pid).activity
-    assert silent(activity, 11, 101, 1000) == [False] * 3
-    assert silent(activity, 1, 12) == [False] * 2
-    assert supervisor.poll() is None
-    said = activity.context.run.job_log.read_text().splitlines()
-    assert [line.partition(" for ")[2].partition(" s")[0] for line in said] == ["11", "12"]
-    assert "the run ends" not in "".join(said)
-    assert not activity.context.run.status.exists()

@@ -200,9 +200,9 @@ PRINTS = """
 import sys
 from types import SimpleNamespace as Is
 from hpcml.node import role as node
-role = Is(name="scheduler", connected=True, every_node=False, module="prints")
-kind = Is(roles=[role], role=lambda _: role)
-sys.modules["prints"] = Is(main=lambda: print("a line") or print("another", file=sys.stderr) or 7)
+role = Is(name="scheduler", connected=True, every_node=False)
+main = lambda: print("a line") or print("another", file=sys.stderr) or 7
+kind = Is(roles=[role], role=lambda _: role, main_of=lambda _: main)
 node.finder, node.load = Is(install=lambda: None), lambda: Is(settings=Is(kind="one"))
 sys.exit(node.main(["scheduler"], {"one": kind}))
 """
@@ -214,7 +214,7 @@ def test_a_role_that_prints_onto_a_full_disk_goes_on() -> None:
 
 
 KEEPS = PRINTS.replace("every_node=False", "every_node=True").replace(
-    "main=lambda:", "main=lambda: exit(open('/proc/self/oom_score_adj').read()) or"
+    "main = lambda:", "main = lambda: exit(open('/proc/self/oom_score_adj').read()) or"
 )
 
 

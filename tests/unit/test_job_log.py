@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hpcml.failures import job_log
-from hpcml.kinds.dask import SCHEDULER, WORKER
+from hpcml.kinds.dask.roles import SCHEDULER, WORKER
 from hpcml.paths import RunPaths
 
 LINES = (

@@ -99,8 +99,8 @@ def on_a_node(folder: Path) -> Any:
     """Return the context of an agent, and of the tasks of srun beside it."""
     attempt = AttemptPaths(folder)
     attempt.secret.mkdir()
-    attempt.ranks_key.write_bytes(KEY)
-    attempt.control.write_text("{}")
+    attempt.link_key.write_bytes(KEY)
+    attempt.link.write_text("{}")
     return SimpleNamespace(attempt=attempt, node="n2", settings=settings_of(workers__per_node=1, job__image="/a.sif"))
 
 
@@ -398,6 +398,7 @@ def test_the_first_rank_that_fails_is_named_and_the_others_are_told_to_end(ended
     assert ended.ranks.poll() == 7
     assert ended.ranks.describe_end(7) == "rank 2 on n2 exited with status 7; 1 other rank failed later"
     assert not ended.ranks.killed_by_others(7)
+    assert not ended.ranks.only_exited(7)  # it also tells of the other rank
     assert ended.ranks.failed_process() == (2, "n2", "rank-n2-2.log", 0)
     assert (tmp_path / "script-error.json").exists()
 

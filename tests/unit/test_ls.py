@@ -45,6 +45,14 @@ def test_in_a_pipe_nothing_is_cut() -> None:
     ]  # fmt: skip
 
 
+def test_what_the_exit_status_says_is_not_repeated() -> None:
+    """By the end's reason, whatever its sentence is."""
+    row = Status.of(ID, "lab", "ended", "any sentence", exit_status=3, by="script", ended_as="FAILED")
+    what = ls.HEADER.index("WHAT")
+    assert ls.cells(row, NOW)[what] == "any sentence"
+    assert ls.cells(row.changed(reason="exit"), NOW)[what] == ""
+
+
 @pytest.mark.parametrize(("width", "titles"), [
     (60, "RUN STATE NODES TIME"),
     (80, "RUN STATE EXIT NODES AGE TIME JOB"),

@@ -47,7 +47,7 @@ def test_only_ports_that_carry_data_count(tmp_path: Path) -> None:
     roce = ("net=eno1 kind=1 speed=1000", 'net=eno1 kind=1 ib=mlx5_9 link=Ethernet rate="100 Gb/sec (4X EDR)"')
     down = ("ib=mlx5_2 net=ib2", 'ib=mlx5_2 net=ib2 state="1: DOWN" phys="3: Disabled"')
     tree.build("leonardo", tmp_path, slower, roce, down)
-    ports = probe.probe(tmp_path, nvml=tree.raw("leonardo.nvml"), ucx=tree.raw("conda.ucx")).network.infiniband
+    ports = probe.probe(tmp_path, drivers=tree.raw("leonardo.nvml"), ucx=tree.raw("conda.ucx")).network.infiniband
     assert len(ports) == 5
     assert [port.name for port in sysfs.usable_ports(ports)] == ["mlx5_0:1", "mlx5_3:1"]
     without_infiniband = [port for port in ports if port.link.link_layer == "Ethernet"]

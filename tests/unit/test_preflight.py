@@ -32,7 +32,7 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Facts:
     tree.build("leonardo", tmp_path)
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-        facts = record.to_json(probe.probe(tmp_path, nvml=tree.raw("leonardo.nvml"), ucx=tree.raw("conda.ucx")))
+        facts = record.to_json(probe.probe(tmp_path, drivers=tree.raw("leonardo.nvml"), ucx=tree.raw("conda.ucx")))
     facts |= {**software.packages(CUDA12, {}), "importable": ["dask_cuda", "distributed_ucxx"]}
     facts |= {"limits": {"locked_memory": UNLIMITED, "open_files": {"soft": 65536, "hard": 65536}}}
     return {**facts, "cpus": cpus(32, "0-31")}
@@ -100,7 +100,7 @@ def newer(driver: str, cuda: str, *wheels: str) -> Change:
 ABSENT = both(
     set_in("gpus", to=[]), set_in("visible_count", to=0), set_in("gpu_error", to="NVML Shared Library Not Found")
 )
-SLOW_NVML = both(ABSENT, set_in("late", to=["nvml"]))
+SLOW_NVML = both(ABSENT, set_in("late", to=["driver"]))
 CASES: list[tuple[str, Change, str, str, bool]] = [
     ("driver of CUDA 12, packages of 13", environment("rmm-cu13", "cudf-cu13"),
      "driver 535.274.02 supports CUDA 12.2, but this environment's RAPIDS is built for CUDA 13, which needs driver 580 or newer",

@@ -13,8 +13,7 @@ from typing import Any
 
 import pytest
 
-from hpcml.node.hardware import nvml, probe, record, software, sysfs
-from hpcml.node.sampling import gpus
+from hpcml.node.hardware import nvidia, nvidia_samples, probe, record, software, sysfs
 from tests.fixtures.nodes import tree
 
 LEONARDO = tree.raw("leonardo.nvml")
@@ -26,12 +25,12 @@ PARTS = (
 
 def facts_of(name: str, root: Path, *edits: tuple[str, str]) -> dict[str, Any]:
     tree.build(name, root, *edits)
-    return record.to_json(probe.probe(root, nvml=tree.raw(f"{name}.nvml"), ucx=tree.raw("conda.ucx")))
+    return record.to_json(probe.probe(root, drivers=tree.raw(f"{name}.nvml"), ucx=tree.raw("conda.ucx")))
 
 
 def described(raw: dict[str, Any], root: Path, visible: str | None) -> dict[str, Any]:
     """Return NVML's answers as they are in the JSON."""
-    gpu, fault = nvml.described(raw, root, visible)
+    gpu, fault = nvidia.described(raw, root, visible)
     return record.to_json(record.Node(record.Probing(1, errors={"gpu": fault}), gpu=gpu))
 
 
@@ -127,7 +126,7 @@ def test_gpus_in_the_pci_tree_and_their_nearest_port(tmp_path: Path) -> None:
 def test_what_fails_says_so_beside_what_works(tmp_path: Path) -> None:
     tree.build("dgx", tmp_path)  # it describes no /proc
     (tmp_path / "sys/class/infiniband/mlx5_3/ports/odd").mkdir()
-    facts = record.to_json(probe.probe(tmp_path, nvml={"gpus": [{}], "driver": "1"}, ucx={"info": 7}))
+    facts = record.to_json(probe.probe(tmp_path, drivers={"gpus": [{}], "driver": "1"}, ucx={"info": 7}))
     assert "meminfo" in facts["memory_error"]
     assert facts["infiniband_error"].startswith("ValueError")
     assert facts["gpu_error"].startswith("KeyError")
@@ -176,7 +175,7 @@ def test_a_gpu_that_answers_in_part(tmp_path: Path) -> None:
 def test_which_gpus_are_visible(visible: str | None, shown: set[int], count: int) -> None:
     gpus = [dict(gpu) for gpu in LEONARDO["gpus"]]
     gpus[1] = {**gpus[1], "mig": [1, 1], "mig_devices": ["MIG-a", "MIG-b"]}
-    assert nvml.visible_gpus(visible, gpus) == (shown, count)
+    assert nvidia.visible_gpus(visible, gpus) == (shown, count)
     marked = described({**LEONARDO, "gpus": gpus}, Path("/nowhere"), visible)
     assert {gpu["index"] for gpu in marked["gpus"] if gpu["visible"]} == shown
     assert marked["visible_devices"] == visible
@@ -254,9 +253,9 @@ except ChildProcessError:
 
 HANGS_OR_CRASHES = """
 import json, os, signal, time
-from hpcml.node.hardware import probe
+from hpcml.node.hardware import nvidia, probe
 for ask in (lambda: time.sleep(600), lambda: os.kill(os.getpid(), signal.SIGSEGV), lambda: os._exit(3), lambda: 1 / 0):
-    probe.ask_nvml = ask
+    nvidia.ask = ask
     node = probe.probe(ucx={}, deadline=1.0)
     print(json.dumps([node.probing.errors["gpu"], node.probing.late, node.gpu.gpus]))
 """
@@ -264,7 +263,7 @@ for ask in (lambda: time.sleep(600), lambda: os.kill(os.getpid(), signal.SIGSEGV
 
 def test_a_driver_that_hangs_or_crashes() -> None:
     assert [json.loads(line) for line in python(HANGS_OR_CRASHES).stdout.splitlines()] == [
-        ["NVML gave no answer within 1 s", ["nvml"], []],  # which waits less than the driver hangs
+        ["NVML gave no answer within 1 s", ["driver"], []],  # which waits less than the driver hangs
         ["the process that queried NVML was ended by SIGSEGV", [], []],
         ["the process that queried NVML gave no answer", [], []],
         ["ZeroDivisionError: division by zero", [], []],
@@ -285,6 +284,8 @@ def test_no_process_can_be_started(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_every_function_of_nvml_that_is_called_by_name_exists() -> None:
     import pynvml
 
-    names = set(re.findall(r'"(nvml[A-Z]\w+)"', Path(nvml.__file__).read_text() + Path(gpus.__file__).read_text()))
+    names = set(
+        re.findall(r'"(nvml[A-Z]\w+)"', Path(nvidia.__file__).read_text() + Path(nvidia_samples.__file__).read_text())
+    )
     assert len(names) > 15
     assert {name for name in names if not hasattr(pynvml, name)} == set()

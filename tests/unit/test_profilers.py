@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from hpcml.errors import ScriptError, UsageError
-from hpcml.kinds.dask import plan as workers
+from hpcml.kinds.dask.login import plan as workers
 from hpcml.node import profilers
 from hpcml.plan.plan import RunLocation, plan
 from hpcml.request.record import RunRequest

@@ -174,7 +174,9 @@ def test_an_end_is_explained_once_with_the_next_command(
         "r", "FAILED", True, f"{reached} while the script ran", rule="time-limit", again="hpcml rerun r"
     )
     monkeypatch.setattr(why, "of_status", lambda *_: answer)
-    last = Status.of("r", "lab", "ended", reached, exit_status=85, by="slurm", hint="Increase --time.")
+    last = Status.of(
+        "r", "lab", "ended", reached, exit_status=85, by="slurm", hint="Increase --time.", times={"driver-started": 1.0}
+    )
     run: Any = SimpleNamespace(id="r")
     submit._tell_end(run, last, as_json=False)
     said = capsys.readouterr().err

@@ -10,7 +10,6 @@ import subprocess
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import astuple
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,6 +25,7 @@ from hpcml.kinds.ranks.node.processes import EVENTS, Ranks
 from hpcml.kinds.ranks.variables import World
 from hpcml.node import agent
 from hpcml.node.hardware import network, sysfs
+from hpcml.node.link import hub as hubs
 from hpcml.node.link import line as line_of
 from hpcml.node.link.hub import Hub
 from hpcml.node.processes import Process
@@ -56,20 +56,21 @@ class Far:
         attempt = self.run.attempt(0)
         for place in (attempt.secret, attempt.nodes, self.run.logs):
             place.mkdir(parents=True, exist_ok=True)
-        attempt.ranks_key.write_bytes(KEY)
+        attempt.link_key.write_bytes(KEY)
         self.supervisor = subprocess.Popen(["sleep", "600"])
-        control = {"places": hub.places, "supervisor": astuple(Process.named(self.supervisor.pid))}
-        attempt.control.write_text(json.dumps(control))
         settings = settings_of(workers__mpi="", deadlines__answer=ANSWER)
         context = Context(self.run, attempt, 0, settings, node, ("n1", "n2"))
         members = agent.Members("rank", 0, errors.WORKERS_NEVER_CAME)
         self.ranks = agents.Ranks(context, agent.Node(context, members), time.monotonic() + 60)
-        self.ranks.line = connected(hub, node)
+        self.link = self.ranks.link  # without its thread: a line that is lost stays so
+        self.link.line, self.link.key, self.link.places = connected(hub, node), KEY, hub.places
+        if node == "n1":
+            self.link.supervisor = Process.named(self.supervisor.pid)
         self.ranks.world = World(2, 1, 0, "127.0.0.1", 1, 2)
 
     def be_silent(self, seconds: float) -> bool:
         """Let so many seconds of the agent's own time pass, and return whether its ranks continue."""
-        self.ranks.clock.seconds += seconds
+        self.ranks.node.watch.clock.seconds += seconds
         return self.ranks.look()
 
 
@@ -85,8 +86,7 @@ def far(request: pytest.FixtureRequest, tmp_path: Path, hub: Hub) -> Iterator[Fa
     yield made
     made.supervisor.kill()
     made.supervisor.wait()
-    if made.ranks.line:
-        made.ranks.line.close()
+    made.link.close()
 
 
 @pytest.mark.parametrize("far", ["n2"], indirect=True)
@@ -105,7 +105,7 @@ def test_neither_suspension_nor_clock_nor_hung_files_count_as_silence(
 ) -> None:
     """An agent that could not look for an hour, for whatever reason, looks again before it judges."""
     for _ in range(5):
-        far.ranks.clock.last -= 3600
+        far.ranks.node.watch.clock.last -= 3600
         assert far.ranks.look()
     now = time.time()
     for days in (-9, 9):
@@ -117,10 +117,40 @@ def test_signs_of_life_come_while_a_file_system_blocks_the_supervisor(far: Far, 
     hub.give_signs(0.01)  # and nobody calls hub.receive(), as in a supervisor that is blocked
     assert far.be_silent(ANSWER - 1)
     deadline = time.monotonic() + PATIENCE
-    while far.ranks.heard < ANSWER - 1:
+    while far.ranks.node.watch.heard < ANSWER - 1:
         assert far.ranks.look()
         assert time.monotonic() < deadline
     assert far.be_silent(ANSWER - 1)
+
+
+@pytest.mark.parametrize("far", ["n1"], indirect=True)
+def test_a_supervisor_that_a_file_system_blocks_is_told_on_its_node_and_not_ended(far: Far, hub: Hub) -> None:
+    """Its thread gives signs, and says for how long its loop has not looked."""
+    for busy, count in ((4.0, 0), (11.0, 1), (12.0, 1), (0.0, 1), (13.0, 2)):
+        hub.send(do="hear", busy=busy)
+        deadline = time.monotonic() + PATIENCE
+        while far.ranks.node.watch.busy != busy:
+            assert far.ranks.look()
+            assert time.monotonic() < deadline
+        said = far.run.job_log.read_text() if far.run.job_log.exists() else ""
+        assert said.count("hpcml's supervisor process on n1 has not answered for") == count
+    assert far.be_silent(0)
+    assert far.supervisor.poll() is None
+
+
+def test_a_supervisor_says_for_how_long_its_loop_has_not_looked(
+    far: Far, hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hubs, "_TICK", 0.01)
+    hub.give_signs(0.01)
+    deadline = time.monotonic() + PATIENCE
+    while far.ranks.node.watch.busy < 0.2:
+        assert far.ranks.look()
+        assert time.monotonic() < deadline
+    while far.ranks.node.watch.busy > 0.1:
+        hub.receive(0.0)
+        assert far.ranks.look()
+        assert time.monotonic() < deadline
 
 
 def test_an_end_that_reads_nothing_gets_no_heap_of_signs(far: Far, hub: Hub) -> None:
@@ -129,7 +159,7 @@ def test_an_end_that_reads_nothing_gets_no_heap_of_signs(far: Far, hub: Hub) -> 
     monitored = line.sent
     line.connection.flush = lambda: None  # type: ignore[method-assign]
     for _ in range(10_000):
-        line.give_sign(do="hear")
+        line.give_sign(do="hear", busy=0.0)
     assert (line.sent, line.connection.unsent, line.why) == (monitored, b"x", "")
 
 
@@ -153,8 +183,8 @@ def test_a_supervisor_that_is_stopped_is_told_and_ended_by_the_agent_of_its_node
 @pytest.mark.parametrize("far", ["n1"], indirect=True)
 def test_a_supervisor_that_is_stopped_before_the_start_is_ended_too(far: Far) -> None:
     far.ranks.world, far.ranks.deadline = None, 0.0
-    assert far.ranks.line
-    far.ranks.line.close()
+    assert far.link.line
+    far.link.line.close()
     far.supervisor.send_signal(signal.SIGSTOP)
     os.waitid(os.P_PID, far.supervisor.pid, os.WSTOPPED)
     assert far.ranks.serve() == errors.WORKERS_NEVER_CAME

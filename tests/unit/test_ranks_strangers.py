@@ -152,8 +152,8 @@ def test_a_hello_that_was_heard_before_opens_nothing(run: Agents) -> None:
 
 @pytest.mark.parametrize("text", [
     b"", b"[]", b"5", b"null", b"{", b"[" * 60_000, b"\xff", b'"x"', b"[[1]]", b'{"event": 5}', b'{"event": []}', b"{}",
-    b'{"event": "nothing"}', b'{"event": "ready"}', b'{"event": "alive", "processors": "1"}', b'{"event": "note", "text": {}}',
-    b'{"event": "rank-ended", "rank": "0", "status": 0, "memory": false}', b'{"event": "ready", "reached": "x", "versions": {}, "time": 0}',
+    b'{"event": "nothing"}', b'{"event": "hello"}', b'{"event": "use", "processors": "1"}', b'{"event": "note", "text": {}}',
+    b'{"event": "rank-ended", "rank": "0", "status": 0, "memory": false}', b'{"event": "hello", "reached": "x", "versions": {}, "time": 0}',
 ])  # fmt: skip
 def test_an_agent_that_breaks_is_lost_by_name_and_no_other(run: Agents, text: bytes) -> None:
     line = run.lines["n1"]
@@ -402,16 +402,18 @@ def test_strangers_do_not_keep_a_rank_out(monkeypatch: pytest.MonkeyPatch) -> No
 # -- the agent --------------------------------------------------------------------------------------------------------------
 
 
-def agent_of(folder: Path, hub: Hub, seconds: float = PATIENCE) -> agents.Ranks:
+def agent_of(folder: Path, hub: Hub, seconds: float = PATIENCE, *, is_told: bool = True) -> agents.Ranks:
     attempt = AttemptPaths(folder)
     for place in (attempt.secret, attempt.nodes):
         place.mkdir(exist_ok=True)
-    attempt.ranks_key.write_bytes(KEY)
-    attempt.control.write_text(json.dumps({"places": hub.places, "node": "n1", "supervisor": [os.getpid(), ""]}))
+    attempt.link_key.write_bytes(KEY)
+    if is_told:
+        attempt.link.write_text(json.dumps({"places": hub.places, "node": "n1", "supervisor": [os.getpid(), ""]}))
     context: Any = SimpleNamespace(
         attempt=attempt, node="n1", node_names=("n1", "n2"), settings=settings_of(workers__mpi="")
     )
     node = agent.Node(context, agent.Members("rank", 0, errors.WORKERS_NEVER_CAME))
+    node.link.open()
     return agents.Ranks(context, node, time.monotonic() + seconds)
 
 
@@ -433,19 +435,18 @@ def test_an_agent_whose_line_closes_before_the_start_connects_again(tmp_path: Pa
         hub.send(do="close")
         until(ended.done, run.look)
         assert (ended.result(), begun.node.refused) == (0, "")
-        assert begun.line
-        begun.line.close()
+        begun.link.close()
 
 
-def test_an_agent_that_reaches_nobody_in_time_says_so_and_is_not_at_fault(tmp_path: Path) -> None:
+def test_an_agent_that_learns_no_address_in_time_says_so(tmp_path: Path) -> None:
     with Hub(["127.0.0.1"], KEY, EVENTS) as hub:
-        begun = agent_of(tmp_path, hub, 0.0)
+        begun = agent_of(tmp_path, hub, 0.0, is_told=False)
     assert begun.serve() == errors.WORKERS_NEVER_CAME
     mark = json.loads((tmp_path / "nodes/n1.json").read_text())
-    assert mark["refused"] == "n1 does not respond at any of its addresses: 127.0.0.1"
-    assert mark["own_fault"] is False
+    assert mark["refused"] == "hpcml's supervisor did not write its address (link.json) in time"
     AttemptPaths(tmp_path).ended.touch()
     assert begun.serve() == 0  # nobody waits for it
+    begun.link.close()
 
 
 # -- the supervisor -----------------------------------------------------------------------------------------------------------
@@ -459,18 +460,18 @@ def test_a_line_that_closes_before_the_start_ends_nothing(monkeypatch: pytest.Mo
     processes.hub = SimpleNamespace(send=lambda **order: orders.append(order), places=[("a", 1), ("b", 1)])
     processes.context = SimpleNamespace(node_names=("n1", "n2"))
     processes.lost, processes.closing, processes.tries, processes.heard = {}, False, 1, {"n1": 1.0}
-    processes.reached = {"n1": ["a"], "n2": ["b"]}
+    processes.ready, processes.reached = {"n1", "n2"}, {"n1": ["a"], "n2": ["b"]}
     assert not processes._are_ready()  # no address leads to all: once more
     assert orders == [{"do": "connect"}]
-    processes.reached = {"n1": ["a"], "n2": ["b"]}
+    processes.ready = {"n1", "n2"}
     assert processes._are_ready()  # then _world() says which reach which
     processes._take("n1", {"event": "lost", "why": "it closed the connection"})
     processes.check()
-    assert (processes.lost, set(processes.reached)) == ({"n1": "it closed the connection"}, {"n2"})
-    processes._take("n1", {"event": "connected"})
-    assert processes.lost == {}
+    assert processes.ready == {"n2"}
+    processes._take("n1", {"event": "hello", "reached": ["b"]})
+    assert processes._common() == ["b"]
     processes.closing = True
-    processes._take("n1", {"event": "connected"})
+    processes._take("n1", {"event": "hello", "reached": ["b"]})
     assert orders[1:] == [{"do": "close"}]
 
 

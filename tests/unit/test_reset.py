@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from hpcml.kinds.dask.node import reset
-from hpcml.node.hardware import nvml
+from hpcml.node.hardware import nvidia
 from hpcml.node.sweep import records
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -80,9 +80,9 @@ def test_the_gpu_memory_of_a_process(monkeypatch: pytest.MonkeyPatch, subtests: 
     for device, used, expected in cases:
         monkeypatch.setitem(sys.modules, "pynvml", Nvml(used))
         with subtests.test(device=device, used=used):
-            assert nvml.memory_of(device, 7) == (expected and (expected[0] * GIB, expected[1] * GIB))
+            assert nvidia.memory_of(device, 7) == (expected and (expected[0] * GIB, expected[1] * GIB))
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert nvml.memory_of("0", 7) is None
+    assert nvidia.memory_of("0", 7) is None
 
 
 class Workers:

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from hpcml import samples
+from hpcml.node.hardware import nvidia_samples
 from hpcml.node.sampling import gpus, sampler
 from hpcml.node.sampling.host import Host
 from hpcml.node.sampling.sampler import SampleFile, interval
@@ -213,7 +214,7 @@ class FakeNvml:
 
 def test_the_job_s_gpus_alone_with_all_their_values() -> None:
     nvml = FakeNvml(4)
-    found = gpus.Gpus(nvml, "3,1", 2, affordable=1.0)
+    found = nvidia_samples.Gpus(nvml, "3,1", 2, affordable=1.0)
     assert [gpu.number for gpu in found.header] == [1, 3]
     assert found.header[0] == Gpu(1, "GPU-1", "H200", memory=1000, power_limit=700.0)
     reading = found.read()
@@ -229,8 +230,10 @@ def test_the_job_s_gpus_alone_with_all_their_values() -> None:
 
 def test_a_hung_nvml_keeps_the_gpus_values_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nvml = FakeNvml(1)
-    monkeypatch.setattr(gpus, "beside", lambda count, share: gpus.Beside(lambda: gpus.Gpus(nvml, None, count, share)))
-    monkeypatch.setattr(sampler, "_NVML_ANSWER", 0.05)
+    monkeypatch.setattr(
+        gpus, "beside", lambda count, share: gpus.Beside(lambda: nvidia_samples.Gpus(nvml, None, count, share))
+    )
+    monkeypatch.setattr(sampler, "_GPU_ANSWER", 0.05)
     paths = AttemptPaths(tmp_path)
     one = sampler.Sampler(paths.samples_of("n1"), "n1", 5.0, 1, tree(tmp_path / "root", BASE))
     one.sample()
@@ -238,7 +241,7 @@ def test_a_hung_nvml_keeps_the_gpus_values_alone(tmp_path: Path, monkeypatch: py
     one.sample()
     one.sample()
     nvml.hangs.set()
-    monkeypatch.setattr(sampler, "_NVML_ANSWER", 30.0)
+    monkeypatch.setattr(sampler, "_GPU_ANSWER", 30.0)
     nvml.xids[0] = [48]
     one.sample()
     one.sample()
@@ -253,7 +256,7 @@ def test_a_hung_nvml_keeps_the_gpus_values_alone(tmp_path: Path, monkeypatch: py
 def test_nvml_that_is_not_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    def none() -> gpus.Gpus:
+    def none() -> nvidia_samples.Gpus:
         raise NvmlError("Driver Not Loaded")
 
     monkeypatch.setattr(gpus, "beside", lambda *_: gpus.Beside(none))

@@ -67,6 +67,7 @@ def test_a_script_that_failed_says_why(
         run.driver_log.write_text(said.out + said.err)
         tear_down(state, cluster, outcome)
     assert (outcome.exit_status, outcome.by, outcome.message) == (end.status, "script", end.message)
+    assert outcome.reason == ("exit" if end.message == f"the script exited with status {end.status}" else "")
     assert ("Fatal Python error" in said.err) == (name == "crash")  # no other signal shows one
     cause = judgement.of_run(run, run.attempt(0), judgement.Case(outcome))
     assert cause is not None

@@ -272,7 +272,7 @@ def test_a_batch_script_that_was_stopped_is_woken(cluster: Broken, monkeypatch: 
 
 def test_the_keys_go_with_the_run(cluster: Broken) -> None:
     attempt = cluster.context.attempt
-    keys = [attempt.key, attempt.certificate, attempt.ucx_key, attempt.jupyter_token, attempt.ranks_key]
+    keys = [attempt.key, attempt.certificate, attempt.ucx_key, attempt.jupyter_token, attempt.link_key]
     for path in keys:
         path.touch()
     assert tear_down(cluster.state, cluster, ENDED)
@@ -350,10 +350,10 @@ def test_an_address_that_cannot_be_bound_is_no_full_disk(cluster: Broken, monkey
         def make(*_: Any) -> None:
             raise OSError(error, os.strerror(error))
 
-        return SimpleNamespace(Processes=make)
+        return make
 
-    modules = iter([refuse(errno.EADDRNOTAVAIL), refuse(errno.ENOSPC)])
-    monkeypatch.setattr("importlib.import_module", lambda _: next(modules))
+    makers = iter([refuse(errno.EADDRNOTAVAIL), refuse(errno.ENOSPC)])
+    monkeypatch.setattr("hpcml.kinds.dask.node.cluster.Processes", lambda *_: next(makers)())
     with contextlib.ExitStack() as folders:
         with pytest.raises(RunEndedError) as caught:
             supervisor._processes(cluster.state, folders)

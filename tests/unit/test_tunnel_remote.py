@@ -83,7 +83,7 @@ def test_an_end_counts_until_the_job_is_started_again(run: directories.Run) -> N
     assert status.status(run).state == "CANCELLED"
     diary(run, "allocated")
     again = status.status(run, ask=False)
-    assert (again.state, again.phase, again.ending.exit_status) == ("RUNNING", "starting", None)
+    assert (again.state, again.phase, again.exit_status) == ("RUNNING", "starting", None)
     diary(run, "driver-started")
     assert status.status(run, ask=False).phase == "running"
     diary(run, "driver-ended")

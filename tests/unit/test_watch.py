@@ -229,7 +229,7 @@ def test_the_batch_script_s_own_end_is_told_by_its_exit_status(
     run.paths.job_log.write_text("hpcml: missing, or not yours: /work/me/runs/a\n")
     found = run_status.status(run, JobState("FAILED"))
     expected = errors.ALLOCATION_LOST if status == 1 else status
-    assert (found.state, found.ending.exit_status) == ("FAILED", expected)
+    assert (found.state, found.exit_status) == ("FAILED", expected)
     assert found.ending.quote == ("hpcml: missing, or not yours: /work/me/runs/a",)
 
 
@@ -264,7 +264,7 @@ def test_what_the_nodes_write_is_slurm_s_word(
 ])  # fmt: skip
 def test_an_end_that_slurm_alone_tells(run: directories.Run, word: str, exit_status: int, state: str) -> None:
     found = run_status.status(run, JobState(word))
-    assert (found.state, found.ending.exit_status) == (state, exit_status)
+    assert (found.state, found.exit_status) == (state, exit_status)
 
 
 def test_the_next_job_took_the_place_of_the_one_that_was_asked_for(

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hpcml.errors import ConfigError
-from hpcml.kinds.dask import plan as workers
+from hpcml.kinds.dask.login import plan as workers
 from hpcml.kinds.dask.node import gpus, local_cluster
 from hpcml.request.record import RunRequest
 from hpcml.sites import schema

@@ -28,10 +28,10 @@ def memory() -> dict[str, float]:
     """Return what NVML says that this worker has of its GPU, and the largest block free in its pool, in GiB."""
     import gc
 
-    from hpcml.node.hardware import nvml
+    from hpcml.node.hardware import nvidia
 
     gc.collect()
-    used, _ = nvml.memory_of(os.environ["CUDA_VISIBLE_DEVICES"].partition(",")[0], os.getpid()) or (0, 0)
+    used, _ = nvidia.memory_of(os.environ["CUDA_VISIBLE_DEVICES"].partition(",")[0], os.getpid()) or (0, 0)
     return {"nvml_gib": used / 2**30, "free_gib": largest() / 2**30}
 
 

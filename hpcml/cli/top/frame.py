@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from hpcml.cli.ls import cut_name
-from hpcml.runs.view import Gpu, Node, View, Work
-from hpcml.samples import total
+from hpcml.failures.end import Reason
+from hpcml.runs.view import Gpu, Node, View
+from hpcml.samples import Work, total
 from hpcml.terminal import cells, fit, folded, shown
 from hpcml.units import counted, format_bytes, format_seconds
 
@@ -88,7 +89,7 @@ def _head(view: View, width: int) -> list[Line]:
     name = cut_name(shown(status.run), max(24, width - cells(shown(where)) - 2))
     gap = width - cells(name) - cells(shown(where))
     lines: list[Line] = [(Piece(name, "bold"), *([Piece(" " * gap + where)] if gap >= 2 and where else []))]
-    failed = status.over and status.ending.exit_status != 0
+    failed = status.over and status.exit_status != 0
     style = "red" if failed else "green" if status.phase in ("running", "ended") else "bold"
     state, *rest = folded(shown(_state(view)), width, first=f"{status.state:<{LABEL - 1}} ", rest=" " * LABEL)
     lines.append((Piece(state[: len(status.state)], style), Piece(state[len(status.state) :])))
@@ -113,9 +114,9 @@ def _state(view: View) -> str:
 
 
 def _facts(view: View) -> list[tuple[str, str]]:
-    status, exit_status = view.status, view.status.ending.exit_status
+    status, exit_status = view.status, view.status.exit_status
     rows = []
-    if status.over and exit_status is not None and f"status {exit_status}" not in status.message:
+    if status.over and exit_status is not None and status.ending.reason != Reason.EXIT:
         rows.append(("exit", str(exit_status)))
     if view.cause:
         rows.append(("cause", view.cause))
@@ -200,6 +201,7 @@ class _Row(NamedTuple):
     memory_text: str = ""
     extra: tuple[str, ...] = ()
     text: str = ""
+    waits: bool = False  # whether ``text`` is of something that may still come
 
 
 def table(view: View, width: int, room: int) -> list[Line]:
@@ -221,15 +223,18 @@ def table(view: View, width: int, room: int) -> list[Line]:
         if 1 < len(rows) < room - 1:
             rows.append(_all_row(sampled, with_gpus))
         return _laid_out(rows, titles, width)
-    ranked = sorted(view.nodes, key=_rank)
     kept = room - 3  # beside the titles, the line between and all of them
-    worst, best = ranked[: (kept + 1) // 2] if kept > 0 else [], ranked[len(ranked) - kept // 2 :] if kept > 1 else []
-    more = len(ranked) - len(worst) - len(best)
-    rows = [_of_node(view, node, row) for node in worst]
-    if kept > 0:
-        rows.append(_Row("", text=f"…and {more} more"))
-    rows += [_of_node(view, node, row) for node in best]
-    return _laid_out([*rows, _all_row(sampled, with_gpus)], titles, width)
+    return _laid_out([*_worst_and_best(view, row, kept), _all_row(sampled, with_gpus)], titles, width)
+
+
+def _worst_and_best(view: View, row: Callable[[Node], _Row], kept: int) -> list[_Row]:
+    """Return the rows of so many nodes, the worst and the best, with a line between; none if there is no room."""
+    if kept <= 0:
+        return []
+    ranked = sorted(view.nodes, key=_rank)
+    worst, best = ranked[: (kept + 1) // 2], ranked[len(ranked) - kept // 2 :]
+    more = _Row("", text=f"…and {len(ranked) - kept} more")
+    return [*(_of_node(view, node, row) for node in worst), more, *(_of_node(view, node, row) for node in best)]
 
 
 def _rank(node: Node) -> tuple[bool, float, float, str]:
@@ -245,14 +250,19 @@ def _use(node: Node) -> float | None:
 
 
 def _of_node(view: View, node: Node, row: Callable[[Node], _Row]) -> _Row:
-    return row(node)._replace(name=_name(view, node), text=_trouble(view, node))
+    return row(node)._replace(name=_name(view, node), text=_trouble(view, node), waits=_waits(view, node))
 
 
 def _trouble(view: View, node: Node) -> str:
     """Return why there is nothing to show of a node, or what is wrong with it."""
     if not node.sampled:
-        return "no data" if view.status.over else "no data yet"
+        return "no data yet" if _waits(view, node) else "no data"
     return f"no data for {duration(node.silent)}" if node.silent and not view.status.over else ""
+
+
+def _waits(view: View, node: Node) -> bool:
+    """Whether the first sample of a node may still come."""
+    return not node.sampled and not view.status.over
 
 
 def _name(view: View, node: Node) -> str:
@@ -266,7 +276,7 @@ def _gpu_rows(view: View) -> list[_Row]:
     for node in view.nodes:
         name, trouble = _name(view, node), _trouble(view, node)
         if trouble or not node.gpus:
-            rows.append(_Row(name, text=trouble or "no GPU"))
+            rows.append(_Row(name, text=trouble or "no GPU", waits=_waits(view, node)))
             continue
         for place, gpu in enumerate(node.gpus):
             rows.append(
@@ -335,46 +345,65 @@ class _Titles(NamedTuple):
     extra: tuple[str, ...]
 
 
-def _laid_out(rows: Sequence[_Row], titles: _Titles, width: int) -> list[Line]:
-    """Return rows in columns; what there is no room for goes first at the right end, then the bars become shorter."""
-    names = min(_LONGEST_NAME, max(len("node"), *(cells(shown(row.name)) for row in rows)))
-    subs = max(len(titles.sub), *(len(row.sub) for row in rows)) if titles.sub else 0
-    uses = max(4, *(len(row.use_text) for row in rows))
-    memories = max(len(row.memory_text) for row in rows)
+class _Widths(NamedTuple):
+    """Columns of each part of a row; of what there is no room for none, and of a part that no row has 0."""
+
+    name: int
+    sub: int
+    use: int
+    memory: int
+    bar: int
+    extras: tuple[int, ...]
+
+
+def _widths(rows: Sequence[_Row], titles: _Titles, width: int) -> _Widths:
+    """Return how wide the parts are; what there is no room for goes first at the right end, then the bars shrink."""
+    name = min(_LONGEST_NAME, max(len("node"), *(cells(shown(row.name)) for row in rows)))
+    sub = max(len(titles.sub), *(len(row.sub) for row in rows)) if titles.sub else 0
+    use = max(4, *(len(row.use_text) for row in rows))
+    memory = max(len(row.memory_text) for row in rows)
     extras = []
     for place, title in enumerate(titles.extra):
         longest = max(len(row.extra[place]) if row.extra else 0 for row in rows)
         extras.append(max(len(title), longest) if longest else 0)
-    fixed = names + (subs + 2 if subs else 0) + 2 + 1 + uses + 2 + 1 + memories
-    kept = len(extras)
-    while kept and fixed + sum(size + 2 for size in extras[:kept] if size) + 2 * SHORT_BAR > width:
-        kept -= 1
-    extras = extras[:kept]
-    size = max(1, min(_LONG_BAR, (width - fixed - sum(one + 2 for one in extras if one)) // 2))
-    header = f"{'node':<{names}}" + (f"  {titles.sub:>{subs}}" if subs else "")
-    header += f"  {titles.use:<{size + 1 + uses}}  {'memory':<{size + 1 + memories}}"
-    header += "".join(f"  {title:>{one}}" for title, one in zip(titles.extra, extras, strict=False) if one)
-    lines: list[Line] = [(Piece(header.rstrip(), "dim"),)]
-    for row in rows:
-        name = _end(shown(row.name), names)
-        first = Piece(name + " " * (names - cells(name)) + (f"  {row.sub:>{subs}}" if subs else "") + "  ")
-        if row.text:
-            style = "dim" if not row.name or "yet" in row.text else "red"
-            lines.append((first, Piece(row.text, style)))
-            continue
-        rest = "".join(f"  {row.extra[place] if row.extra else '':>{one}}" for place, one in enumerate(extras) if one)
-        full = row.memory is not None and row.memory >= _FULL
-        lines.append(
-            (
-                first,
-                *bar(row.use, size),
-                Piece(f" {row.use_text:>{uses}}  "),
-                *bar(row.memory, size, "red" if full else ""),
-                Piece(f" {row.memory_text:>{memories}}", "red" if full else ""),
-                Piece(rest.rstrip()),
-            )
-        )
-    return lines
+    fixed = name + (sub + 2 if sub else 0) + 2 + 1 + use + 2 + 1 + memory
+    while extras and fixed + _room_of(extras) + 2 * SHORT_BAR > width:
+        extras.pop()
+    bar_size = max(1, min(_LONG_BAR, (width - fixed - _room_of(extras)) // 2))
+    return _Widths(name, sub, use, memory, bar_size, tuple(extras))
+
+
+def _room_of(extras: Sequence[int]) -> int:
+    return sum(size + 2 for size in extras if size)
+
+
+def _laid_out(rows: Sequence[_Row], titles: _Titles, width: int) -> list[Line]:
+    """Return rows in columns below their titles."""
+    wide = _widths(rows, titles, width)
+    header = f"{'node':<{wide.name}}" + (f"  {titles.sub:>{wide.sub}}" if wide.sub else "")
+    header += f"  {titles.use:<{wide.bar + 1 + wide.use}}  {'memory':<{wide.bar + 1 + wide.memory}}"
+    header += "".join(f"  {title:>{size}}" for title, size in zip(titles.extra, wide.extras, strict=False) if size)
+    return [(Piece(header.rstrip(), "dim"),), *(_line(row, wide) for row in rows)]
+
+
+def _line(row: _Row, wide: _Widths) -> Line:
+    """Return a row: its name, and its bars and numbers, or what is said of it instead."""
+    name = _end(shown(row.name), wide.name)
+    sub = f"  {row.sub:>{wide.sub}}" if wide.sub else ""
+    first = Piece(name + " " * (wide.name - cells(name)) + sub + "  ")
+    if row.text:
+        return first, Piece(row.text, "dim" if not row.name or row.waits else "red")
+    extra = row.extra or ("",) * len(wide.extras)
+    rest = "".join(f"  {text:>{size}}" for text, size in zip(extra, wide.extras, strict=False) if size)
+    style = "red" if row.memory is not None and row.memory >= _FULL else ""
+    return (
+        first,
+        *bar(row.use, wide.bar),
+        Piece(f" {row.use_text:>{wide.use}}  "),
+        *bar(row.memory, wide.bar, style),
+        Piece(f" {row.memory_text:>{wide.memory}}", style),
+        Piece(rest.rstrip()),
+    )
 
 
 def _end(text: str, width: int) -> str:

@@ -2,46 +2,40 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from hpcml import errors
 from hpcml.forms import Form
-from hpcml.kind import FABRIC, EndOfKind, Facts, Kind, Role, Stage, seen_of_fabric
+from hpcml.kind import (
+    FABRIC,
+    Accounting,
+    EndOfKind,
+    Facts,
+    Kind,
+    KindOptions,
+    Processes,
+    Progress,
+    Request,
+    RunState,
+    Schema,
+    Site,
+    Stage,
+)
+from hpcml.kinds.dask.roles import SCHEDULER, WORKER
 
 _NODE = f"{__name__}.node"
-SCHEDULER = Role("scheduler", f"{_NODE}.scheduler_role", every_node=False, title="the scheduler")
-WORKER = Role("worker", f"{_NODE}.workers", every_node=True, title="the workers")
+
+if TYPE_CHECKING:
+    from hpcml.settings import Settings, Workers
 
 
-def _seen(event: str, fields: Facts) -> dict[str, Any]:
-    """Return the new values of a status's fields after an event of the cluster."""
-    match event:
-        case "worker-added" | "worker-removed":
-            return {"workers": fields.get("count", int)}
-        case "cluster-waits" | "cluster-wanted":
-            return {"has_cluster": event == "cluster-wanted"}
-        case "workers-silent":
-            return {"silent_workers": fields.numbers("since")}
-        case "scheduler-up":
-            return {"protocol": f"{fields.get('protocol', str)} ({fields.get('because', str)})"}
-    return seen_of_fabric(event, fields)
+class DaskKind(Kind):
+    """The kind ``dask``."""
 
-
-KIND = Kind(
-    name="dask",
-    options=f"{__name__}.options",
-    plan=f"{__name__}.plan",
-    roles=(SCHEDULER, WORKER),
-    processes=f"{_NODE}.cluster",
-    reset=f"{_NODE}.reset",
-    in_script=f"{_NODE}.replacements",
-    programs={
-        Form.JUPYTER: f"{_NODE}.jupyter.server",
-        Form.NOTEBOOK: f"{_NODE}.jupyter.execute",
-        Form.FABRIC: f"{_NODE}.interconnect",
-        Form.DOCTOR: f"{_NODE}.checkup",
-    },
-    startup=(
+    name = "dask"
+    roles = (SCHEDULER, WORKER)
+    startup = (
         Stage(
             "scheduler",
             begin="allocated",
@@ -61,17 +55,109 @@ KIND = Kind(
             during="before all workers had started",
         ),
         FABRIC._replace(begin="workers-ready"),
-    ),
-    ready="workers-ready",
-    services=("dashboard", "jupyter"),
-    samples=f"{__name__}.samples",
-    accounting=f"{__name__}.accounting",
-    noun="worker",
-    threads="workers.threads",
-    ends=(
+    )
+    ready = "workers-ready"
+    noun = "worker"
+    threads = "workers.threads"
+    ends = (
         EndOfKind(errors.WORKERS_NEVER_CAME, "workers did not start", followed=True),
         EndOfKind(errors.ROLE_LOST, "Dask workers or scheduler lost", followed=True),
         EndOfKind(errors.FABRIC, "not the required interconnect", followed=False),
-    ),
-    seen=_seen,
-)
+    )
+    services = ("dashboard", "jupyter")
+    has_cluster = True
+    programs = {
+        Form.JUPYTER: f"{_NODE}.jupyter.server",
+        Form.NOTEBOOK: f"{_NODE}.jupyter.execute",
+        Form.FABRIC: f"{_NODE}.interconnect",
+        Form.DOCTOR: f"{_NODE}.checkup",
+    }
+    in_script = f"{_NODE}.replacements"
+    reset = f"{_NODE}.reset"
+
+    def options(self) -> KindOptions:
+        from hpcml.kinds.dask.login import options
+
+        return options.OPTIONS
+
+    def reasons(self, site: Site, request: Request) -> list[str]:
+        from hpcml.kinds.dask.login import plan
+
+        return plan.reasons(site, request)
+
+    def workers(self, site: Site, request: Request, memory: int) -> Workers:
+        from hpcml.kinds.dask.login import plan
+
+        return plan.workers(site, request, memory)
+
+    def environment(self, site: Site, request: Request) -> tuple[tuple[str, str], ...]:
+        from hpcml.kinds.dask.login import plan
+
+        return plan.environment(site, request)
+
+    def profilers(self, request: Request) -> tuple[str, ...]:
+        from hpcml.kinds.dask.login import plan
+
+        return plan.profilers(request)
+
+    def notices(self, settings: Settings) -> list[str]:
+        from hpcml.kinds.dask.login import plan
+
+        return plan.notices(settings)
+
+    def packages(self, settings: Settings) -> dict[str, Sequence[str]]:
+        from hpcml.kinds.dask.login.options import PROFILERS
+
+        return {"--profile": [PROFILERS[name] for name in settings.report.profilers if PROFILERS[name]]}
+
+    def condition(self, settings: Settings) -> str:
+        return "the script alone; if it opens a Dask client, " if settings.workers.late else ""
+
+    def network(self, settings: Settings) -> str:
+        from hpcml.kinds.dask.login import plan
+
+        return plan.network(settings, super().network(settings))
+
+    def seen(self, event: str, fields: Facts) -> dict[str, Any]:
+        match event:
+            case "worker-added" | "worker-removed":
+                return {"workers": fields.get("count", int)}
+            case "cluster-waits" | "cluster-wanted":
+                return {"has_cluster": event == "cluster-wanted"}
+            case "workers-silent":
+                return {"silent_workers": fields.numbers("since")}
+            case "scheduler-up":
+                return {"protocol": f"{fields.get('protocol', str)} ({fields.get('because', str)})"}
+        return super().seen(event, fields)
+
+    def progress(self, samples: Sequence[Any], nodes: Sequence[str]) -> Progress:
+        from hpcml.kinds.dask.login import progress
+
+        return progress.of(samples, nodes)
+
+    def samples(self) -> Schema:
+        from hpcml.kinds.dask.samples import SCHEMA
+
+        return SCHEMA
+
+    def accounting(self) -> Accounting:
+        from hpcml.kinds.dask.accounting import ACCOUNTING
+
+        return ACCOUNTING
+
+    def main_of(self, role: str) -> Callable[[], int]:
+        if role == SCHEDULER.name:
+            from hpcml.kinds.dask.node import scheduler_role
+
+            return scheduler_role.main
+        from hpcml.kinds.dask.node import workers
+
+        return workers.main
+
+    def processes(self, state: RunState, folders: Any) -> Processes:
+        from hpcml.kinds.dask.node import cluster
+
+        return cluster.Processes(state, folders)
+
+
+KIND = DaskKind()

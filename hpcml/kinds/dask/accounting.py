@@ -22,7 +22,7 @@ from hpcml.report.ledger import (
     Shares,
 )
 from hpcml.report.series import in_order, increase
-from hpcml.samples import Series, total
+from hpcml.samples import Number, Series, total
 from hpcml.units import format_seconds
 
 _MOST_WORKERS = 256  # of one node
@@ -166,37 +166,46 @@ def _workers(device: Device) -> tuple[str, ...]:
 
 def _activity(series: Series[DaskSample]) -> Activity | None:
     """Return what Dask did; None if there are no samples."""
-    rows = in_order(series.samples)
-    if not rows:
+    if not (rows := in_order(series.samples)):
         return None
     names = dict.fromkeys(name for row in rows for name in row.workers)
-    functions = {name: one for row in rows for name, one in row.functions.items() if one.tasks and one.seconds}
-    by_time = sorted(functions.items(), key=lambda item: -(item[1].seconds or 0))
+    absent = WorkerSample()
     return Activity(
         [row.t for row in rows],
-        {name: [row.workers[name].processing if name in row.workers else None for row in rows] for name in names},
+        {name: [row.workers.get(name, absent).processing for row in rows] for name in names},
         done=[row.tasks.done for row in rows],
         work=[total(row.seconds) for row in rows],
         transfer=[row.seconds.transfer for row in rows],
         spill=[row.seconds.spill for row in rows],
         every=series.every or EVERY,
-        columns={
-            "processing": [row.tasks.processing for row in rows],
-            "spilled": [total(worker.spilled for worker in row.workers.values()) for row in rows],
-        },
+        columns={"processing": [row.tasks.processing for row in rows], "spilled": [*map(_spilled, rows)]},
         other=[total((row.seconds.other, row.seconds.serialize)) for row in rows],
-        busy_threads=[_of_threads(row, lambda one: min(one.processing or 0, one.threads or 0)) for row in rows],
-        on_files=[_of_threads(row, lambda one: one.on_files or 0) for row in rows],
-        functions=tuple(
-            Function(
-                name,
-                one.tasks or 0,
-                one.seconds or 0.0,
-                max(one.longest or 0.0, (one.seconds or 0.0) / (one.tasks or 1)),
-            )
-            for name, one in by_time
-        ),
+        busy_threads=[_of_threads(row, _busy) for row in rows],
+        on_files=[_of_threads(row, _on_files) for row in rows],
+        functions=_functions(rows),
     )
+
+
+def _functions(rows: Sequence[DaskSample]) -> tuple[Function, ...]:
+    """Return the functions of the tasks that have run, those that took longest first."""
+    newest = {name: one for row in rows for name, one in row.functions.items() if one.tasks and one.seconds}
+    functions = []
+    for name, one in newest.items():
+        tasks, seconds = one.tasks or 0, one.seconds or 0.0
+        functions.append(Function(name, tasks, seconds, max(one.longest or 0.0, seconds / tasks)))
+    return tuple(sorted(functions, key=lambda one: -one.seconds))
+
+
+def _spilled(row: DaskSample) -> Number | None:
+    return total(worker.spilled for worker in row.workers.values())
+
+
+def _busy(worker: WorkerSample) -> float:
+    return min(worker.processing or 0, worker.threads or 0)
+
+
+def _on_files(worker: WorkerSample) -> float:
+    return worker.on_files or 0
 
 
 def _of_threads(row: DaskSample, count: Callable[[WorkerSample], float]) -> float:

@@ -2,39 +2,36 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from hpcml import errors
-from hpcml.forms import Form
-from hpcml.kind import FABRIC, EndOfKind, Facts, Kind, Role, Stage, seen_of_fabric
+from hpcml.kind import (
+    FABRIC,
+    Accounting,
+    EndOfKind,
+    Facts,
+    Kind,
+    KindOptions,
+    Processes,
+    Request,
+    Role,
+    RunState,
+    Site,
+    Stage,
+)
+from hpcml.kinds.ranks.roles import MPI, PROGRAMS, RANK
 
-_NODE = f"{__name__}.node"
-RANK = Role("rank", f"{_NODE}.ranks", every_node=True, title="the ranks", connected=True)
-MPI = Role("mpi", f"{_NODE}.tasks", every_node=True, title="the MPI tasks", connected=True)  # of runs with --mpi
+if TYPE_CHECKING:
+    from hpcml.settings import Settings, Workers
 
 
-def _seen(event: str, fields: Facts) -> dict[str, Any]:
-    """Return the new values of a status's fields after an event of the ranks."""
-    match event:
-        case "node-ready" | "ranks-running":
-            return {"workers": fields.get("count", int)}
-        case "ranks-ready":
-            return {"address": fields.get("address", str)}
-        case "ranks-idle":
-            return {"idle_since": float(fields.get("since", float))}
-    return seen_of_fabric(event, fields)
+class RanksKind(Kind):
+    """The kind ``ranks``."""
 
-
-KIND = Kind(
-    name="ranks",
-    options=f"{__name__}.options",
-    plan=f"{__name__}.plan",
-    roles=(RANK, MPI),
-    processes=f"{_NODE}.processes",
-    reset="",
-    in_script="",
-    programs={Form.FABRIC: f"{_NODE}.interconnect"},
-    startup=(
+    name = "ranks"
+    roles = (RANK, MPI)
+    startup = (
         Stage(
             "ranks",
             begin="allocated",
@@ -45,16 +42,88 @@ KIND = Kind(
             during="before all nodes were ready",
         ),
         FABRIC._replace(begin="ranks-ready"),
-    ),
-    ready="ranks-ready",
-    noun="rank",
-    threads="",
-    ends=(
+    )
+    ready = "ranks-ready"
+    noun = "rank"
+    ends = (
         EndOfKind(errors.WORKERS_NEVER_CAME, "nodes did not start", followed=True),
         EndOfKind(errors.ROLE_LOST, "a node was lost", followed=True),
         EndOfKind(errors.PORT_TAKEN, "port taken by another program", followed=False),
         EndOfKind(errors.FABRIC, "not the required interconnect", followed=False),
-    ),
-    seen=_seen,
-    accounting=f"{__name__}.accounting",
-)
+    )
+    ranks = RANK
+    programs = PROGRAMS
+
+    def options(self) -> KindOptions:
+        from hpcml.kinds.ranks.login import options
+
+        return options.OPTIONS
+
+    def decided(self, site: Site, request: Request) -> Site:
+        from hpcml.kinds.ranks.login import plan
+
+        return plan.decided(site, request)
+
+    def planned_roles(self, request: Request) -> tuple[Role, ...]:
+        from hpcml.kinds.ranks.login import plan
+
+        return plan.roles(request)
+
+    def reasons(self, site: Site, request: Request) -> list[str]:
+        from hpcml.kinds.ranks.login import plan
+
+        return plan.reasons(request)
+
+    def workers(self, site: Site, request: Request, memory: int) -> Workers:
+        from hpcml.kinds.ranks.login import plan
+
+        return plan.workers(request)
+
+    def connects(self, request: Request) -> bool:
+        from hpcml.kinds.ranks.login import options
+
+        return bool(options.asked(request).mpi)
+
+    def check(self, settings: Settings, scheduler: str) -> None:
+        from hpcml.kinds.ranks.login import checks
+
+        checks.check_mpi(settings.workers.mpi, scheduler)
+
+    def lines(self, settings: Settings, variables: Sequence[str]) -> list[tuple[str, str]]:
+        from hpcml.kinds.ranks.variables import OPEN, World, described
+
+        world = World(settings.job.nodes, settings.workers.per_node, settings.gpus)
+        texts = described(world, variables)
+        return [("security", OPEN), *(("" if number else "variables", text) for number, text in enumerate(texts))]
+
+    def seen(self, event: str, fields: Facts) -> dict[str, Any]:
+        match event:
+            case "node-ready" | "ranks-running":
+                return {"workers": fields.get("count", int)}
+            case "ranks-ready":
+                return {"address": fields.get("address", str)}
+            case "ranks-idle":
+                return {"idle_since": float(fields.get("since", float))}
+        return super().seen(event, fields)
+
+    def accounting(self) -> Accounting:
+        from hpcml.kinds.ranks.accounting import ACCOUNTING
+
+        return ACCOUNTING
+
+    def main_of(self, role: str) -> Callable[[], int]:
+        if role == RANK.name:
+            from hpcml.kinds.ranks.node import ranks
+
+            return ranks.main
+        from hpcml.kinds.ranks.node import tasks
+
+        return tasks.main
+
+    def processes(self, state: RunState, folders: Any) -> Processes:
+        from hpcml.kinds.ranks.node import processes
+
+        return processes.Processes(state, folders)
+
+
+KIND = RanksKind()

@@ -126,6 +126,19 @@ def interface_down(address: str) -> str:
     return name if name and not sysfs.is_up(name) else ""
 
 
+def own_addresses(interface: str, *, single_node: bool) -> list[str]:
+    """Return the IPv4 addresses of this node at which other nodes may reach it; those of an interface, if one is given.
+
+    A run of one node (``single_node``) uses loopback.
+    """
+    if single_node:
+        return ["127.0.0.1"]
+    by_name = sysfs.addresses()
+    if interface:
+        return by_name.get(interface, [])[:1]
+    return list(dict.fromkeys(one for several in by_name.values() for one in several if not one.startswith("127.")))
+
+
 def _of_own_name(host: str) -> tuple[str, str]:
     """Return the address of this node that its own name resolves to; if there is none, perhaps a clause that says so.
 

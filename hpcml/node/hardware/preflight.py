@@ -23,7 +23,7 @@ class UnfitError(Exception):
 
 
 class Inspection:
-    """The probe of this node, in a child process: it asks NVML and UCX, which the parent of workers must not touch.
+    """The probe of this node, in a child process: it asks driver and UCX, which the parent of workers must not touch.
 
     CPU workers over TLS need nothing of it, and their node is not looked at.
     """

@@ -1,6 +1,6 @@
 """The probe of a node: GPUs, network ports, UCX, packages, limits and disks, as one record that goes into a JSON file.
 
-``python -m hpcml.node.hardware.probe`` prints it. The drivers (NVML) and UCX are asked in child processes with a
+``python -m hpcml.node.hardware.probe`` prints it. The GPUs' driver and UCX are asked in child processes with a
 deadline, so that the calling process stays clean, can fork workers afterwards, and is not stopped by a GPU or a library
 that hangs or crashes. No CUDA context is made. It needs no package but Python's own, and changes nothing on the node.
 """
@@ -14,16 +14,15 @@ import platform
 import re
 import shutil
 import stat
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from hpcml.gpu_vendor import VENDOR
 from hpcml.node import files
-from hpcml.node.hardware import record, software, sysfs
-from hpcml.node.hardware.nvml import ask_nvml, described
+from hpcml.node.hardware import gpus, record, software, sysfs
 from hpcml.node.hardware.record import (
     Disk,
     Disks,
@@ -37,26 +36,22 @@ from hpcml.node.hardware.record import (
     Probing,
     Process,
     Slot,
-    Smi,
     System,
     Ucx,
 )
 from hpcml.node.job import node_name, placement
-from hpcml.node.processes import Question
+from hpcml.node.processes import Question, output
 from hpcml.units import expand_hosts
 
-DEADLINE = 12.0  # seconds for NVML and for UCX, at the same time; on a healthy node both need less than two
+DEADLINE = 12.0  # seconds for the driver and for UCX, at the same time; on a healthy node both need less than two
 
 # Variables that change what is found here or how it is used; never one that may hold a secret.
 _ENVIRONMENT = re.compile(r"(UCX|UCXPY|UCXX|NCCL|CUDA|RAPIDS)_(?!.*(KEY|TOKEN|SECRET|PASS))[A-Z0-9_]+")
 _RESOURCE = re.compile(r"^#\s+resource .* flags .*?(\w+)/(\S+)\s*$", re.MULTILINE)  # "… flags -- rc_mlx5/mlx5_0:1"
 _PROGRAMS = ("apptainer", "singularity", "podman-hpc", "shifter", "enroot")
-_NVIDIA, _DISPLAY = "0x10de", "0x03"  # PCI's vendor, and the class of GPUs
-_SECONDS = 15.0  # for one command
-_ASK = 10.0  # seconds for nvidia-smi: a driver that hangs must not keep the run
+_DISPLAY = "0x03"  # PCI's class of GPUs
 _OLD = 3600.0  # seconds for which a file in /dev/shm may be another program's of now
-_SMI = "pci.bus_id,driver_version,mig.mode.current,compute_mode"
-_MOST = 5000  # processes and files that are looked at
+_MOST = 5000  # files that are looked at
 T = TypeVar("T")
 
 
@@ -79,7 +74,7 @@ class _Parts:
 def probe(
     root: Path = Path("/"),
     *,
-    nvml: Mapping[str, Any] | None = None,
+    drivers: Mapping[str, Any] | None = None,
     ucx: Mapping[str, Any] | None = None,
     deadline: float = DEADLINE,
     thorough: bool = False,
@@ -92,19 +87,19 @@ def probe(
     ----------
     root
         ``/``, or the top of a recorded tree of /sys and /proc.
-    nvml, ucx
-        Recorded answers of `ask_nvml` and `software.ask_ucx`, instead of asking this node.
+    drivers, ucx
+        Recorded answers of the GPUs' vendor (`gpus.Vendor.ask`) and `software.ask_ucx`, instead of asking this node.
     deadline
-        Seconds for NVML and UCX to answer.
+        Seconds for the driver and UCX to answer.
     thorough
-        Read disks, old files in /dev/shm, the PCI tree of all GPUs, nvidia-smi and MPS too, for which a run that starts
-        has no time.
+        Read disks, old files in /dev/shm, the PCI tree of all GPUs, the vendor's command and who shares GPUs too,
+        for which a run that starts has no time.
     program, scratch
         The program for images, and the folder for node-local files.
     """
     began, parts = time.monotonic(), _Parts()
     environment = {name: value for name, value in sorted(os.environ.items()) if _ENVIRONMENT.fullmatch(name)}
-    nvml_question = Question("NVML", ask_nvml) if nvml is None else None
+    gpu_question = Question(VENDOR.interface, gpus.vendor().ask) if drivers is None else None
     ucx_question = Question("UCX", software.ask_ucx) if ucx is None else None
     system = parts.read("system", lambda: _system(program), System())
     packages = parts.read("packages", _packages, Packages())
@@ -115,19 +110,20 @@ def probe(
     process = process._replace(limits=parts.read("limits", sysfs.limits, process.limits))
     process = process._replace(cpus=parts.read("cpus", lambda: sysfs.cpus(root), process.cpus))
     memory = parts.read("memory", lambda: _memory(root, thorough=thorough), Memory())
-    modules = parts.read("modules", lambda: sysfs.modules(root), Modules())
+    modules = parts.read("modules", lambda: _modules(root), Modules())
     disks = Disks(scratch)
     if thorough:
         disks = parts.read("disks", lambda: _disks(root, scratch), disks)
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    drivers = nvml_question.answer(began + deadline) if nvml_question else nvml or {}
+    visible = os.environ.get(VENDOR.visible)
+    drivers = gpu_question.answer(began + deadline) if gpu_question else drivers or {}
+    described = gpus.vendor().described
     gpu, fault = parts.read("gpu", lambda: described(drivers, root, visible), described({}, root, visible))
     parts.errors["gpu"] = parts.errors["gpu"] or fault
     gpu = parts.read("slots", lambda: _more_of(gpu, root, network.infiniband, thorough=thorough), gpu)
     library = ucx_question.answer(began + deadline) if ucx_question else ucx or {}
     used, fault = parts.read("ucx", lambda: described_ucx(library), described_ucx({}))
     parts.errors["ucx"] = parts.errors["ucx"] or fault
-    late = tuple(name for name, raw in (("nvml", drivers), ("ucx", library)) if raw.get("late"))
+    late = tuple(name for name, raw in (("driver", drivers), ("ucx", library)) if raw.get("late"))
     seconds = round(time.monotonic() - began, 3)
     return Node(
         probing=Probing(record.SCHEMA, seconds, late, parts.errors),
@@ -154,6 +150,10 @@ def _system(program: str) -> System:
         in_image=bool(os.environ.get("APPTAINER_CONTAINER") or os.environ.get("SINGULARITY_CONTAINER")),
         programs={name: path for name in names if (path := shutil.which(name))},
     )
+
+
+def _modules(root: Path) -> Modules:
+    return Modules(gpus.vendor().kernel_driver(root), sysfs.verbs(root))
 
 
 def _packages() -> Packages:
@@ -218,39 +218,25 @@ def _disk(root: Path, folder: str) -> Disk:
 
 
 def _more_of(gpu: Gpus, root: Path, ports: Sequence[record.Port], *, thorough: bool) -> Gpus:
-    """Return GPUs with what is known without NVML, also of those that the job may not use."""
-    texts = [sysfs.read(path) for path in sorted((root / "proc/driver/nvidia/gpus").glob("*/information"))]
-    names = tuple(match[1].strip() for text in texts if (match := re.search(r"(?m)^Model:(.*)$", text)))
-    gpu = gpu._replace(names=names or tuple(one.name for one in gpu.gpus))
+    """Return GPUs with what is known without the driver's answers, also of those that the job may not use."""
+    asked = gpus.vendor()
+    gpu = gpu._replace(names=asked.names(root) or tuple(one.name for one in gpu.gpus))
     if not thorough:
         return gpu
-    return gpu._replace(slots=tuple(_slots(root, ports)), smi=_nvidia_smi(), mps=_mps(root))
+    return gpu._replace(slots=tuple(_slots(root, ports)), smi=asked.rows(), mps=asked.is_shared(root))
 
 
 def _slots(root: Path, ports: Sequence[record.Port]) -> list[Slot]:
-    """Return the places of NVIDIA's GPUs in the PCI tree."""
+    """Return the places of the vendor's GPUs in the PCI tree."""
     usable, slots = [port.name for port in sysfs.usable_ports(ports)], []
     for device in sorted((root / "sys/bus/pci/devices").glob("*")):
-        is_gpu = sysfs.read(device / "vendor") == _NVIDIA and sysfs.read(device / "class").startswith(_DISPLAY)
+        is_gpu = sysfs.read(device / "vendor") == VENDOR.pci and sysfs.read(device / "class").startswith(_DISPLAY)
         if is_gpu and (place := sysfs.pci_of(device)).bus_id:
             distances = {port.name: sysfs.distance(place, port.pci) for port in ports if port.pci.bus_id}
             reach = {name: sysfs.DISTANCES.index(distances[name]) for name in usable}
             nearest = min(reach, key=reach.__getitem__, default="")
             slots.append(Slot(place.bus_id, nearest, distances))
     return slots
-
-
-def _nvidia_smi() -> tuple[Smi, ...]:
-    """Return a row for each GPU; none where nvidia-smi does not answer."""
-    printed = _output(["nvidia-smi", f"--query-gpu={_SMI}", "--format=csv,noheader"], _ASK)
-    rows = [[word.strip() for word in line.split(",")] for line in printed.splitlines()]
-    return tuple(Smi(*row) for row in rows if len(row) == len(Smi._fields))
-
-
-def _mps(root: Path) -> bool:
-    """Whether a server of NVIDIA's MPS runs on the node."""
-    names = (sysfs.read(path) for path in list((root / "proc").glob("[0-9]*/comm"))[:_MOST])
-    return any(name.startswith("nvidia-cuda-mps") for name in names)
 
 
 # -- the job that the probe runs in ---------------------------------------------------------------------------------
@@ -260,7 +246,7 @@ def ask_job() -> Job:
     """Return the Slurm job that this process belongs to, with what Slurm and the job's other node answer."""
     partition, qos, nodes = placement().values()
     node = node_name()
-    shown = _output(["scontrol", "--oneliner", "show", "node", node]) if node else ""
+    shown = output(["scontrol", "--oneliner", "show", "node", node]) if node else ""
     return Job(node, partition, qos, nodes, shown, _ssh(node, nodes))
 
 
@@ -285,18 +271,9 @@ def _ssh(node: str, nodes: str) -> str:
     command = ["ssh", *(word for option in options for word in ("-o", option)), other, "echo", "in"]
     return (
         "ssh reaches a node while your job runs on it"
-        if _output(command) == "in"
+        if output(command) == "in"
         else "ssh without a password does not reach a node of your job"
     )
-
-
-def _output(command: Sequence[str], seconds: float = _SECONDS) -> str:
-    """Return what a command prints, nothing if it fails, is missing, or does not end in time."""
-    try:
-        done = subprocess.run(command, capture_output=True, timeout=seconds, check=False, stdin=subprocess.DEVNULL)
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout.decode(errors="replace").strip() if done.returncode == 0 else ""
 
 
 # -- the program ----------------------------------------------------------------------------------------------------
@@ -305,8 +282,10 @@ def _output(command: Sequence[str], seconds: float = _SECONDS) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the probe of this node as JSON, or write it to a file, whole or not at all."""
     parser = argparse.ArgumentParser(prog="python -m hpcml.node.hardware.probe", description=__doc__.splitlines()[0])
-    parser.add_argument("--raw", action="store_true", help="print the unprocessed answers of NVML and UCX, for tests")
-    parser.add_argument("--thorough", action="store_true", help="also report disks, the PCI tree, nvidia-smi and MPS")
+    parser.add_argument(
+        "--raw", action="store_true", help="print the unprocessed answers of the GPU driver and UCX, for tests"
+    )
+    parser.add_argument("--thorough", action="store_true", help="also report disks, the PCI tree and shared GPUs")
     parser.add_argument(
         "--job", action="store_true", help="also report the Slurm job, and whether ssh reaches another node of the job"
     )
@@ -316,7 +295,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     if options.raw:
         ends = time.monotonic() + DEADLINE
-        questions = {"nvml": Question("NVML", ask_nvml), "ucx": Question("UCX", software.ask_ucx)}
+        questions = {"drivers": Question(VENDOR.interface, gpus.vendor().ask), "ucx": Question("UCX", software.ask_ucx)}
         table: dict[str, Any] = {name: question.answer(ends) for name, question in questions.items()}
     else:
         node = probe(thorough=options.thorough, program=options.program, scratch=options.scratch)

@@ -76,7 +76,7 @@ class Network(NamedTuple):
 class Modules(NamedTuple):
     """Kernel modules and device files for GPUs and RDMA."""
 
-    nvidia: str | None = None  # version of NVIDIA's driver
+    nvidia: str | None = None  # version of the GPUs' driver
     verbs: tuple[str, ...] | None = None  # files in /dev/infiniband; None: not known
 
 
@@ -169,20 +169,20 @@ class GpuShape(NamedTuple):
 
 
 class Gpu(NamedTuple):
-    """A GPU as NVML describes it."""
+    """A GPU as its driver describes it."""
 
-    index: int  # type: ignore[assignment]  # NVML's
+    index: int  # type: ignore[assignment]  # the driver's
     uuid: str
     name: str
     bus_id: str
     pci: Place
-    visible: bool  # whether CUDA_VISIBLE_DEVICES shows it
+    visible: bool  # whether a program of the job sees it
     shape: GpuShape
-    errors: dict[str, str]  # NVML's refusals, by question
+    errors: dict[str, str]  # the driver's refusals, by question
 
 
 class Slot(NamedTuple):
-    """A GPU of NVIDIA's in the PCI tree, also one that the job may not use."""
+    """A GPU in the PCI tree, also one that the job may not use."""
 
     bus_id: str
     nearest: str  # name of the nearest RDMA port that carries data; empty without one
@@ -190,7 +190,7 @@ class Slot(NamedTuple):
 
 
 class Smi(NamedTuple):
-    """A GPU as nvidia-smi describes it."""
+    """A GPU as the vendor's command describes it."""
 
     bus_id: str
     driver: str  # version
@@ -202,14 +202,14 @@ class Gpus(NamedTuple):
     """GPUs and their driver."""
 
     gpus: tuple[Gpu, ...] = ()
-    driver: str = ""  # version, by NVML: 535.274.02
+    driver: str = ""  # version: 535.274.02
     cuda_driver: str = ""  # the CUDA that it speaks: 12.2
-    visible_devices: str | None = None  # CUDA_VISIBLE_DEVICES; None: not set
+    visible_devices: str | None = None  # the value of the vendor's variable; None: not set
     visible_count: int = 0  # devices that a CUDA program sees
     names: tuple[str, ...] = ()  # of all GPUs of the node
     slots: tuple[Slot, ...] = ()
     smi: tuple[Smi, ...] = ()
-    mps: bool = False  # whether a server of NVIDIA's MPS runs
+    mps: bool = False  # whether a server runs that shares GPUs (MPS)
 
 
 class Job(NamedTuple):
@@ -228,7 +228,7 @@ class Probing(NamedTuple):
 
     schema: int  # of the JSON
     seconds: float = 0.0  # that it took
-    late: tuple[str, ...] = ()  # nvml, ucx: those that did not answer in time
+    late: tuple[str, ...] = ()  # driver, ucx: those that did not answer in time
     errors: dict[str, str] = {}  # why a part could not be read, by part; empty: it could
 
 
@@ -248,7 +248,7 @@ class Node(NamedTuple):
 
     @property
     def driver(self) -> str:
-        """The version of NVIDIA's driver by NVML, nvidia-smi or the kernel; empty without one."""
+        """The version of the GPUs' driver by itself, the vendor's command or the kernel; empty without one."""
         return self.gpu.driver or next((row.driver for row in self.gpu.smi), "") or self.system.modules.nvidia or ""
 
 
@@ -261,7 +261,7 @@ class Contents(NamedTuple):
     packages: dict[str, str]  # version by common name
     ucx: Ucx
     verbs: str  # why InfiniBand's library cannot be loaded, or nothing
-    driver: str  # version of NVIDIA's driver
+    driver: str  # version of the GPUs' driver
     compute: str  # why one GPU cannot add three numbers, or nothing
     outside: tuple[str, ...]  # files of the host that are in use, eight at most
     library_path: tuple[str, ...]  # folders of the host in LD_LIBRARY_PATH

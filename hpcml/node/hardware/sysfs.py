@@ -18,7 +18,7 @@ from itertools import takewhile
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from hpcml.node.hardware.record import Cpus, Interface, Limit, Link, Modules, Place, Port
+from hpcml.node.hardware.record import Cpus, Interface, Limit, Link, Place, Port
 
 # <net/if_arp.h>: what /sys/class/net/*/type holds.
 _KINDS = {1: "ethernet", 32: "infiniband", 772: "loopback"}
@@ -28,7 +28,7 @@ _STUCK = 2**32 - 1  # adapters without 64-bit counters stop here instead of star
 _GET_FLAGS = 0x8913  # ioctl SIOCGIFFLAGS (netdevice(7))
 _UP = 0x1 | 0x40  # IFF_UP and IFF_RUNNING
 _GET_ADDRESSES, _ENTRY = 0x8912, 40  # SIOCGIFCONF and the bytes of an entry of its answer, netdevice(7)
-DISTANCES = ("PIX", "PXB", "PHB", "NODE", "SYS")  # from near to far; the names are those of `nvidia-smi topo -m`
+DISTANCES = ("PIX", "PXB", "PHB", "NODE", "SYS")  # from near to far
 
 
 def to_ranges(numbers: Iterable[int]) -> str:
@@ -63,7 +63,7 @@ def read(path: Path) -> str:
 
 
 def sysfs_bus_id(bus_id: str) -> str:
-    """Return a PCI address as the kernel writes it: NVML's ``00000000:1D:00.0`` is ``0000:1d:00.0``."""
+    """Return a PCI address as the kernel writes it: ``00000000:1D:00.0`` is ``0000:1d:00.0``."""
     domain, bus, device = bus_id.strip().split(":")
     return f"{int(domain, 16):04x}:{bus.lower()}:{device.lower()}"
 
@@ -252,20 +252,13 @@ def file_system(root: Path, folder: str) -> str:
     return kind
 
 
-def modules(root: Path) -> Modules:
-    """Return the kernel's driver for GPUs, and the device files that this process can see.
-
-    ``verbs`` are the files in /dev/infiniband without which no program can use a port that /sys shows.
-    """
-    folder = root / "sys/module/nvidia"
-    return Modules(
-        nvidia=read(folder / "version") if folder.is_dir() else None,
-        verbs=tuple(path.name for path in _listed(root / "dev/infiniband") if path.name.startswith("uverbs")),
-    )
+def verbs(root: Path) -> tuple[str, ...]:
+    """Return the files in /dev/infiniband without which no program can use a port that /sys shows."""
+    return tuple(path.name for path in _listed(root / "dev/infiniband") if path.name.startswith("uverbs"))
 
 
 def distance(a: Place, b: Place) -> str:
-    """Return how far two devices (:func:`pci_of`) are from each other, in the words of ``nvidia-smi topo -m``.
+    """Return how far two devices (:func:`pci_of`) are from each other.
 
     ``PIX``: at most one PCIe switch between them; ``PXB``: several, but not the host bridge; ``PHB``: the host bridge;
     ``NODE``: host bridges of one NUMA node; ``SYS``: NUMA nodes. Two devices without a known NUMA node count as of one.

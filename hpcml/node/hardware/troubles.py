@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from hpcml.gpu_vendor import VENDOR
 from hpcml.node.hardware import ports
 from hpcml.node.hardware.record import NEEDS, Limit, Node
 from hpcml.node.hardware.sysfs import from_ranges
@@ -55,23 +56,26 @@ def _gpus_missing(node: Node, expected: int) -> Iterable[Trouble]:
     fault, given, count = node.probing.errors.get("gpu"), node.gpu.visible_devices, len(node.gpu.gpus)
     seen = node.gpu.visible_count
     if fault and not count:
-        late = "nvml" in node.probing.late
-        hint = "Request nodes with GPUs. The run's environment needs nvidia-ml-py and the library of NVIDIA's driver."
+        late = "driver" in node.probing.late
+        needs = f"nvidia-ml-py and the library of {VENDOR.name}'s driver"
+        hint = f"Request nodes with GPUs. The run's environment needs {needs}."
         if late:
-            hint = "NVIDIA's driver starts slowly or hangs. If the workers do not start, exclude this node."
+            hint = f"{VENDOR.name}'s driver starts slowly or hangs. If the workers do not start, exclude this node."
         elif node.system.modules.nvidia:
-            hint = "The node has NVIDIA's driver: start the container with --nv,"
+            hint = f"The node has {VENDOR.name}'s driver: start the container with {VENDOR.image_option},"
             hint += " and install nvidia-ml-py in the environment."
         yield Trouble("gpus", f"no GPU is visible ({fault})", hint, fatal=not late)
         return
     if fault:
         yield Trouble(
-            "gpus", f"NVML reports a fault ({fault})", "Exclude this node, and report it to the site's support."
+            "gpus",
+            f"{VENDOR.interface} reports a fault ({fault})",
+            "Exclude this node, and report it to the site's support.",
         )
     if seen < expected:
-        why = "CUDA_VISIBLE_DEVICES is not set" if given is None else f"CUDA_VISIBLE_DEVICES is '{given}'"
+        why = f"{VENDOR.visible} is not set" if given is None else f"{VENDOR.visible} is '{given}'"
         sentence = f"the job sees {counted(seen, 'GPU')}, but the run requests {expected}"
-        hint = "Check slurm.gpu_request in the profile, and run nvidia-smi on this node."
+        hint = f"Check slurm.gpu_request in the profile, and run {VENDOR.tool} on this node."
         sentence = f"{sentence} ({why}, the driver shows {counted(count, 'GPU')})"
         yield Trouble("gpus", sentence, hint, fatal=True)
 
@@ -188,7 +192,7 @@ def _locked_memory(node: Node) -> Iterable[Trouble]:
 
 
 def _shared(node: Node) -> Iterable[Trouble]:
-    """What keeps a process from having a GPU whole and alone; nvidia-smi and MPS are asked by a thorough probe only."""
+    """What keeps a process from having a GPU whole and alone; only a thorough probe has all of it."""
     if closed := [row.bus_id for row in node.gpu.smi if row.compute_mode == "Prohibited"]:
         sentence = f"{_gpus(closed)} accepts no programs (compute mode)"
         yield Trouble("shared-gpus", sentence, "Report this GPU to the site's support.", fatal=True)

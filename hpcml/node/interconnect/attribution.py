@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any, NamedTuple
 
+from hpcml.gpu_vendor import VENDOR
 from hpcml.node.interconnect.measurement import Measurement, NodeFacts, Pair, WorkerFacts
 from hpcml.units import RDMA, format_bytes, listed
 
@@ -295,7 +296,7 @@ def _nvlink_across(measurement: Measurement, pairs: Sequence[Pair], expected: Ma
 
 
 def _gpu(gpus: Mapping[str, Any], name: str) -> str:
-    """Return the UUID of a GPU given by UUID or by NVML's index, "" if it is not there."""
+    """Return the UUID of a GPU given by UUID or by the driver's index, "" if it is not there."""
     if name in gpus:
         return name
     return next((uuid for uuid, gpu in gpus.items() if str(gpu["index"]) == name), "")
@@ -439,10 +440,10 @@ def _causes_within(workers: Mapping[str, WorkerFacts]) -> Iterator[Cause]:
     for name, worker in workers.items():
         if (value := setting(worker, "UCX_TLS")) and not _may_ipc(value):
             yield Cause(f"UCX_TLS={value} excludes cuda_ipc", _UNSET)
-        visible = worker.environment.get("CUDA_VISIBLE_DEVICES", "")
+        visible = worker.environment.get(VENDOR.visible, "")
         if visible and "," not in visible and on_node.count(worker.node) > 1:
             yield Cause(
-                f"{name} sees only its own GPU (CUDA_VISIBLE_DEVICES={visible})",
+                f"{name} sees only its own GPU ({VENDOR.visible}={visible})",
                 "give all GPUs of a node to one Slurm task (no --gpus-per-task, no --gpu-bind): cuda_ipc needs a GPU"
                 " that both processes see",
             )
@@ -520,7 +521,7 @@ def _causes_of_collective(measurement: Measurement, scope: str) -> Iterator[Caus
         )
     yield Cause(
         "the GPUs have no peer access to each other",
-        "run `nvidia-smi topo -p2p r` on the node to see the GPUs' peer access; virtual machines often lack it",
+        f"run `{VENDOR.tool} topo -p2p r` on the node to see the GPUs' peer access; virtual machines often lack it",
     )
 
 

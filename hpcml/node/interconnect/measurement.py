@@ -16,11 +16,13 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from hpcml.node.hardware import nvml, sysfs
+from hpcml.gpu_vendor import VENDOR
+from hpcml.node.hardware import sysfs
+from hpcml.node.hardware.gpus import vendor
 
 GIB = 1024**3
 SLOW = 0.5  # of the others' bandwidth
-_VARIABLES = ("CUDA_VISIBLE_DEVICES", "RAPIDS_LIBUCX_PREFER_SYSTEM_LIBRARY")
+_VARIABLES = (VENDOR.visible, "RAPIDS_LIBUCX_PREFER_SYSTEM_LIBRARY")
 _UCX_LINE = re.compile(r"UCX\s+(?P<level>INFO|WARN|ERROR|DIAG|FATAL)\s+(?P<text>.*\S)")
 _UCX_VERSION = re.compile(r"Version (?P<version>\S+) \(loaded from (?P<library>[^)]*)\)")
 # Not the titles of UCX_PROTO_INFO's tables, which put a bar behind "cfg#3".
@@ -76,7 +78,7 @@ class WorkerFacts:
     """What a worker knows about itself."""
 
     node: str
-    gpu: str = ""  # NVML's index or UUID
+    gpu: str = ""  # the driver's index or UUID
     transports: Sequence[str] = ()  # what UCX may use: ``ucxx.get_active_transports()``
     log: Mapping[str, Any] = field(default_factory=dict)  # :func:`parse_ucx_log` of its log
     version: str = ""  # of UCX
@@ -133,13 +135,13 @@ def slow(pairs: Sequence[Pair]) -> list[Pair]:
 def read_counters(root: Path = Path("/")) -> dict[str, Any]:
     """Return this node's byte counters as they stand now, ready for JSON; ``sys`` is looked for below ``root``.
 
-    ``time``: seconds of a steady clock. ``nvlink``: by GPU UUID, what `nvml.nvlink_counters` says, None, with
-    ``nvlink_why``, where NVML does not answer. ``infiniband``: by ``device:port``, bytes ``tx`` and ``rx``, ``state``
+    ``time``: seconds of a steady clock. ``nvlink``: by GPU UUID, what the vendor's ``link_counters`` says, None, with
+    ``nvlink_why``, where it does not answer. ``infiniband``: by ``device:port``, bytes ``tx`` and ``rx``, ``state``
     (ACTIVE, DOWN, …), ``layer`` (InfiniBand, Ethernet) and ``rate`` in bytes per second. ``interfaces``: by name, bytes
     ``tx`` and ``rx``, the ARPHRD ``type`` (32 is IP over InfiniBand) and whether it is made of ``lower`` ones (a bond,
     a VLAN), which count the same bytes.
     """
-    nvlink, why = nvml.nvlink_counters()
+    nvlink, why = vendor().link_counters()
     return {
         "time": time.monotonic(),
         "nvlink": nvlink,

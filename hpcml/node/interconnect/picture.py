@@ -101,7 +101,7 @@ def _draw(figure: Any, names: list[str], cells: _Cells, size: int, heading: str)
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import LogNorm, Normalize
     from matplotlib.lines import Line2D
-    from matplotlib.patches import Patch, Polygon, Rectangle
+    from matplotlib.patches import Patch
 
     count = len(names)
     speeds = [cell.speed for cell in cells.values() if cell.speed] or [1.0]
@@ -111,26 +111,9 @@ def _draw(figure: Any, names: list[str], cells: _Cells, size: int, heading: str)
     axes = figure.add_axes((0, 0, 1, 1), xlim=(0, count), ylim=(count, 0), aspect="equal", facecolor="#f3f3f3")
     for row, source in enumerate(names):
         for column, target in enumerate(names):
-            if (cell := cells.get((source, target))) is None:
-                continue
-            gid = f"{_TOOLTIP}{source} to {target}:{f' {_number(cell.speed)} GiB/s' if cell.speed else ''}"
-            gid += ("; slow" if cell.slow else "") + (" failed" if cell.failed else "")
-            node_json: dict[str, Any] = {"gid": gid, "in_layout": False}
-            fill = scale.to_rgba(cell.speed) if cell.speed else "white"
-            axes.add_artist(Rectangle((column, row), 1, 1, fc=fill, ec="white" if cell.speed else "black", **node_json))
-            if cell.slow:
-                frame, corner = (column + 0.06, row + 0.06), [(column + 0.66, row), (column + 1, row)]
-                axes.add_artist(Rectangle(frame, 0.88, 0.88, fill=False, ec=_VERMILION, lw=size / 12, **node_json))
-                axes.add_artist(Polygon([*corner, (column + 1, row + 0.34)], fc=_VERMILION, ec="white", **node_json))
-            if cell.failed:
-                at, length = ((column + 0.2, row + 0.8), 0.25) if cell.speed else ((column + 0.5, row + 0.5), 0.5)
-                mark: dict[str, Any] = {"marker": "x", "c": "black", "mec": "black", "ls": "", **node_json}
-                axes.add_artist(Line2D([at[0]], [at[1]], ms=size * length, **mark))
-            if cell.speed and size >= _WITH_NUMBER:
-                light = sum(part * weight for part, weight in zip(fill, (0.299, 0.587, 0.114), strict=False))
-                style: dict[str, Any] = {"ha": "center", "va": "center", "size": min(14.0, size * 0.36), **node_json}
-                ink = "black" if light > 0.5 else "white"
-                axes.text(column + 0.5, row + 0.5, _number(cell.speed), c=ink, **style)
+            if cell := cells.get((source, target)):
+                gid = f"{_TOOLTIP}{source} to {target}:{_in_words(cell)}"
+                _draw_cell(axes, cell, scale.to_rgba(cell.speed) if cell.speed else None, (column, row), size, gid)
     _label(axes, names, size, heading)
     bar = figure.colorbar(scale, ax=axes, orientation="horizontal", fraction=0.03, pad=0.04, anchor=(0, 1))
     shown = (least, math.sqrt(least * most), most) if wide else (0.0, most / 2, most)
@@ -142,6 +125,35 @@ def _draw(figure: Any, names: list[str], cells: _Cells, size: int, heading: str)
     signs += [crossed] * any(cell.failed for cell in cells.values())
     if signs:
         bar.ax.legend(handles=signs, loc="upper left", bbox_to_anchor=(1.05, 1.5), frameon=False)
+
+
+def _in_words(cell: _Cell) -> str:
+    """Return what a cell shows, for its tooltip."""
+    speed = f" {_number(cell.speed)} GiB/s" if cell.speed else ""
+    return speed + ("; slow" if cell.slow else "") + (" failed" if cell.failed else "")
+
+
+def _draw_cell(axes: Any, cell: _Cell, fill: Any, at: tuple[int, int], size: int, gid: str) -> None:
+    """Draw a pair of nodes: its colour, None without a speed, a frame if it is slow, a cross if it failed."""
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Polygon, Rectangle
+
+    column, row = at
+    node_json: dict[str, Any] = {"gid": gid, "in_layout": False}
+    axes.add_artist(Rectangle(at, 1, 1, fc=fill or "white", ec="white" if fill else "black", **node_json))
+    if cell.slow:
+        frame, corner = (column + 0.06, row + 0.06), [(column + 0.66, row), (column + 1, row)]
+        axes.add_artist(Rectangle(frame, 0.88, 0.88, fill=False, ec=_VERMILION, lw=size / 12, **node_json))
+        axes.add_artist(Polygon([*corner, (column + 1, row + 0.34)], fc=_VERMILION, ec="white", **node_json))
+    if cell.failed:
+        place, length = ((column + 0.2, row + 0.8), 0.25) if fill else ((column + 0.5, row + 0.5), 0.5)
+        mark: dict[str, Any] = {"marker": "x", "c": "black", "mec": "black", "ls": "", **node_json}
+        axes.add_artist(Line2D([place[0]], [place[1]], ms=size * length, **mark))
+    if fill and cell.speed and size >= _WITH_NUMBER:
+        light = sum(part * weight for part, weight in zip(fill, (0.299, 0.587, 0.114), strict=False))
+        style: dict[str, Any] = {"ha": "center", "va": "center", "size": min(14.0, size * 0.36), **node_json}
+        ink = "black" if light > 0.5 else "white"
+        axes.text(column + 0.5, row + 0.5, _number(cell.speed), c=ink, **style)
 
 
 def _label(axes: Any, names: list[str], size: int, heading: str) -> None:

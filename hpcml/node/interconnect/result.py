@@ -82,15 +82,7 @@ def decide(measurement: Measurement) -> Result:
         return _of_collective(measurement, measurement.nccl or {})
     timed = [pair for pair in measurement.pairs if pair.bandwidth]
     failed = tuple(f"the transfer {pair.name} failed: {pair.error}" for pair in measurement.pairs if not pair.bandwidth)
-    paths: dict[str, DataPath] = {}
-    causes: dict[str, attribution.Cause] = {}  # of the paths that should be fast and are not proven to be
-    for scope in ("across", "within"):
-        if pairs := [pair for pair in timed if pair.scope == scope]:
-            path = _data_path(measurement, scope, pairs)
-            if path.wanted and not path.ok:
-                cause = causes[scope] = _cause(measurement, path)
-                path = path if cause is attribution.TLS else replace(path, doubt=f"{path.doubt} ({cause.reason})")
-            paths[scope] = path
+    paths, causes = _paths(measurement, timed)
     worst = tuple(_worst(measurement, timed))
     nccl, nccl_doubt = _nccl(measurement)
     idle = _idle_ports(measurement, paths.get("across"), timed)
@@ -114,6 +106,20 @@ def decide(measurement: Measurement) -> Result:
         problems=tuple(filter(None, problems)),
         remedy=remedy,
     )
+
+
+def _paths(measurement: Measurement, timed: Sequence[Pair]) -> tuple[dict[str, DataPath], dict[str, attribution.Cause]]:
+    """Return the data's path in each scope that was measured, and why one that should be fast is not proven to be."""
+    paths: dict[str, DataPath] = {}
+    causes: dict[str, attribution.Cause] = {}
+    for scope in ("across", "within"):
+        if pairs := [pair for pair in timed if pair.scope == scope]:
+            path = _data_path(measurement, scope, pairs)
+            if path.wanted and not path.ok:
+                cause = causes[scope] = _cause(measurement, path)
+                path = path if cause is attribution.TLS else replace(path, doubt=f"{path.doubt} ({cause.reason})")
+            paths[scope] = path
+    return paths, causes
 
 
 def _of_collective(measurement: Measurement, collective: Mapping[str, Any]) -> Result:

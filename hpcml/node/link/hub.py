@@ -1,44 +1,68 @@
-"""The supervisor's end of the link: a line to the agent of each node, which both ends know to be the run's."""
+"""The supervisor's end of the link: a line to each node's agent, and files for an agent that cannot connect."""
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, Self
 
 from hpcml import listening
+from hpcml.node import files
 from hpcml.node.link.connections import Entrance, Stranger
 from hpcml.node.link.line import MOST_UNSENT, Line, nonce, proof
+from hpcml.node.link.mailbox import Mailboxes, nodes_that_write
 from hpcml.node.link.messages import EVENTS, Events, is_one_of
+from hpcml.node.processes import OwnTime
+
+_TICK = 1.0  # seconds between two ticks of the thread that gives signs
 
 
 class Hub:
-    """The supervisor's end: a listener on each address of the first node, and a line for each node's agent.
+    """The supervisor's end: a listener on each address that it tells the nodes, and a line for each node's agent.
 
-    ``events`` are those of the kind, beside :data:`EVENTS`.
-    ``now`` is the clock by which an agent that reads nothing is lost.
+    ``events`` are those of the kind, beside :data:`EVENTS`. ``now`` is the clock by which an agent that reads nothing
+    is lost. ``folder`` is where agents that cannot connect write.
     """
 
     def __init__(
-        self, addresses: list[str], key: bytes, events: Events, now: Callable[[], float] = time.monotonic
-    ) -> None:
+        self, addresses: Sequence[str], key: bytes, events: Events, now: Callable[[], float] = time.monotonic,
+        folder: Path | None = None,
+    ) -> None:  # fmt: skip
         self.key, self.events, self.lines = key, EVENTS | events, dict[str, Line]()
-        self.listeners = [listening.listen_tcp(listening.AGENTS, address, backlog=1024) for address in addresses]
+        self.folder, self.by_file = folder, dict[str, Mailboxes]()
+        with contextlib.ExitStack() as opened:
+            self.listeners = [
+                opened.enter_context(listening.listen_tcp(listening.AGENTS, address, backlog=1024))
+                for address in addresses
+            ]
+            opened.pop_all()
         self.entrance = Entrance(self.listeners, self._admit, MOST_UNSENT, nonce, now)
         self.began: dict[str, float] = {}  # by node, when its connection was accepted, in seconds since 1970
         self.news: list[tuple[str, dict[str, Any]]] = []
+        self.looks = 0  # at what has arrived
         self.over = threading.Event()
 
     def give_signs(self, every: float) -> None:
-        """Send a sign of life to each agent, from a thread that touches no file: a hung file system is no silence."""
+        """Send a sign of life to each agent, from a thread that touches no file: a hung file system is no silence.
+
+        It says for how long the supervisor's own loop has not looked at what has arrived (``busy``).
+        """
 
         def work() -> None:
-            while not self.over.wait(every):
+            clock, looks, since, last = OwnTime(), 0, 0.0, 0.0
+            while not self.over.wait(min(every, _TICK)):
+                if clock.tick() and looks != self.looks:
+                    looks, since = self.looks, clock.seconds
+                if clock.seconds - last < every:
+                    continue
+                last, busy = clock.seconds, round(clock.seconds - since, 1)
                 with self.entrance.lock:
                     for line in self.lines.values():
-                        line.give_sign(do="hear")
+                        line.give_sign(do="hear", busy=busy)
 
         threading.Thread(target=work, daemon=True).start()
 
@@ -57,14 +81,27 @@ class Hub:
     def receive(self, timeout: float) -> list[tuple[str, dict[str, Any]]]:
         """Return messages with their nodes, waiting at most ``timeout`` seconds for the first.
 
-        A node's first message is ``{"event": "connected"}``, its last one ``{"event": "lost", "why": …}``. A message
+        A line's first message is ``{"event": "connected"}``, its last one ``{"event": "lost", "why": …}``. A message
         that no agent sends closes the line.
         """
+        self.looks += 1
         lines = self.entrance.wait(timeout)
         with self.entrance.lock:
             for line in lines:
                 self._hear(line)
             news, self.news = self.news, []
+        return news
+
+    def read_files(self) -> list[tuple[str, dict[str, Any]]]:
+        """Return what agents that cannot connect have written, and write again what a full disk did not take."""
+        if self.folder is None:
+            return []
+        for node in nodes_that_write(files.listed(self.folder)) - self.by_file.keys():
+            self.by_file[node] = Mailboxes.of_supervisor(self.folder, node)
+        news = []
+        for node, boxes in self.by_file.items():
+            boxes.out.append()
+            news += [(node, message) for message in boxes.into.receive() if is_one_of(self.events, message)]
         return news
 
     def _hear(self, line: Line) -> None:
@@ -104,3 +141,6 @@ class Hub:
         with self.entrance.lock:
             for line in self.lines.values():
                 line.send(**message)
+        for node, boxes in self.by_file.items():
+            if node not in self.lines:
+                boxes.out.append(message)

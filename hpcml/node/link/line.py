@@ -20,7 +20,8 @@ from hpcml.node.link.connections import HELLO, Connection
 
 LONGEST = 1 << 16  # bytes of a line
 MOST_UNSENT = 1 << 18  # bytes that wait for an end that does not read
-CONNECT = 5.0  # seconds for one address to accept a connection
+CONNECT = 3.0  # seconds for an address to accept a connection
+OTHERS = 1.0  # the same once another address has: a filter may swallow what is sent to this one
 _NONCE = 16
 
 
@@ -114,6 +115,7 @@ def reach(places: list[tuple[str, int]]) -> dict[str, socket.socket]:
                     connection.close()
                 else:
                     reached[key.data] = connection
+                    deadline = min(deadline, time.monotonic() + OTHERS)
         for key in waiting.get_map().values():
             key.fileobj.close()  # type: ignore[union-attr]
     return {address: reached[address] for address, _ in places if address in reached}

@@ -12,7 +12,9 @@ Events = dict[str, Fields]  # by the name of an event: the fields that it must h
 NUMBER = (int, float)
 # What the agent of every kind may say. A kind adds its own.
 EVENTS: Events = {
+    "hello": {"versions": dict, "time": NUMBER, "reached": list},  # the addresses that it reached
     "alive": {},
+    "mark": {"state": str, "refused": str},  # what its node's file in nodes/ says too
     "note": {"text": str},
 }
 

@@ -1,7 +1,7 @@
 """The sampler of a node: a small process that writes what the node uses, every few seconds, until its parent ends.
 
-Nobody waits for it. Where NVML hangs or the run's file system is blocked, it waits and all else continues. The files of
-samples are written here for everybody: lines are appended, and older samples thinned when a file is large.
+Nobody waits for it. Where the GPUs' driver hangs or the run's file system is blocked, it waits and all else continues.
+The files of samples are written here for everybody: lines are appended, and older samples thinned when a file is large.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from typing import Any
 
 from hpcml import files
 from hpcml.node import processes
+from hpcml.node.hardware.gpus import Reading
 from hpcml.node.sampling import gpus
 from hpcml.node.sampling.host import Host
 from hpcml.samples import Event, NodeHeader, line, thinned
 
 NAME = "hpcml-sampler"  # of the process
-_NVML_START, _NVML_ANSWER = 10.0, 2.0  # seconds for which NVML is waited for
+_GPU_START, _GPU_ANSWER = 10.0, 2.0  # seconds for which the GPUs' driver is waited for
 _MOST_OOM = 500  # events of one node
 LARGEST = 8 << 20  # bytes of a file that is written; hpcml.samples reads files of twice as much
 PER_HOUR = 700_000  # bytes that a node's file may grow in an hour
@@ -65,7 +66,7 @@ class Sampler:
         self.node, self.every = node, every
         self.host = Host(root)
         self.gpus = gpus.beside(gpu_count, every * PROCESSOR) if gpu_count else None
-        self.reading = self.gpus.read(_NVML_START) if self.gpus else gpus.Reading()
+        self.reading = self.gpus.read(_GPU_START) if self.gpus else Reading()
         self.oom_events = 0
         self.known_gpus = self.gpus.header if self.gpus else ()
         self.file = SampleFile(path, self._header().as_json())
@@ -75,10 +76,10 @@ class Sampler:
 
     def sample(self) -> int:
         """Write one sample, and what has happened since the one before; return its bytes."""
-        reading, self.reading = self.reading, gpus.Reading()
+        reading, self.reading = self.reading, Reading()
         if self.gpus and not reading.samples:
-            reading = self.gpus.read(_NVML_ANSWER)
-            if self.gpus.header != self.known_gpus:  # NVML was late
+            reading = self.gpus.read(_GPU_ANSWER)
+            if self.gpus.header != self.known_gpus:  # the driver was late
                 self.known_gpus = self.gpus.header
                 self.file.begin(self._header().as_json())
             if self.gpus.problem:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import math
 import re
-import socket
-import struct
 import sys
 import time
 import traceback
@@ -18,10 +16,8 @@ from distributed.diagnostics.plugin import SchedulerPlugin
 from distributed.protocol import pickle
 from distributed.scheduler import heartbeat_interval
 
-from hpcml.node import silence
-from hpcml.node.processes import OwnTime, Process
+from hpcml.node.processes import OwnTime
 from hpcml.node.settings import Context
-from hpcml.node.silence import warn_after
 
 LOOK = 1.0  # seconds between looks
 BUSY = 25.0  # per cent of a CPU: a worker that uses more is at work, also without a task (client.run)
@@ -37,24 +33,21 @@ _LIBRARIES = (f"{sys.prefix}/", f"{sys.base_prefix}/", "<")
 
 
 class Activity:
-    """Whether somebody uses the cluster (all of its schedulers), and whether the supervisor answers."""
+    """Whether somebody uses the cluster (all of its schedulers)."""
 
-    def __init__(self, context: Context, schedulers: Sequence[Scheduler], send: Callable[..., None], peer: int) -> None:
+    def __init__(self, context: Context, schedulers: Sequence[Scheduler], send: Callable[..., None]) -> None:
         self.context, self.schedulers, self.send = context, schedulers, send
         self.clock = OwnTime()
-        self.supervisor = Process.named(peer) if peer else None
         self.transitions = self._moved()
-        self.used = self.waited = self.heard = 0.0
+        self.used = self.waited = 0.0
         self.connected = False
         self.stuck = 0
         self.names = {name: node for node in context.node_names for name in context.worker_names(node)}
         self.heard_of: dict[str, tuple[float, float]] = {}  # each worker's last heartbeat, and when it was noticed
         self.silent: dict[str, float] = {}  # the seconds for which a node's worker has been silent
-        self.warned = False
-        self.telling: asyncio.Task[None] | None = None
 
     async def watch(self) -> None:
-        """Look, tell and listen, until cancelled or until a supervisor that does not answer was ended."""
+        """Look and tell, until cancelled."""
         while True:
             await asyncio.sleep(LOOK)
             before, now = self.clock.seconds, self.clock.tick()
@@ -65,8 +58,6 @@ class Activity:
                 self.used = now
             use = {"connected": self.connected, "idle": round(now - self.used, 1), "waited": round(self.waited, 1)}
             self.send(event="alive", stuck=self.stuck, silent=self.silent, **use)
-            if await self._supervisor_is_gone(now - self.heard):
-                return
 
     def _look(self, now: float, passed: float) -> None:
         clients = (name for scheduler in self.schedulers for name in scheduler.clients)
@@ -96,10 +87,6 @@ class Activity:
                 node = self.names.get(str(state.name), str(state.name))
                 self.silent[node] = max(round(seconds, 1), self.silent.get(node, 0.0))
 
-    def answered(self) -> None:
-        """Take note that the supervisor answered."""
-        self.heard = self.clock.seconds
-
     def _in_use(self) -> bool:
         """Whether tasks move or wait, or a worker computes, or is silent: a function of client.run holds its loop."""
         workers, before = self._workers(), self.transitions
@@ -121,34 +108,6 @@ class Activity:
 
     def _workers(self) -> list[Any]:
         return [state for scheduler in self.schedulers for state in scheduler.workers.values()]
-
-    async def _supervisor_is_gone(self, silent: float) -> bool:
-        """Say that the supervisor does not answer, and end it after its deadline if it is stopped.
-
-        What is written here, to the file system that it may wait for, is written by a thread.
-        """
-        deadline = self.context.settings.deadlines.answer
-        if silent <= warn_after(deadline):
-            self.warned = False
-            return False
-        state = self.supervisor.state if self.supervisor else ""
-        if not self.warned:
-            self.warned = True
-            warning = asyncio.to_thread(silence.warn, self.context, state, silent)
-            self.telling = asyncio.create_task(warning)
-        if silent <= deadline or self.supervisor is None or not silence.is_stopped(state):
-            return False
-        await asyncio.to_thread(silence.end, self.context, self.supervisor.pid, state, silent)
-        return True
-
-
-def peer_of(connection: socket.socket) -> int:
-    """Return the pid of the process at the other end of a unix socket, 0 if it cannot be seen from here (unix(7))."""
-    if not hasattr(socket, "SO_PEERCRED"):
-        return 0
-    size = struct.calcsize("3i")
-    pid, _, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
-    return int(pid)
 
 
 class TaskEnds(SchedulerPlugin):  # type: ignore[misc]

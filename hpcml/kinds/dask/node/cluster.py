@@ -14,13 +14,14 @@ from hpcml.failures import job_log
 from hpcml.failures.end import End
 from hpcml.forms import Form
 from hpcml.kind import Hindrance
-from hpcml.kinds.dask import SCHEDULER, WORKER
 from hpcml.kinds.dask.node import gpus, late, losses, temporary_directory, tls
 from hpcml.kinds.dask.node import messages as dask_messages
 from hpcml.kinds.dask.node.losses import Losses
 from hpcml.kinds.dask.node.messages import Channel
+from hpcml.kinds.dask.roles import SCHEDULER, WORKER
 from hpcml.node import files, scratch
-from hpcml.node.hardware.network import ucx_environment
+from hpcml.node.agents import Agents
+from hpcml.node.hardware.network import own_addresses, ucx_environment
 from hpcml.node.interconnect import record
 from hpcml.node.outcome import RunEndedError
 from hpcml.node.processes import OwnTime
@@ -51,6 +52,8 @@ class Processes:
         self.folders = folders
         self.channel = folders.enter_context(Channel(state.folder / "control.sock"))
         self.versions = Comparison(state.context, state.kind.roles, behind=tls.EARLY, ahead=tls.LATE)
+        addresses = own_addresses(self.settings.network.interface, single_node=self.settings.single_node)
+        self.agents = Agents(state, folders, addresses, self.versions, {})
         self.losses = Losses(state.context, state.events, state.clock, state.warn)
         self.hangs = Hangs(state.context, state.clock, state.warn)
         self.address = self.protocol = ""  # the scheduler's address; auto, tls or ucx as the scheduler chose
@@ -72,6 +75,7 @@ class Processes:
 
     def start(self) -> dict[str, str]:
         """Start the cluster, or have it wait for the script's first client; return the script's environment."""
+        self.agents.begin()
         self.late = self.settings.workers.late
         if not self.late:
             return self._start()
@@ -212,6 +216,7 @@ class Processes:
     def step(self) -> None:
         """Take in what the scheduler reports, for at most one tick."""
         self.state.clock.tick()
+        self.agents.receive(0.0)
         for message in self.channel.receive(TICK):
             if "of_tasks" in message:
                 self.of_tasks = list(map(str, message["of_tasks"]))
@@ -235,7 +240,6 @@ class Processes:
             case "alive":
                 self.hangs.take(message)
                 self._note_silent(message.get("silent", {}))
-                self.channel.send(do="alive")
                 return
             case "clock":
                 self.state.measured.add(str(message["node"]))

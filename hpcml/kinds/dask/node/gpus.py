@@ -17,7 +17,8 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from hpcml import repairs
-from hpcml.node.hardware import nvml
+from hpcml.gpu_vendor import VENDOR
+from hpcml.node.hardware.gpus import vendor
 from hpcml.node.job import cpus
 from hpcml.node.settings import Context
 from hpcml.settings import Gpu
@@ -67,10 +68,10 @@ def take(gpu: Gpu, index: int) -> str:
     try:
         devices = [name for name in cuda_visible_devices(0).split(",") if name]
     except Exception as error:
-        raise NoGpuError(f"the node's NVIDIA driver does not respond: {error}") from error
+        raise NoGpuError(f"the node's {VENDOR.name} driver does not respond: {error}") from error
     if len(devices) < gpu.count:
-        raise NoGpuError(f"the job sees {len(devices)} GPUs, but the run requests {gpu.count} (CUDA_VISIBLE_DEVICES)")
-    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join([*devices[index : gpu.count], *devices[:index]])
+        raise NoGpuError(f"the job sees {len(devices)} GPUs, but the run requests {gpu.count} ({VENDOR.visible})")
+    os.environ[VENDOR.visible] = ",".join([*devices[index : gpu.count], *devices[:index]])
     return str(devices[index])
 
 
@@ -102,7 +103,7 @@ def fitting(wanted: int, total: int, free: int) -> int:
     if size < min(wanted, LEAST):
         raise NoGpuError(
             f"{in_gib(free)} of the GPU's {in_gib(total)} are free, but a worker needs {LEAST / GIB:g} GiB: "
-            "another process uses the rest (nvidia-smi shows this process)"
+            "another process uses the rest ({VENDOR.tool} shows this process)"
         )
     return size
 
@@ -118,7 +119,7 @@ def _whole_pages(size: int, total: int) -> int:
 
 
 def pool(context: Context, device: str, *, head: bool, wait: bool) -> Pool:
-    """Return the memory pool that a worker takes on its GPU, which is given by index or UUID, as NVML knows it.
+    """Return the memory pool that a worker takes on its GPU, which is given by index or UUID, as the driver knows it.
 
     With ``wait`` memory is expected to become free: a dead worker's, of which its neighbours let go.
     """
@@ -127,14 +128,14 @@ def pool(context: Context, device: str, *, head: bool, wait: bool) -> Pool:
     gpu = context.settings.workers.gpu
     assert gpu is not None
     number = nvml_device_index(0, device)
-    total, free = nvml.memory(number)
+    total, free = vendor().memory(number)
     if gpu.rmm_pool_size is None or gpu.rmm_async or gpu.rmm_managed_memory:
         return Pool(_bytes(gpu.rmm_pool_size, total) or 0, 0, total, free)  # what grows, or moves out, by itself
     wanted = pool_size(total, head=head) if gpu.rmm_pool_size == -1 else _bytes(gpu.rmm_pool_size, total) or 0
     deadline = time.monotonic() + (FREED if wait else 0.0)
     while free - RESERVE // 3 < wanted and time.monotonic() < deadline:
         time.sleep(0.05)
-        _, free = nvml.memory(number)
+        _, free = vendor().memory(number)
     return Pool(fitting(wanted, total, free), wanted, total, free)
 
 
@@ -230,7 +231,7 @@ def ucx_settings(gpu: Gpu | None, *, worker: bool) -> dict[str, Any]:
 
     With GPUs each process makes its CUDA context before UCX looks for devices, so that UCX picks the adapter nearest
     to that GPU (docs.rapids.ai, dask-cuda, UCX integration); scheduler and driver get a small RMM pool as well, into
-    which they receive what passes through them. Without NVIDIA's driver there is no context to make, which is for the
+    which they receive what passes through them. Without the GPUs' driver there is no context to make, which is for the
     preflight of the workers to say in words, not for a traceback of the scheduler.
     """
     if gpu is None:

@@ -12,7 +12,7 @@ from hpcml.failures import job_log
 from hpcml.failures.end import End
 from hpcml.failures.note import read_note
 from hpcml.failures.role_end import RoleEnd
-from hpcml.kinds.dask import SCHEDULER, WORKER
+from hpcml.kinds.dask.roles import SCHEDULER, WORKER
 from hpcml.node import files
 from hpcml.node.end_cause import role_end
 from hpcml.node.outcome import EventLog

@@ -112,7 +112,7 @@ def install_in_child(path: list[str]) -> bool:
 
     ``path`` is the path of modules at the start of this process.
     """
-    from hpcml.kinds.dask import SCHEDULER
+    from hpcml.kinds.dask.roles import SCHEDULER
     from hpcml.node import versions
     from hpcml.node.settings import load
 

@@ -12,7 +12,9 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict
 
+from hpcml.gpu_vendor import VENDOR
 from hpcml.node import files
+from hpcml.node.hardware.gpus import vendor
 from hpcml.node.processes import EndNote
 
 if TYPE_CHECKING:
@@ -193,7 +195,7 @@ async def end(dask_worker: Any) -> None:  # only of such does Dask not wait for 
 def state(dask_worker: Any, *, trim: bool = False, gpu: bool = False) -> State:
     """On a worker: return how many tasks its threads run, its memory and its limit in bytes (0: none).
 
-    On a GPU also what it uses of its memory and what is free, by NVML, and what is kept of a pool at least.
+    On a GPU also what it uses of its memory and what is free, by the driver, and what is kept of a pool at least.
     """
     import psutil
 
@@ -206,11 +208,9 @@ def state(dask_worker: Any, *, trim: bool = False, gpu: bool = False) -> State:
     busy = dask_worker.state.executing_count + len(dask_worker.state.long_running)
     worker_state = State(busy=busy, memory=memory, limit=int(dask_worker.memory_manager.memory_limit or 0),
                   gpu=0, gpu_free=0, pool_kept=0)  # fmt: skip
-    device = os.environ.get("CUDA_VISIBLE_DEVICES", "").partition(",")[0].strip()
+    device = os.environ.get(VENDOR.visible, "").partition(",")[0].strip()
     if gpu and device:
-        from hpcml.node.hardware import nvml
-
-        worker_state["gpu"], worker_state["gpu_free"] = nvml.memory_of(device, os.getpid()) or (0, 0)
+        worker_state["gpu"], worker_state["gpu_free"] = vendor().memory_of(device, os.getpid()) or (0, 0)
         worker_state["pool_kept"] = 0 if busy else pool_kept()
     return worker_state
 
@@ -227,8 +227,8 @@ def _trim_gpu() -> None:
 def pool_kept() -> int:
     """Return how many bytes of this process's RMM pool are kept at least, if that is more than a quarter; else 0.
 
-    NVML sees a pool as used, whatever is in it, and the pool itself tells nothing but its size: so three quarters of it
-    are asked for, and given back at once. A pool that had to grow for that is too full as well.
+    The driver sees a pool as used, whatever is in it, and the pool itself tells nothing but its size: so three quarters
+    of it are asked for, and given back at once. A pool that had to grow for that is too full as well.
     """
     rmm = sys.modules.get("rmm")
     if rmm is None or not isinstance(pool := rmm.mr.get_current_device_resource(), rmm.mr.PoolMemoryResource):

@@ -20,7 +20,6 @@ from distributed.scheduler import heartbeat_interval
 from hpcml import listening
 from hpcml.errors import START_FAILED
 from hpcml.failures.end import Reason
-from hpcml.kinds.dask import SCHEDULER
 from hpcml.kinds.dask.node import (
     connection_limits,
     dashboard,
@@ -30,8 +29,9 @@ from hpcml.kinds.dask.node import (
     tls,
     ucx_auth,
 )
-from hpcml.kinds.dask.node.activity import Activity, TaskEnds, peer_of, task_remarks
+from hpcml.kinds.dask.node.activity import Activity, TaskEnds, task_remarks
 from hpcml.kinds.dask.node.messages import CLOCK_QUESTION, NO_GPU, TASK_OUTPUT, TOPIC, time_here
+from hpcml.kinds.dask.roles import SCHEDULER
 from hpcml.node import files, scratch, script_environment
 from hpcml.node.hardware.network import (
     NoAddressError,
@@ -221,11 +221,9 @@ async def _serve(context: Context) -> int:
     files.write_service(service, context.node, folder / "dashboard.sock", scheduler.id, **page)
     os.umask(settings.code.umask)  # for functions that the script runs here
     reporter.send(event="scheduler-up", **record)
-    activity = Activity(context, schedulers, reporter.send, peer_of(writer.get_extra_info("socket")))
+    activity = Activity(context, schedulers, reporter.send)
     ended = [asyncio.create_task(one.finished()) for one in schedulers]
-    orders = asyncio.create_task(
-        _obey(reader, reporter, activity, lambda: interconnect.check(scheduler, context, protocol))
-    )
+    orders = asyncio.create_task(_obey(reader, reporter, lambda: interconnect.check(scheduler, context, protocol)))
     beside = [asyncio.create_task(activity.watch()), asyncio.create_task(dask_state.watch(context, schedulers))]
     if protocol == "ucx":
         beside.append(asyncio.create_task(_open_ucx(context, reporter)))
@@ -299,7 +297,7 @@ async def _open_ucx(context: Context, reporter: Reporter) -> None:
 
 
 async def _obey(
-    reader: asyncio.StreamReader, reporter: Reporter, activity: Activity, check: Callable[[], Awaitable[dict[str, Any]]]
+    reader: asyncio.StreamReader, reporter: Reporter, check: Callable[[], Awaitable[dict[str, Any]]]
 ) -> None:
     """Do what the supervisor says, until it says close, or its end of the socket is gone."""
     checking: asyncio.Task[None] | None = None
@@ -320,8 +318,6 @@ async def _obey(
         order = json.loads(line).get("do")
         if order == "close":
             break
-        if order == "alive":
-            activity.answered()
         if order == "check-fabric":
             checking = asyncio.create_task(answer())
     if checking is not None:

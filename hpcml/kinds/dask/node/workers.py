@@ -14,12 +14,12 @@ from pathlib import Path
 from hpcml.errors import WORKERS_NEVER_CAME
 from hpcml.files import tail, write
 from hpcml.forms import Form
-from hpcml.kinds.dask import WORKER
 from hpcml.kinds.dask.node import late, nanny, temporary_directory
+from hpcml.kinds.dask.roles import WORKER
 from hpcml.node import agent, files, profilers, scratch
 from hpcml.node.hardware.preflight import Inspection, UnfitError
 from hpcml.node.processes import long_import
-from hpcml.node.settings import Context, load
+from hpcml.node.settings import load
 from hpcml.settings import Gpu, Settings
 
 _LIBRARY_LINES = 40  # lines of UCX's and NCCL's own logs that are kept of a node
@@ -83,7 +83,7 @@ def main() -> int:
             node,
             lambda slot: dask_worker.run(context, slot, folder.path, share),
             share.memory_limit,
-            Address(context, folder.path / dask_worker.ADDRESS),
+            Address(node, folder.path / dask_worker.ADDRESS),
         )
     finally:
         for slot in node.slots:
@@ -108,15 +108,17 @@ class Address:
     They are forked before it is known, make ready for it, and read it from the node-local file ``local``.
     """
 
-    def __init__(self, context: Context, local: Path) -> None:
-        self.context, self.local = context, local
+    def __init__(self, node: agent.Node, local: Path) -> None:
+        self.node, self.context, self.local = node, node.context, local
+        context = node.context
         self.interval = files.interval(context.settings.job.nodes)
         self.deadline = time.monotonic() + context.settings.deadlines.scheduler + context.settings.deadlines.workers
         self.written = False
         self.late = "the Dask scheduler did not write its address (scheduler.json) in time"
 
     def look(self) -> bool:
-        """Pass the address on once it is there; return False if it will never be."""
+        """Hear the supervisor, and pass the address on once it is there; return False if it will never be."""
+        self.node.hear()
         if self.written:
             return True
         entries = files.listed(self.context.attempt.directory)

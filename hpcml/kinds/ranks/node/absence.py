@@ -9,7 +9,7 @@ from hpcml import errors
 from hpcml.failures import job_log
 from hpcml.failures.end import End
 from hpcml.failures.role_end import Explanation
-from hpcml.kinds.ranks import MPI, RANK
+from hpcml.kinds.ranks.roles import MPI, RANK
 from hpcml.node import files
 from hpcml.node.end_cause import role_end
 from hpcml.node.run_state import RunState

@@ -25,8 +25,8 @@ from typing import Any
 
 from hpcml.files import tail
 from hpcml.forms import Form
-from hpcml.kinds.ranks import RANK
 from hpcml.kinds.ranks.node import all_reduce
+from hpcml.kinds.ranks.roles import RANK
 from hpcml.kinds.ranks.variables import World
 from hpcml.node import files, processes, scratch
 from hpcml.node.interconnect import record

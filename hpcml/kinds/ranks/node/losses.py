@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from hpcml import errors
 from hpcml.failures import job_log
 from hpcml.failures.end import End
-from hpcml.kinds.ranks import RANK
 from hpcml.kinds.ranks.node import absence
+from hpcml.kinds.ranks.roles import RANK
 from hpcml.node.hardware import network
 from hpcml.node.link.messages import sign_every
 from hpcml.node.run_state import RunState

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import os
-import secrets
 import signal
 import time
 from collections.abc import Iterable
@@ -13,20 +10,19 @@ from typing import Any
 
 from hpcml import errors, listening
 from hpcml.failures.end import End, Reason
-from hpcml.files import tail, write
+from hpcml.files import tail
 from hpcml.kind import FailedProcess, Hindrance
-from hpcml.kinds.ranks import RANK
 from hpcml.kinds.ranks.node import absence, alone, interconnect, losses, ports
 from hpcml.kinds.ranks.node.ranks import error_of, log_of, numbers_of
 from hpcml.kinds.ranks.node.rapidsmpf import Server, token_of
+from hpcml.kinds.ranks.roles import RANK
 from hpcml.kinds.ranks.variables import OPEN, World
-from hpcml.node import files, stacks
-from hpcml.node.hardware import network, sysfs
+from hpcml.node import stacks
+from hpcml.node.agents import Agents
+from hpcml.node.hardware import network
 from hpcml.node.interconnect import record
-from hpcml.node.link.hub import Hub
-from hpcml.node.link.messages import NUMBER, Events, sign_every
+from hpcml.node.link.messages import NUMBER, Events
 from hpcml.node.outcome import RunEndedError, end_of_hindrance, say
-from hpcml.node.processes import Process
 from hpcml.node.run_state import TICK, RunState
 from hpcml.node.versions import Comparison
 from hpcml.paths import SCRIPT
@@ -42,8 +38,8 @@ CLOSE = 2.0  # seconds in which the agents end by themselves
 _SHOWN = 40  # lines at the end of rank 0's log in which a port that is taken is looked for
 _NAMED = 4
 EVENTS: Events = {  # of the agents of ranks, beside those of every kind
-    "ready": {"reached": list, "versions": dict, "time": NUMBER},
-    "alive": {"processors": NUMBER},
+    "ready": {},
+    "use": {"processors": NUMBER},
     "fabric": {"interface": str, "results": list, "log": dict, "moved": dict},
     "nccl": {"interface": str, "log": dict},
     "rank-ended": {"rank": int, "status": int, "memory": bool, "alone": str},
@@ -57,17 +53,15 @@ class Processes:
 
     def __init__(self, state: RunState, folders: contextlib.ExitStack) -> None:
         self.state, self.context, self.settings = state, state.context, state.context.settings
-        self.key = secrets.token_bytes(32)
-        self.hub = folders.enter_context(Hub(self._addresses(), self.key, EVENTS, lambda: state.clock.seconds))
-        self.hub.give_signs(sign_every(self.settings.deadlines.answer))
+        self.versions = Comparison(state.context, (RANK,), shown=("python", "torch", "jax", "mpi4py"))
+        self.agents = Agents(state, folders, self._addresses(), self.versions, EVENTS)
+        self.hub, self.heard, self.lost = self.agents.hub, self.agents.heard, self.agents.lost
         self.folders, self.ports = folders, ports.Ports(folders, state.context.node)
         self.world = World()
-        self.lost: dict[str, str] = {}  # by node whose connection has ended: why, a clause
         self.lost_at: dict[str, float] = {}  # by node that was lost while the script ran, by the supervisor's clock
         self.tries = _TRIES
-        self.versions = Comparison(state.context, (RANK,), shown=("python", "torch", "jax", "mpi4py"))
-        self.reached: dict[str, list[str]] = {}  # by node, the addresses of this one that it reached
-        self.heard: dict[str, float] = {}  # by node, when it was last heard, by the supervisor's clock
+        self.ready: set[str] = set()  # nodes whose ranks can start
+        self.reached: dict[str, list[str]] = {}  # by node, this one's addresses that it reached; none: it uses files
         self.idle: dict[str, tuple[float, float, float]] = {}  # by node: since when, at which time, with which seconds
         self.is_idle = False  # whether events.jsonl says so
         self.measured: dict[str, dict[str, Any]] = {}  # by node: its part of the interconnect's check, or NCCL's log
@@ -84,18 +78,15 @@ class Processes:
             raise self.state.end(errors.START_FAILED, str(error), hint, node=node, reason=Reason.NO_ADDRESS) from error
         if single or self.settings.network.interface:
             return [best]
-        others = [one for several in sysfs.addresses().values() for one in several if not one.startswith("127.")]
-        return list(dict.fromkeys([best, *others]))
+        return list(dict.fromkeys([best, *network.own_addresses("", single_node=False)]))
 
     # -- startup --------------------------------------------------------------------------------------------------
 
     def start(self) -> dict[str, str]:
         """Wait until every node has connected; the ranks' variables are made on their nodes."""
-        state, context = self.state, self.context
+        state = self.state
         state.phase = "nodes"
-        write(context.attempt.ranks_key, self.key)
-        this = dataclasses.astuple(Process.named(os.getpid()))
-        files.write_json(context.attempt.control, {"places": self.hub.places, "node": context.node, "supervisor": this})
+        self.agents.begin()
         deadline = state.clock.seconds + self.settings.deadlines.workers
         while not self._are_ready():
             self.step()
@@ -115,12 +106,12 @@ class Processes:
 
     def _are_ready(self) -> bool:
         """Whether all nodes are; where no address leads to all, they try again: a flood of connections may be why."""
-        if len(self.reached) < len(self.context.node_names):
+        if len(self.ready) < len(self.context.node_names):
             return False
         if self._common() or not self.tries:
             return True
         self.tries -= 1
-        self.reached.clear()
+        self.ready.clear()
         self.hub.send(do="connect")
         return False
 
@@ -156,13 +147,14 @@ class Processes:
 
     def _end_without_nodes(self, *, late: bool) -> None:
         """End the run if a node cannot come any more, or with the deadline if one has not come."""
-        missing = [node for node in self.context.node_names if node not in self.reached]
+        missing = [node for node in self.context.node_names if node not in self.ready]
         if end := absence.end_without(self.state, missing, self.lost, late=late):
             raise RunEndedError(end)
 
     def _common(self) -> list[str]:
-        """Return the addresses of this node that every node has reached, the best first."""
-        return [one for one, _ in self.hub.places if all(one in reached for reached in self.reached.values())]
+        """Return the addresses of this node that every node has reached which has a line, the best first."""
+        ways = [reached for reached in self.reached.values() if reached]
+        return [one for one, _ in self.hub.places if all(one in reached for reached in ways)]
 
     def _world(self) -> World:
         """Return what all ranks share: an address that each node has reached, and free ports there."""
@@ -176,7 +168,7 @@ class Processes:
         nodes, gpus = self.settings.job.nodes, self.settings.gpus
         world = World(nodes, each, gpus, common[0], numbers[0], numbers[1])
         if world.may_use_rapidsmpf:
-            server = self.folders.enter_context(Server(common[0], world.size, token_of(self.key)))
+            server = self.folders.enter_context(Server(common[0], world.size, token_of(self.agents.key)))
             world = world._replace(rapidsmpf=server.port)
         return world
 
@@ -185,18 +177,16 @@ class Processes:
     def step(self) -> None:
         """Take in what the agents report, for at most one tick."""
         self.state.clock.tick()
-        for node, message in self.hub.receive(TICK):
-            self.heard[node] = self.state.clock.seconds
+        for node, message in self.agents.receive(TICK):
             self._take(node, message)
 
     def _take(self, node: str, message: dict[str, Any]) -> None:
         match message["event"]:
             case "ready":
-                self.reached[node] = message["reached"]
-                self.versions.take(RANK.name, node, message["versions"], float(message["time"]), self.hub.began[node])
+                self.ready.add(node)
                 each = len(self.context.worker_names(self.context.node))
-                self.state.events.write("node-ready", node=node, count=len(self.reached) * each)
-            case "alive":
+                self.state.events.write("node-ready", node=node, count=len(self.ready) * each)
+            case "use":
                 self._note_use(node, float(message["processors"]))
             case "fabric":
                 self.measured[node] = message
@@ -204,25 +194,26 @@ class Processes:
                 self.measured[node] = message["log"]
                 if len(self.measured) == len(self.context.node_names):
                     self._tell_ways(message["interface"])
-            case "note":
-                self.state.warn(message["text"])
             case "rank-ended" if self.script:
                 self.script.take(node, message)
             case "alone" if self.script:
                 self.script.alone.take(node, int(message["rank"]), message["how"])
-            case "lost" | "connected":
-                self._note_connection(node, message.get("why", ""))
+            case "hello" | "lost":
+                self._note_connection(node, message)
 
-    def _note_connection(self, node: str, lost: str) -> None:
-        """Take note that a node's connection was lost, for a reason, or is there; before the start it may come back."""
-        if lost:
-            self.lost[node] = lost
+    def _note_connection(self, node: str, message: dict[str, Any]) -> None:
+        """Take note that a node's agent is there, or its connection lost; before the start it may come back."""
+        if message["event"] == "lost":
             if self.script is None:
-                self.reached.pop(node, None)
-        elif self.closing:
+                self.ready.discard(node)
+            return
+        self.reached[node] = message["reached"]
+        if self.closing:
             self.hub.send(do="close")
-        elif self.script is None:
-            self.lost.pop(node, None)
+        if not message["reached"]:
+            first, tried = self.context.node, ", ".join(address for address, _ in self.hub.places)
+            uses = f"{node} cannot connect to {first} ({tried}) and uses files instead"
+            self.state.warn(f"{uses}: the ranks may not reach each other.")
 
     def _note_use(self, node: str, seconds: float) -> None:
         now = self.state.clock.seconds
@@ -431,6 +422,13 @@ class Ranks:
         elif number := errors.signal_of_status(status):
             how = f"was killed by {errors.signal_name(number)}"
         return f"rank {rank} on {self.node_by_rank[rank]} {how}{followed}"
+
+    def only_exited(self, status: int) -> bool:
+        """Whether that says no more than the exit status."""
+        if not self.failures:
+            return status != errors.STOPPED
+        _, end = self.failures[0]
+        return len(self.failures) == 1 and not end["memory"] and not errors.signal_of_status(int(end["status"]))
 
     def hindrance(self) -> Hindrance | None:
         """Return that the ranks did not find each other, or that another program has rank 0's port, if it is so."""

@@ -13,15 +13,14 @@ from typing import Any
 from hpcml.errors import WORKERS_NEVER_CAME
 from hpcml.failures.end import MemoryLimit
 from hpcml.files import size_of
-from hpcml.kinds.ranks import KIND, RANK
 from hpcml.kinds.ranks.node import alone, interconnect
 from hpcml.kinds.ranks.node.rapidsmpf import token_of
 from hpcml.kinds.ranks.node.tasks import Tasks
+from hpcml.kinds.ranks.roles import PROGRAMS, RANK
 from hpcml.kinds.ranks.variables import TOKEN, World, of_rank, with_users_own
-from hpcml.node import agent, files, job, processes, script_environment, silence, starts, versions
+from hpcml.node import agent, files, job, processes, script_environment, starts
 from hpcml.node.hardware import sysfs
 from hpcml.node.hardware.preflight import Inspection, UnfitError
-from hpcml.node.link import line
 from hpcml.node.link.messages import sign_every
 from hpcml.node.script import worlds
 from hpcml.node.script_process import command_of_script, variables_of_script, world_of_one
@@ -44,36 +43,23 @@ def main() -> int:
         Inspection(context).end()
     except UnfitError as error:
         return node.refuse(str(error))
-    deadline = time.monotonic() + context.settings.deadlines.workers
-    if not files.wait_for(context.attempt.control, deadline, files.interval(context.settings.job.nodes)):
-        reason = "hpcml's supervisor did not write its address (control.json) in time"
-        return node.refuse(reason, own_fault=context.node == context.node_names[0])
-    ranks = Ranks(context, node, deadline)
+    ranks = Ranks(context, node, time.monotonic() + context.settings.deadlines.workers)
     try:
         return ranks.serve()
     finally:
         ranks.kill()
-        if ranks.line:
-            ranks.line.close()
+        node.link.close()
 
 
 class Ranks:
-    """The ranks of this node, and its line to the supervisor: the agent looks at both."""
+    """The ranks of this node, and what the supervisor orders: the agent looks at both."""
 
     written, interval = True, agent.TICK
 
     def __init__(self, context: Context, node: agent.Node, deadline: float) -> None:
-        self.context, self.node, self.deadline = context, node, deadline
-        control = files.read_json(context.attempt.control) or {}
-        self.places = [(str(address), int(port)) for address, port in control["places"]]
-        self.key = context.attempt.ranks_key.read_bytes()
-        is_here = context.node == context.node_names[0]
-        self.supervisor = processes.Process(*control["supervisor"]) if is_here else None
-        self.clock, self.heard, self.warned = processes.OwnTime(), 0.0, False  # when the supervisor was last heard
-        self.line: line.Line | None = None
+        self.context, self.node, self.link, self.deadline = context, node, node.link, deadline
         self.late = ""
-        self.ways: dict[str, str] = {}
-        self.next_sign = self.next_growth = 0.0
+        self.next_use = self.next_growth = self.next_look = 0.0
         self.looks = alone.Looks(wanted=False)
         self.log_begins: dict[int, int] = {}  # by rank: bytes of its log that earlier attempts wrote
         self.sizes: dict[str, int] = {}  # of the logs, by name, as last written down
@@ -82,25 +68,20 @@ class Ranks:
         self.interface = ""  # the one that leads to the first node, as soon as a world is known
         self.check: interconnect.Part | None = None
         self.nccl: interconnect.Ways | None = None
-        self.tasks = Tasks(context, numbers_of(context, context.node)) if context.settings.workers.mpi else None
-        self.ready = False
-
-    def _send(self, **message: object) -> None:
-        if self.line:
-            self.line.send(**message)
+        self.tasks: Tasks | None = None
+        self.told: object = None  # the line, or the files, by which the supervisor knows that this node is ready
 
     def serve(self) -> int:
         """Wait for the start, run the ranks, and return the agent's exit status."""
         while self.world is None:
             if self.node.ending or os.getppid() != self.node.parent:
                 return 0  # the supervisor ended the run, and says why
-            if self.line is None or self.line.why:
+            if not self.link.is_up and time.monotonic() >= self.next_look:
+                self.next_look = time.monotonic() + AGAIN
                 if agent.run_has_ended(self.context):
                     return 0
                 if time.monotonic() > self.deadline:
-                    self._end_supervisor()
-                    return self.node.refuse(self._unreached(), own_fault=False)
-                self._connect()
+                    return self._refuse()
             self.look()
             if self.tasks and (others := self.tasks.by_rank.keys() - {*self.tasks.ranks}):
                 return self.node.refuse(
@@ -109,76 +90,52 @@ class Ranks:
             time.sleep(agent.TICK / 4)
         return agent.keep(self.node, self._become_rank, 0, self, self._report)
 
-    def _connect(self) -> None:
-        """Connect to the supervisor; again if the line was closed before the ranks have started, as in a flood."""
-        if self.line:
-            print(f"hpcml: {self.late}. Connecting again.", flush=True)
-            self.line.close()
-        self.line, self.ways = line.connect(self.places, self.key, self.context.node)
-        self.ready = False
-        if self.line is None:
-            time.sleep(AGAIN)
-        else:
-            self.heard = self.clock.seconds
-
-    def _unreached(self) -> str:
-        tried = ", ".join(place for place, _ in self.places)
-        return f"{self.context.node_names[0]} does not respond at any of its addresses: {tried}"
+    def _refuse(self) -> int:
+        """Say that the supervisor cannot be reached; one that is stopped, on this node, is ended."""
+        if not self.link.is_known:
+            reason = "hpcml's supervisor did not write its address (link.json) in time"
+            return self.node.refuse(reason, own_fault=self.context.node == self.context.node_names[0])
+        self.node.watch.end_supervisor(self.link)
+        tried = ", ".join(place for place, _ in self.link.places)
+        reason = f"{self.context.node_names[0]} does not respond at any of its addresses: {tried}"
+        return self.node.refuse(reason, own_fault=False)
 
     def look(self) -> bool:
-        """Do what the supervisor orders, and show that this node lives; return False if the line is closed."""
-        self.clock.tick()
-        if self.line is None:
-            self._look_for_silence()
-            return False
-        for order in self.line.receive():
-            self.heard = self.clock.seconds
+        """Do what the supervisor orders, and report to it; return False if it is lost while the ranks run."""
+        for order in self.node.hear():
             self._obey(order)
-        self._look_for_silence()
-        if not self.ready and (self.tasks is None or self.tasks.are_complete()):
-            self.ready = True
-            self._send(event="ready", reached=list(self.ways), versions=versions.here(), time=time.time())
-        if time.monotonic() >= self.next_sign:
-            self.next_sign = time.monotonic() + sign_every(self.context.settings.deadlines.answer)
+        if self.tasks is None and self.context.settings.workers.mpi and self.link.is_known:
+            self.tasks = Tasks(self.context, numbers_of(self.context, self.context.node))
+        if self.link.is_up and self._is_ready():
+            self.told = self.link.line or self.link.boxes
+            self.link.send(event="ready")
+        if time.monotonic() >= self.next_use:
+            self.next_use = time.monotonic() + sign_every(self.context.settings.deadlines.answer)
             used = _processor_seconds([slot.pid for slot in self.node.slots])
-            self.line.give_sign(event="alive", processors=used)
+            self.link.give_sign(event="use", processors=used)
         if self.world and time.time() >= self.next_growth:
             self._note_growth()
         if self.check and (answer := self.check.look()):
-            self._send(event="fabric", interface=self.interface, **answer)
+            self.link.send(event="fabric", interface=self.interface, **answer)
         self._look_for_mpi()
         if self.nccl and (log := self.nccl.look()):
-            self._send(event="nccl", interface=self.interface, log=log)
-        if self.line.why:
-            self.late = f"the connection to hpcml's supervisor was lost: {self.line.why}"
-            if self.world:
-                self.kill()  # before anything is written: the file system may be behind the same network
-        return not self.line.why
+            self.link.send(event="nccl", interface=self.interface, log=log)
+        if not (self.world and self.link.lost):
+            return True
+        self.late = f"the connection to hpcml's supervisor was lost: {self.link.lost}"
+        self.kill()  # before anything is written: the file system may be behind the same network
+        return False
 
-    def _look_for_silence(self) -> None:
-        """Close the line to a supervisor that has not been heard for deadlines.answer; on its node, say what it does.
-
-        There it is ended if it is stopped. Otherwise it waits for something, and will answer.
-        """
-        silent, longest = self.clock.seconds - self.heard, self.context.settings.deadlines.answer
-        if self.supervisor and silent > silence.warn_after(longest) and not self.warned:
-            silence.warn(self.context, self.supervisor.state, silent)
-        self.warned = silent > silence.warn_after(longest)
-        if silent <= longest:
-            return
-        if self.supervisor and self.supervisor.alive:
-            self._end_supervisor()
-        elif self.line:
-            self.line.connection.end(f"it has not answered for {longest:g} s")
-
-    def _end_supervisor(self) -> None:
-        if self.supervisor and silence.is_stopped(state := self.supervisor.state):
-            silence.end(self.context, self.supervisor.pid, state, self.clock.seconds - self.heard)
+    def _is_ready(self) -> bool:
+        """Whether the supervisor has to be told that this node is ready: once on each line, or by files."""
+        is_told = self.told is (self.link.line or self.link.boxes)
+        return not is_told and (not self.context.settings.workers.mpi or bool(self.tasks and self.tasks.are_complete()))
 
     def _obey(self, order: dict[str, Any]) -> None:
         match order.get("do"):
-            case "connect" if self.line:
-                self.line.connection.end("the supervisor asked for another try")
+            case "connect":
+                self.told = None
+                self.link.drop("the supervisor asked for another try")
             case "check":
                 self._check(World(**order["world"]))
             case "checked":
@@ -194,11 +151,11 @@ class Ranks:
     def _look_for_mpi(self) -> None:
         """Report ranks whose programs use MPI although nothing connects them."""
         for rank, how in self.looks.look({slot.pid: int(slot.name) for slot in self.node.slots if slot.pid}):
-            self._send(event="alone", rank=rank, how=how)
+            self.link.send(event="alone", rank=rank, how=how)
 
     def _interface_to(self, address: str) -> str:
         """Return the interface of this node that leads to an address of the first, empty if it is not known."""
-        way = self.ways.get(address, "")
+        way = self.link.ways.get(address, "")
         return next((name for name, several in sysfs.addresses().items() if way in several), "")
 
     def _check(self, world: World) -> None:
@@ -219,7 +176,7 @@ class Ranks:
             self.check = None
 
     def _begin(self, world: World) -> None:
-        self.world, self.interface = world, self._interface_to(world.address)
+        self.world, self.interface, self.link.reconnects = world, self._interface_to(world.address), False
         self.node.slots = [agent.Slot(str(rank)) for rank in numbers_of(self.context, self.context.node)]
         self.log_begins = {int(slot.name): size_of(log_of(self.context, int(slot.name))) for slot in self.node.slots}
         self.looks = alone.Looks(wanted=world.size > 1 and not self.tasks)
@@ -227,7 +184,7 @@ class Ranks:
             self.nccl = interconnect.Ways(self.context.run.logs)
         variables = of_rank(world, 0, interface=self.interface, threads=1, errors="")
         for note in with_users_own(variables, os.environ)[1]:
-            self._send(event="note", text=f"{self.context.node}: {note}")
+            self.link.send(event="note", text=f"{self.context.node}: {note}")
 
     def _become_rank(self, slot: agent.Slot) -> int:
         """In a fork of the agent: become the rank. It returns only if the program cannot be started."""
@@ -236,7 +193,7 @@ class Ranks:
         os.setpgid(0, 0)  # what it starts ends with it
         rank = int(slot.name)
         threads = self._take_processors(rank)
-        command = command_of_script(context, KIND.programs)
+        command = command_of_script(context, PROGRAMS)
         environment = self._variables(world, rank, threads, error_of(context, rank))
         if self.tasks:
             environment = self.tasks.connected(rank, environment)
@@ -265,7 +222,7 @@ class Ranks:
         environment = variables_of_script(self.context, given, error)
         torch_error = str(self.context.attempt.directory / f"torch-error-{rank}.json")
         variables = of_rank(world, rank, interface=self.interface, threads=threads, errors=torch_error)
-        variables |= {TOKEN: token_of(self.key)} if TOKEN in variables else {}
+        variables |= {TOKEN: token_of(self.link.key)} if TOKEN in variables else {}
         environment |= with_users_own(variables, environment)[0]
         if world.size > 1:
             environment |= {worlds.RECORD: str(alone.record_of(self.context, rank)), worlds.RANKS: str(world.size)}
@@ -298,7 +255,7 @@ class Ranks:
         rank = int(slot.name)
         is_alone = world_of_one(self.context, alone.record_of(self.context, rank))
         begin = self.log_begins.get(rank, 0)
-        self._send(event="rank-ended", rank=rank, status=status, memory=memory, alone=is_alone, log_begin=begin)
+        self.link.send(event="rank-ended", rank=rank, status=status, memory=memory, alone=is_alone, log_begin=begin)
 
     def _note_growth(self) -> None:
         """Write down the sizes of the logs that have grown: `hpcml logs` merges the ranks' lines by it."""

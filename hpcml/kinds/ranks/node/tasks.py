@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from hpcml import listening
 from hpcml.errors import WORKERS_NEVER_CAME
-from hpcml.kinds.ranks import MPI
+from hpcml.kinds.ranks.roles import MPI
 from hpcml.node import files, job
 from hpcml.node.outcome import leave_note
 from hpcml.node.settings import Context, load
@@ -40,8 +40,8 @@ def main() -> int:
         signal.signal(number, signal.SIG_IGN)  # the ranks answer them, and need Slurm until they have ended
     context = load()
     deadline = time.monotonic() + context.settings.deadlines.workers
-    if not files.wait_for(context.attempt.control, deadline, files.interval(context.settings.worker_count)):
-        leave_note(context, MPI.name, "the run's supervisor did not write its address (control.json) in time")
+    if not files.wait_for(context.attempt.link, deadline, files.interval(context.settings.worker_count)):
+        leave_note(context, MPI.name, "the run's supervisor did not write its address (link.json) in time")
         return WORKERS_NEVER_CAME
     agent = _call(_place(context), deadline)
     if agent is None:
@@ -91,7 +91,7 @@ def _place(context: Context) -> str:
 
     Linux shows the name to everybody on the node (/proc/net/unix). What keeps others out is the check of the user.
     """
-    name = hmac.new(context.attempt.ranks_key.read_bytes(), f"tasks {context.node}".encode(), hashlib.sha256)
+    name = hmac.new(context.attempt.link_key.read_bytes(), f"tasks {context.node}".encode(), hashlib.sha256)
     return f"\0hpcml-{name.hexdigest()}"
 
 

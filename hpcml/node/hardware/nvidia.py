@@ -1,24 +1,30 @@
-"""What NVML says of this node's GPUs: the asking, and what is made of the answers.
+"""What NVIDIA's driver says of this node's GPUs, by NVML, nvidia-smi and the kernel: see `hpcml.node.hardware.gpus`.
 
-`ask_nvml` talks to the driver and returns its raw answers, which can be recorded as JSON; `described` turns such
+`ask` talks to the driver and returns its raw answers, which can be recorded as JSON; `described` turns such
 answers into a record and needs no GPU. NVML neither makes a CUDA context nor takes GPU memory.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hpcml.node.hardware.record import Gpu, Gpus, GpuShape, Place
-from hpcml.node.hardware.sysfs import pci_of, sysfs_bus_id, to_ranges
+from hpcml.gpu_vendor import VENDOR
+from hpcml.node.hardware.record import Gpu, Gpus, GpuShape, Place, Smi
+from hpcml.node.hardware.sysfs import pci_of, read, sysfs_bus_id, to_ranges
+from hpcml.node.processes import output
 
+_SMI = "pci.bus_id,driver_version,mig.mode.current,compute_mode"
+_SMI_SECONDS = 10.0  # for nvidia-smi: a driver that hangs must not keep the run
+_MOST_PROCESSES = 5000  # that are looked at
 _ALL_LINKS = 2**32 - 1  # a scopeId of UINT_MAX is the sum over all links; 0, the default, is link 0 alone
 _VALUE = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal")  # by nvmlValueType_t
 _AFFINITY_WORDS = 32  # of 64 CPUs each; NVML takes a set that is larger than the node
 
 
-def ask_nvml() -> dict[str, Any]:
+def ask() -> dict[str, Any]:
     """Return NVML's raw answers, or ``{"error": sentence}`` if it cannot be asked.
 
     What one GPU does not answer is None, with NVML's words in that GPU's ``errors``. Call it in a process that may be
@@ -32,16 +38,16 @@ def ask_nvml() -> dict[str, Any]:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
         return {"error": f"NVML, the NVIDIA driver's library, does not work here: {error}"}
-    ask = Asker(pynvml)
-    count = ask("count", "nvmlDeviceGetCount") or 0
-    handles = {index: ask(f"gpu{index}", "nvmlDeviceGetHandleByIndex", index) for index in range(count)}
+    question = Asker(pynvml)
+    count = question("count", "nvmlDeviceGetCount") or 0
+    handles = {index: question(f"gpu{index}", "nvmlDeviceGetHandleByIndex", index) for index in range(count)}
     answers = {
-        "driver": text(ask("driver", "nvmlSystemGetDriverVersion")),
-        "cuda": ask("cuda", "nvmlSystemGetCudaDriverVersion_v2"),
+        "driver": text(question("driver", "nvmlSystemGetDriverVersion")),
+        "cuda": question("cuda", "nvmlSystemGetCudaDriverVersion_v2"),
         "gpus": [_ask_gpu(pynvml, index, handle) for index, handle in handles.items() if handle is not None],
     }
     pynvml.nvmlShutdown()
-    return {**answers, "errors": ask.errors, "error": ""}
+    return {**answers, "errors": question.errors, "error": ""}
 
 
 class Asker:
@@ -146,7 +152,7 @@ def memory_of(device: str, pid: int) -> tuple[int, int] | None:
     return int(amounts.used if taken is None else taken), int(amounts.free)
 
 
-def nvlink_counters() -> tuple[dict[str, Any] | None, str]:
+def link_counters() -> tuple[dict[str, Any] | None, str]:
     """Return by UUID what each GPU has moved over NVLink; None and the reason where NVML does not answer.
 
     ``index`` is NVML's; ``tx`` and ``rx`` are bytes over all links (None if unreadable, ``why`` says why), ``links``
@@ -244,7 +250,7 @@ def _old_counters(nvml: Any, handle: Any, links: list[int]) -> tuple[int, int]:
 
 
 def described(raw: Mapping[str, Any], root: Path, visible: str | None) -> tuple[Gpus, str]:
-    """Return the GPUs in NVML's raw answers (`ask_nvml`), with the PCI tree below ``root``, and what went wrong.
+    """Return the GPUs in NVML's raw answers (`ask`), with the PCI tree below ``root``, and what went wrong.
 
     ``visible`` is CUDA_VISIBLE_DEVICES, None if it is not set.
     """
@@ -302,3 +308,31 @@ def _named(entry: str, gpus: Sequence[Mapping[str, Any]]) -> tuple[int, str] | N
     else:
         matching = [gpu for gpu in gpus if entry.startswith("MIG-") and entry in gpu["mig_devices"]]
     return (matching[0]["index"], entry if entry.startswith("MIG-") else "") if len(matching) == 1 else None
+
+
+# -- without NVML -----------------------------------------------------------------------------------------------------
+
+
+def names(root: Path) -> tuple[str, ...]:
+    """Return the names of all GPUs of the node, also of those that the job may not use."""
+    texts = [read(path) for path in sorted((root / "proc/driver/nvidia/gpus").glob("*/information"))]
+    return tuple(match[1].strip() for text in texts if (match := re.search(r"(?m)^Model:(.*)$", text)))
+
+
+def kernel_driver(root: Path) -> str | None:
+    """Return the version of the kernel module, None without it."""
+    folder = root / "sys/module/nvidia"
+    return read(folder / "version") if folder.is_dir() else None
+
+
+def rows() -> tuple[Smi, ...]:
+    """Return a row for each GPU; none where nvidia-smi does not answer."""
+    printed = output([VENDOR.tool, f"--query-gpu={_SMI}", "--format=csv,noheader"], _SMI_SECONDS)
+    cells = [[word.strip() for word in line.split(",")] for line in printed.splitlines()]
+    return tuple(Smi(*row) for row in cells if len(row) == len(Smi._fields))
+
+
+def is_shared(root: Path) -> bool:
+    """Whether a server of NVIDIA's MPS runs on the node."""
+    processes = (read(path) for path in list((root / "proc").glob("[0-9]*/comm"))[:_MOST_PROCESSES])
+    return any(name.startswith("nvidia-cuda-mps") for name in processes)

@@ -5,9 +5,7 @@ from __future__ import annotations
 from hpcml import units
 from hpcml.errors import ConfigError, SiteError, UsageError, did_you_mean, nearest
 from hpcml.forms import Form
-from hpcml.kind import Role
-from hpcml.kinds.dask import KIND
-from hpcml.kinds.dask.options import PROFILERS, asked
+from hpcml.kinds.dask.login.options import PROFILERS, asked
 from hpcml.request.record import RunRequest
 from hpcml.settings import Gpu, Settings, Workers
 from hpcml.sites.schema import Site
@@ -22,12 +20,8 @@ _AMOUNTS = ("rmm_maximum_pool_size", "rmm_release_threshold", "device_memory_lim
 # A CPU worker has 67 MiB when it has registered (Python 3.11, Dask 2026.7), and Dask gives it no task above 80 % of its
 # limit. Others need more; their nodes measure it.
 _LEAST_FOR_A_WORKER = 80 * 1024**2
+_CHECKED = {"warn": "; the run measures the interconnect first", "rdma": "; RDMA is required"}
 _LIBRARIES = ("cupy", "torch")  # those whose allocator dask-cuda can replace by RMM's
-
-
-def decided(site: Site, spec: RunRequest) -> Site:  # noqa: ARG001 - of KindPlan
-    """Return the site as it is: the kind decides nothing of it."""
-    return site
 
 
 def profilers(spec: RunRequest) -> tuple[str, ...]:
@@ -46,11 +40,6 @@ def profilers(spec: RunRequest) -> tuple[str, ...]:
     if "rmm" in names and not spec.size.gpus_per_node:
         raise UsageError("The RMM profiler needs GPUs", place="--profile rmm", hint="Add --gpus-per-node.")
     return tuple(name for name in PROFILERS if name in names)
-
-
-def roles(spec: RunRequest) -> tuple[Role, ...]:  # noqa: ARG001 - of KindPlan
-    """Return the scheduler and the workers."""
-    return KIND.roles
 
 
 def worker_resources(site: Site) -> tuple[tuple[str, float], ...]:
@@ -141,6 +130,19 @@ def notices(settings: Settings) -> list[str]:
         return []
     note = "GPU workers exchange data over TLS, not UCX: other users of the node could connect to UCX. "
     return [f"{note}If the node is yours alone during the job, add --set resources.exclusive=true"]
+
+
+def network(settings: Settings, interface: str) -> str:
+    """Return what ``--dry-run`` shows of the network; ``interface`` is what it shows of the interface."""
+    network = settings.network
+    protocol = f"protocol {network.protocol}"
+    if network.protocol == "auto":
+        protocol = "hpcml chooses the protocol on the nodes"
+        if settings.ucx == "rdma":
+            protocol = "UCX if all nodes have RDMA, else TLS (network.private)"
+    is_checked = settings.gpus or network.protocol == "ucx" or settings.interconnect.require == "rdma"
+    checked = _CHECKED.get(settings.interconnect.require, "") if is_checked else ""
+    return f"{protocol}{f', {interface}' if network.interface else ''}{checked}"
 
 
 def gpu_settings(site: Site, count: int) -> Gpu | None:

@@ -1,14 +1,14 @@
-"""The ranks' part of the plan: how many a node has, and which of Dask's options and settings mean nothing."""
+"""The ranks' part of the plan: how many ranks a node has, and which of Dask's settings mean nothing."""
 
 from __future__ import annotations
 
 from hpcml.errors import UsageError
 from hpcml.forms import Form
 from hpcml.kind import Role
-from hpcml.kinds.ranks import MPI, RANK
-from hpcml.kinds.ranks.options import OF_EACH_GPU, asked
+from hpcml.kinds.ranks.login.options import OF_EACH_GPU, asked
+from hpcml.kinds.ranks.roles import MPI, RANK
 from hpcml.request.record import RunRequest
-from hpcml.settings import Settings, Workers
+from hpcml.settings import Workers
 from hpcml.sites.schema import Site
 
 _FORMS = (Form.SCRIPT, Form.MODULE, Form.PROGRAM, Form.FABRIC)
@@ -59,39 +59,14 @@ def roles(spec: RunRequest) -> tuple[Role, ...]:
     return (RANK, MPI._replace(tasks=count(spec), mpi=mpi)) if mpi else (RANK,)
 
 
-def workers(site: Site, spec: RunRequest, memory: int) -> Workers:  # noqa: ARG001 - of KindPlan
+def workers(spec: RunRequest) -> Workers:
     """Return the ranks of each node: one that ends is not replaced."""
-    return Workers(
-        per_node=count(spec),
-        threads=0,
-        memory_limit=0,
-        restarts=0,
-        on_loss="fail",
-        resources=(),
-        gpu=None,
-        own_clusters=True,
-        mpi=asked(spec).mpi,
-    )
+    return Workers(per_node=count(spec), mpi=asked(spec).mpi)
 
 
-def environment(site: Site, spec: RunRequest) -> tuple[tuple[str, str], ...]:  # noqa: ARG001 - of KindPlan
-    """Return no variables: the ranks get theirs on the nodes."""
-    return ()
-
-
-def profilers(spec: RunRequest) -> tuple[str, ...]:  # noqa: ARG001 - of KindPlan
-    """Return no profilers: ``--profile`` is Dask's."""
-    return ()
-
-
-def reasons(site: Site, spec: RunRequest) -> list[str]:  # noqa: ARG001 - of KindPlan
+def reasons(spec: RunRequest) -> list[str]:
     """Return how many ranks the run has."""
     each = count(spec)
     total = each * spec.size.nodes
     mpi = [f"srun --mpi={asked(spec).mpi} connects the ranks"] if asked(spec).mpi else []
     return [f"{total} ranks, {each} on each node, without Dask", *mpi]
-
-
-def notices(settings: Settings) -> list[str]:  # noqa: ARG001 - of KindPlan
-    """Return no notices."""
-    return []

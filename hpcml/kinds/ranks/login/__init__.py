@@ -1,0 +1,1 @@
+"""The ranks' part on the login node: options, plan and checks. It does not travel with a run."""

@@ -1,0 +1,107 @@
+"""The agents of all nodes, as the supervisor sees them: what they say, and which of them is lost."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import secrets
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from hpcml.files import create
+from hpcml.node import files
+from hpcml.node.link.hub import Hub
+from hpcml.node.link.messages import Events, sign_every
+from hpcml.node.processes import Process
+from hpcml.node.run_state import LOOK_EACH, SLOW_TICK, RunState
+from hpcml.node.versions import Comparison
+
+Mark = dict[str, Any]  # what an agent says of its node (hpcml.node.agent.Node.mark)
+
+
+class Agents:
+    """The supervisor's end of the link, and what is known by it.
+
+    Parameters
+    ----------
+    state, folders
+        The run's, as the kind's processes have them.
+    addresses
+        Those of this node at which agents may connect.
+    versions
+        Takes in what agents tell of theirs.
+    events
+        Those that only agents of this kind send.
+    """
+
+    def __init__(
+        self,
+        state: RunState,
+        folders: contextlib.ExitStack,
+        addresses: Sequence[str],
+        versions: Comparison,
+        events: Events,
+    ) -> None:
+        self.state, self.context, self.versions = state, state.context, versions
+        self.role = state.kind.agent.name
+        self.key = secrets.token_bytes(32)
+        settings = self.context.settings
+        now, folder = lambda: state.clock.seconds, self.context.attempt.nodes
+        self.hub = folders.enter_context(Hub(addresses, self.key, events, now, folder))
+        self.hub.give_signs(sign_every(settings.deadlines.answer))
+        self.heard: dict[str, float] = {}  # by node, when it was last heard over its line, by the supervisor's clock
+        self.lost: dict[str, str] = {}  # by node whose line has ended: why, a clause
+        self.marks: dict[str, Mark] = {}  # by node, what its agent said last
+        self.ends = 0  # how many lines have ended
+        self.looked = 0.0
+
+    def begin(self) -> None:
+        """Say to the agents where the supervisor is."""
+        attempt = self.context.attempt
+        attempt.secret.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with os.fdopen(create(attempt.link_key), "wb") as file:
+            file.write(self.key)
+        this = dataclasses.astuple(Process.named(os.getpid()))
+        files.write_json(attempt.link, {"places": self.hub.places, "node": self.context.node, "supervisor": this})
+
+    def receive(self, timeout: float) -> list[tuple[str, dict[str, Any]]]:
+        """Return what agents say, with their nodes, waiting at most ``timeout`` seconds for the first."""
+        news = self.hub.receive(timeout)
+        for node, _ in news:
+            self.heard[node] = self.state.clock.seconds
+        if len(self.hub.lines) < len(self.context.node_names) and self._is_time_for_files():
+            news += self.hub.read_files()
+        for node, message in news:
+            self._take(node, message)
+        return news
+
+    def _is_time_for_files(self) -> bool:
+        every = max(SLOW_TICK, LOOK_EACH * len(self.context.node_names))
+        if time.monotonic() - self.looked < every:
+            return False
+        self.looked = time.monotonic()
+        return True
+
+    def _take(self, node: str, message: dict[str, Any]) -> None:
+        match message["event"]:
+            case "hello":
+                began = self.hub.began[node] if node in self.hub.lines else 0.0
+                if node not in self.hub.lines:  # it uses files, by which it gives no signs
+                    self.heard.pop(node, None)
+                    self.lost.pop(node, None)
+                self.versions.take(self.role, node, message["versions"], float(message["time"]), began)
+            case "mark":
+                self.marks[node] = message
+            case "note":
+                self.state.warn(message["text"])
+            case "connected":
+                self.lost.pop(node, None)
+            case "lost":
+                self.lost[node] = message["why"]
+                self.ends += 1
+
+    def is_connected(self, node: str) -> bool:
+        """Whether a node's agent has a line: what it does not say by it, no file says."""
+        return node in self.hub.lines

@@ -1,0 +1,294 @@
+"""The link of agents and supervisor in runs of every kind: it opens, comes back, gives way to files, and survives forks."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpcml import listening
+from hpcml.kinds.dask import KIND
+from hpcml.node import agent
+from hpcml.node.agents import Agents
+from hpcml.node.link import line as lines
+from hpcml.node.link import uplink as uplinks
+from hpcml.node.link.hub import Hub
+from hpcml.node.link.mailbox import Mailbox
+from hpcml.node.link.uplink import Uplink
+from hpcml.node.outcome import EventLog
+from hpcml.node.run_state import RunState
+from hpcml.node.settings import Context
+from hpcml.node.versions import Comparison
+from hpcml.paths import RunPaths
+from node_settings import settings as settings_of
+
+PATIENCE = 60.0
+
+
+class Run:
+    """A supervisor with its agents' ends, all in this process."""
+
+    def __init__(self, folder: Path, folders: contextlib.ExitStack) -> None:
+        self.run = RunPaths(folder)
+        for place in (self.run.attempt(0).nodes, self.run.attempt(0).versions, self.run.logs):
+            place.mkdir(parents=True)
+        self.folders = folders
+        state = RunState(self.context("n1"), KIND, EventLog(self.run.events, 0), folder)
+        self.agents = Agents(state, folders, ["127.0.0.1"], Comparison(state.context, KIND.roles), {})
+        self.said: list[tuple[str, dict[str, Any]]] = []
+
+    def context(self, node: str) -> Context:
+        settings = settings_of(job__one_machine=False, job__nodes=2)
+        return Context(self.run, self.run.attempt(0), 0, settings, node, ("n1", "n2"))
+
+    def open(self, node: str) -> Uplink:
+        link = Uplink(self.context(node))
+        self.folders.callback(link.close)
+        link.open()
+        return link
+
+    def look(self) -> None:
+        self.said += self.agents.receive(0.01)
+
+    def until(self, condition: Callable[[], object]) -> None:
+        deadline = time.monotonic() + PATIENCE
+        while not condition():
+            assert time.monotonic() < deadline, self.said
+            self.look()
+
+    def events(self, node: str) -> list[str]:
+        return [message["event"] for one, message in self.said if one == node and message["event"] != "alive"]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Run]:
+    with contextlib.ExitStack() as folders:
+        yield Run(tmp_path, folders)
+
+
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(uplinks, "AGAIN", 0.02)
+    monkeypatch.setattr(uplinks, "_LOOK", 0.0)
+    monkeypatch.setattr("hpcml.node.agents.SLOW_TICK", 0.0)
+
+
+def test_what_is_said_before_the_supervisor_is_there_arrives_in_its_order(run: Run) -> None:
+    link = run.open("n2")
+    for number in range(3):
+        link.send(event="note", text=f"{number}.")
+    assert not link.is_known
+    run.agents.begin()
+    run.until(lambda: run.events("n2") == ["connected", "hello", "note", "note", "note"])
+    assert [message["text"] for _, message in run.said if message["event"] == "note"] == ["0.", "1.", "2."]
+    assert (run.agents.is_connected("n2"), run.agents.is_connected("n1")) == (True, False)
+    assert "worker@n2" not in run.agents.versions.waiting
+    run.agents.hub.send(do="start")
+    run.until(lambda: {"do": "start"} in link.receive())
+    assert list((run.run.attempt(0).nodes).iterdir()) == []
+
+
+def test_the_key_is_the_user_s_alone(run: Run) -> None:
+    run.agents.begin()
+    attempt = run.run.attempt(0)
+    assert (attempt.link_key.stat().st_mode & 0o777, attempt.secret.stat().st_mode & 0o077) == (0o600, 0)
+    assert attempt.link_key.read_bytes() == run.agents.key
+    assert run.agents.key.hex() not in attempt.link.read_text()
+
+
+def test_a_line_that_is_lost_comes_back_with_what_was_said_meanwhile(
+    run: Run, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run.agents.begin()
+    link = run.open("n2")
+    run.until(lambda: "hello" in run.events("n2"))
+    run.agents.hub.drop(run.agents.hub.lines["n2"])
+    run.until(lambda: link.receive() or link.lost)  # as the agent's loop sees it
+    link.send(event="note", text="meanwhile.")
+    run.until(lambda: run.events("n2")[-1] == "note")
+    assert run.events("n2") == ["connected", "hello", "lost", "connected", "hello", "note"]
+    assert (run.agents.lost, run.agents.ends) == ({}, 1)
+    assert (
+        "the connection to hpcml's supervisor was lost: it closed the connection. Connected again."
+        in capfd.readouterr().out
+    )
+
+
+def test_an_agent_that_is_not_to_come_back_does_not(run: Run) -> None:
+    run.agents.begin()
+    link = run.open("n2")
+    run.until(lambda: "hello" in run.events("n2"))
+    link.reconnects = False
+    run.agents.hub.drop(run.agents.hub.lines["n2"])
+    assert link.thread
+    thread = link.thread
+    run.until(lambda: link.receive() or not thread.is_alive())
+    assert run.agents.lost == {"n2": "this end was closed"}
+
+
+@pytest.mark.parametrize("way", ["refused", "swallowed"])
+def test_without_a_way_to_the_supervisor_messages_go_by_files(
+    run: Run, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    """And by the line, as soon as there is one."""
+    reach, is_open = lines.reach, threading.Event()
+    monkeypatch.setattr(lines, "CONNECT", 0.05)
+    monkeypatch.setattr(uplinks, "FALLBACK", 0.1 if way == "swallowed" else 1000.0)
+
+    def filtered(places: list[tuple[str, int]]) -> dict[str, socket.socket]:
+        return reach(places) if is_open.is_set() else {}
+
+    def mute(places: list[tuple[str, int]], key: bytes, node: str) -> tuple[lines.Line | None, dict[str, str]]:
+        return connect(places, key, node) if is_open.is_set() else (None, {"127.0.0.1": "127.0.0.1"})
+
+    connect = lines.connect
+    if way == "refused":
+        monkeypatch.setattr(lines, "reach", filtered)
+    else:
+        monkeypatch.setattr(uplinks, "connect", mute)
+    monkeypatch.setattr(uplinks, "RARELY", 0.02)
+    run.agents.begin()
+    link = run.open("n2")
+    link.send(event="note", text="by file.")
+    run.until(lambda: run.events("n2") == ["hello", "note"])
+    assert not run.agents.hub.lines
+    assert "worker@n2" not in run.agents.versions.waiting
+    assert (run.agents.heard, link.is_up) == ({}, True)  # no signs, so no silence
+    box = run.run.attempt(0).nodes / "n2.events"
+    assert box.stat().st_mode & 0o777 == 0o600
+    run.agents.hub.send(do="start")
+    run.until(lambda: {"do": "start"} in link.receive())
+    is_open.set()
+    run.until(lambda: run.events("n2")[2:4] == ["connected", "hello"])
+    link.send(event="note", text="by line.")
+    run.until(lambda: run.said[-1] == ("n2", {"event": "note", "text": "by line."}))
+    assert b"by line" not in box.read_bytes()
+
+
+def test_last_words_without_a_line_go_into_the_file_unless_the_run_is_over(run: Run) -> None:
+    for node in ("n1", "n2"):
+        link = Uplink(run.context(node))
+        link.send(event="note", text="the end.")
+        link.close()
+        run.run.attempt(0).ended.touch()
+    assert [path.name for path in run.run.attempt(0).nodes.iterdir()] == ["n1.events"]
+    run.until(lambda: run.events("n1") == ["hello", "note"])
+
+
+def test_messages_in_a_file_are_whole_and_each_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "n2.events"
+    out, into = Mailbox(path), Mailbox(path)
+    assert into.receive() == []
+    out.append({"event": "alive"}, {"event": "note", "text": "é"})
+    with path.open("a") as file:
+        file.write('[1]\nno message\n{"event": "al')
+    assert into.receive() == [{"event": "alive"}, {"event": "note", "text": "é"}]
+    with path.open("a") as file:
+        file.write('ive"}\n')
+    assert into.receive() == [{"event": "alive"}]
+    write, room = os.write, [5, 0]
+    monkeypatch.setattr(os, "write", lambda file, data: write(file, data[: room.pop()] if room else data))
+    for _ in range(3):  # a disk that is full, then almost
+        out.append()
+        out.append({"event": "late"}) if len(room) == 2 else None
+    out.append({"event": "last"})
+    assert into.receive()[-1] == {"event": "last"}
+    assert into.receive() == []
+
+
+def test_a_file_that_is_another_file_s_name_is_not_written(tmp_path: Path) -> None:
+    (tmp_path / "treasure").write_text("gold")
+    (tmp_path / "n2.events").symlink_to(tmp_path / "treasure")
+    Mailbox(tmp_path / "n2.events").append({"event": "alive"})
+    assert (tmp_path / "treasure").read_text() == "gold"
+
+
+def test_a_fork_of_the_agent_has_no_part_in_the_line_and_forks_itself(run: Run) -> None:
+    """The supervisor sees the agent's end although its forks go on; threads of a fork may fork too."""
+    run.agents.begin()
+    ready, told = os.pipe()
+    os.set_blocking(ready, False)
+    if not (pid := os.fork()):
+        signal.alarm(120)
+        link = Uplink(run.context("n2"))
+        link.open()
+        while not link.is_up:
+            time.sleep(0.01)
+
+        def worker() -> int:
+            def fork() -> None:
+                if not (child := os.fork()):
+                    os._exit(0)
+                os.waitpid(child, 0)
+
+            thread = threading.Thread(target=fork)
+            thread.start()
+            thread.join(60)
+            os.write(told, b"forked" if not thread.is_alive() else b"hangs")
+            time.sleep(120)
+            return 0
+
+        agent.fork(worker)
+        time.sleep(120)
+        os._exit(0)
+    try:
+        heard: list[bytes] = []
+
+        def hear() -> bool:
+            with contextlib.suppress(BlockingIOError):
+                heard.append(os.read(ready, 10))
+            return bool(heard)
+
+        run.until(hear)
+        assert heard == [b"forked"]
+        run.until(lambda: "n2" in run.agents.hub.lines)
+        os.kill(pid, signal.SIGKILL)
+        run.until(lambda: run.agents.lost)
+        assert "n2" in run.agents.lost
+    finally:
+        os.waitpid(pid, 0)
+
+
+def test_a_mark_is_known_by_the_line(run: Run) -> None:
+    run.agents.begin()
+    node = agent.begin(run.context("n2"), agent.Members("worker", 3, 81))
+    run.folders.callback(node.link.close)
+    node.refuse("there is no room")
+    run.until(lambda: run.agents.marks.get("n2", {}).get("refused") == "there is no room")
+    assert json.loads(run.run.attempt(0).mark_of("n2").read_text())["refused"] == "there is no room"
+
+
+def test_the_first_address_that_answers_is_not_kept_waiting_by_one_that_swallows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As behind a filter: 5 s for each would be as many for all."""
+    monkeypatch.setattr(lines, "OTHERS", 0.05)
+    with listening.listen_tcp(listening.AGENTS, "127.0.0.1") as there, socket.socket() as full:
+        full.bind(("127.0.0.2", 0))
+        full.listen(0)
+        with contextlib.ExitStack() as callers:
+            for _ in range(8):  # nobody accepts: the kernel answers the next no more
+                caller = callers.enter_context(socket.socket())
+                caller.setblocking(False)
+                caller.connect_ex(full.getsockname())
+            began = time.monotonic()
+            monkeypatch.setattr(lines, "CONNECT", PATIENCE)
+            reached = lines.reach([full.getsockname(), there.getsockname()])
+            for connection in reached.values():
+                connection.close()
+    assert time.monotonic() - began < PATIENCE / 2
+    assert [*reached] == ["127.0.0.1"]
+
+
+def test_a_listener_that_cannot_open_leaves_none_open() -> None:
+    with pytest.raises(OSError, match="assign"):
+        Hub(["127.0.0.1", "203.0.113.1"], b"k", {})
