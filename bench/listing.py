@@ -51,7 +51,7 @@ def template(python: Path, folder: Path, environment: dict[str, str]) -> dict[st
     (folder / "job.py").write_text("print('hello')\n")
     command = [str(python.with_name("hpcml")), "submit", "--detach", "--site", "slurm", "--nodes", "4", "job.py"]
     startup.run(command, environment, folder)
-    (run,) = (folder / ".hpcml" / "runs").iterdir()
+    (run,) = (path for path in (folder / ".hpcml" / "runs").iterdir() if path.is_dir())
     return {name: (run / name).read_bytes() for name in ("submission.json", "plan.json", "request.json", "job.sh")}
 
 

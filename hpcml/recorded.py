@@ -113,12 +113,6 @@ class Event(NamedTuple):
     facts: Table
 
 
-class _EventLine(NamedTuple):
-    event: str
-    time: float
-    attempt: int = 0
-
-
 class Allocated(NamedTuple):
     """What the event ``allocated`` says."""
 
@@ -208,12 +202,12 @@ class Recorded:
             if not line.endswith("\n"):
                 continue
             try:
-                table = files.parsed(json.loads, line)
-                name, when, attempt = records.read(_EventLine, table)
+                table = Table(files.parsed(json.loads, line))
+                happened.append(
+                    Event(table.get("event", str), table.number("time"), table.get("attempt", int, 0), table)
+                )
             except ValueError as error:
                 self.refuse(self.paths.events, error)
-            else:
-                happened.append(Event(name, when, attempt, Table(table)))
         return happened
 
     def events_of(self, attempt: int) -> list[Event]:

@@ -11,7 +11,7 @@ import types
 from collections.abc import Callable, Mapping
 from enum import Enum
 from functools import cache
-from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
 _MOST_NUMBER = 1e21  # a larger number is no amount of anything, and some are no float
@@ -215,10 +215,20 @@ def _checked(check: Callable[[Any], Any], empty: Any) -> _Read:
     return read_checked
 
 
+class _Field(NamedTuple):
+    """How a field of a record is read."""
+
+    name: str
+    read: _Read
+    empty: Any  # its value where it is missing
+    may_miss: bool
+    is_spread: bool
+
+
 def _of_record(kind: Any, may_miss: str, spread: tuple[type, ...]) -> _Read:
     defaults = kind._field_defaults
     fields = [
-        (
+        _Field(
             name,
             _reader(hint, may_miss, spread),
             defaults[name] if name in defaults else blank(hint),
@@ -227,31 +237,42 @@ def _of_record(kind: Any, may_miss: str, spread: tuple[type, ...]) -> _Read:
         )
         for name, hint in fields_of(kind).items()
     ]
+    empty, make = [field.empty for field in fields], tuple.__new__  # kind._make takes twice the time
+    # By key the field's place, its reader, and the type of which a value needs no reader.
+    by_name = {
+        field.name: (place, field.read, hint if (hint := fields_of(kind)[field.name]) in (str, bool) else None)
+        for place, field in enumerate(fields)
+    }
+    needed = {field.name for field in fields if not field.may_miss}
+    spread_names = {field.name for field in fields if field.is_spread}
 
     def read_record(table: Any, problems: list[str]) -> Any:
-        if not isinstance(table, dict):
+        if type(table) is not dict:
             problems.append(" is not a table")
             return blank(kind)
-        values = []
-        for name, read_field, empty, may_be_missing, is_spread in fields:
-            if is_spread:
-                values.append(read_field(table, problems))
-                continue
-            value = table.get(name, problems)  # which no table of JSON has
-            if value is not problems:
-                count = len(problems)
-                value = read_field(value, problems)
-                if len(problems) > count:
-                    problems[count:] = [_below(name, problem) for problem in problems[count:]]
-                    value = value if hasattr(value, "_fields") else empty
-            else:
-                value = empty
-                if not may_be_missing:
-                    problems.append(f"{name} is missing")
-            values.append(value)
-        return kind._make(values)
+        table = table | dict.fromkeys(spread_names, table) if spread_names else table
+        count, values = len(problems), empty.copy()
+        for name, value in table.items():
+            if name in by_name:
+                place, read_value, easy = by_name[name]
+                values[place] = value if type(value) is easy else read_value(value, problems)
+        if len(problems) == count and needed <= table.keys():
+            return make(kind, values)
+        del problems[count:]
+        return make(kind, [_read_damaged(field, table, problems) for field in fields])
 
     return read_record
+
+
+def _read_damaged(field: _Field, table: dict[str, Any], problems: list[str]) -> Any:
+    """Return a field's value, and add its problems with their keys, which whole tables, the usual ones, do without."""
+    if field.name not in table:
+        problems += [] if field.may_miss else [f"{field.name} is missing"]
+        return field.empty
+    found: list[str] = []
+    value = field.read(table[field.name], found)
+    problems += found if field.is_spread else [_below(field.name, problem) for problem in found]
+    return value if not found or hasattr(value, "_fields") else field.empty
 
 
 def _below(name: object, problem: str) -> str:
@@ -308,12 +329,10 @@ class Table:
 
     def get(self, key: str, kind: type[T], default: T | None = None) -> T:
         """Return a value; without a default it has to be there."""
-        if key not in self.facts and default is not None:
-            return default
-        value = self._there(key)
-        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-            raise DamagedError(f"{key} has the wrong type")
-        return value
+        value = self.facts.get(key, default)
+        if isinstance(value, kind) and (not isinstance(value, bool) or kind is bool):
+            return value
+        raise DamagedError(f"{key} {'has the wrong type' if key in self.facts else 'is missing'}")
 
     def texts(self, key: str) -> tuple[str, ...]:
         """Return a list of texts, empty if there is none."""
@@ -324,18 +343,12 @@ class Table:
 
     def numbers(self, key: str) -> dict[str, float]:
         """Return a table of numbers."""
-        table = Table(self._there(key))
+        table = Table(self.get(key, dict))
         return {name: table.number(name) for name in table.facts}
 
     def number(self, key: str) -> float:
         """Return a number."""
-        problems: list[str] = []
-        number = _number(self._there(key), problems)
-        if problems:
-            raise DamagedError(f"{key}{problems[0]}")
-        return number
-
-    def _there(self, key: str) -> object:
-        if key not in self.facts:
-            raise DamagedError(f"{key} is missing")
-        return self.facts[key]
+        value = self.facts.get(key)
+        if (type(value) is float or type(value) is int) and -_MOST_NUMBER < value < _MOST_NUMBER:
+            return value
+        raise DamagedError(f"{key} {'is not a number' if key in self.facts else 'is missing'}")

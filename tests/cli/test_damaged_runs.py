@@ -206,3 +206,13 @@ def test_a_value_of_an_event_is_of_another_type(hpcml: Commands, run: Path, key:
     for value in WRONG:
         write_events(run, *[event | ({key: value} if key in event else {}) for event in events])
         hpcml.look((key, value), (("status",), ("ls", "--all"), ("why",), ("report",), ("logs",)))
+
+
+def test_rerun_does_not_guess_the_site(hpcml: Commands, run: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    plan = json.loads((run / "plan.json").read_text())
+    del plan["site"]
+    (run / "plan.json").write_text(json.dumps(plan))
+    assert main.main(["rerun", "--dry-run", run.name]) == errors.STORAGE
+    assert "The file is damaged: site is missing" in capfd.readouterr().err
+    assert main.main(["rerun", "--dry-run", "--site", "slurm", run.name]) == 0
+    capfd.readouterr()

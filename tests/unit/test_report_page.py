@@ -19,8 +19,8 @@ from hpcml.failures.evidence import Line as Evidence
 from hpcml.paths import sweep_folder
 from hpcml.repairs import Decision
 from hpcml.report import contents, page, series
-from hpcml.report.attempts import Ending
 from hpcml.report.contents import Interconnect, Machines
+from hpcml.report.ending import Ending
 from hpcml.report.ledger import Function
 from hpcml.report.page import Curve, make
 from tests import report_samples
@@ -255,7 +255,9 @@ def test_a_report_of_damaged_files(tmp_path: Path) -> None:
     for text in ("", "{", '{"inside": 3, "directives": 5, "name": []}'):
         for path in (paths.plan, paths.status, paths.events, node, paths.attempt(0).samples_of_kind("dask")):
             path.write_text(text)
-        assert "</html>" in make(paths, 0, DASK).read_text()
+        page = make(paths, 0, DASK).read_text()
+        assert "</html>" in page
+        assert "plan.json cannot be used: " in page
 
 
 def test_a_counter_that_falls_is_a_reset() -> None:
