@@ -42,6 +42,7 @@ def node_side() -> list[str]:
     """
     paths = (
         "__init__.py",
+        "attempts.py",
         "script_api.py",
         "errors.py",
         "files.py",

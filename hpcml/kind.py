@@ -167,7 +167,10 @@ class Processes(Protocol):
         """
 
     def step(self) -> None:
-        """Take in what the processes say, for at most one tick of the supervisor."""
+        """Take in what the processes say, for at most one tick of the supervisor, and tick ``state.clock``.
+
+        Without the tick no time passes for deadlines, and no step counts as gone.
+        """
 
     def check(self) -> None:
         """End the run if a process was lost that it needs, with the exit status that this means."""

@@ -74,16 +74,16 @@ class Code(NamedTuple):
 
 
 class Workers(NamedTuple):
-    """The processes of the kind on the nodes: of a Dask cluster its workers."""
+    """The processes of the kind on the nodes: of a Dask cluster its workers. A kind gives what it has of them."""
 
     per_node: int  # workers on each node
-    threads: int  # threads of each; 0: decided on the node
-    memory_limit: int  # bytes of each; 0: decided on the node
-    restarts: int  # times that a dead worker is replaced, each
-    on_loss: str  # with a worker lost for good: continue or fail
-    resources: tuple[tuple[str, float], ...]  # Dask's abstract resources of each: name and amount
-    gpu: Gpu | None  # None: CPU workers
-    own_clusters: bool  # a Dask cluster that the script opens is one beside the run's
+    threads: int = 0  # threads of each; 0: decided on the node
+    memory_limit: int = 0  # bytes of each; 0: decided on the node
+    restarts: int = 0  # times that a dead worker is replaced, each
+    on_loss: str = "fail"  # with a worker lost for good: continue or fail
+    resources: tuple[tuple[str, float], ...] = ()  # Dask's abstract resources of each: name and amount
+    gpu: Gpu | None = None  # None: CPU workers
+    own_clusters: bool = True  # a Dask cluster that the script opens is one beside the run's
     mpi: str = ""  # the kind of PMI by which srun connects ranks: pmix or pmi2; empty: it does not
     restart_on_cuda_error: bool = True  # a worker whose process can use no GPU any more ends and is replaced
     late: bool = False  # the Dask cluster starts when the script opens its first client, not before the script

@@ -51,12 +51,9 @@ def say(line: object = "", file: TextIO | None = None, *, end: str = "\n") -> No
 
 
 _RED = "31"
-_COLOUR_BY_STATE = {  # as SGR takes them
-    **dict.fromkeys(("COMPLETED", "green"), "32"),
-    "RUNNING": "36",
-    **dict.fromkeys(("CANCELLED", "PREEMPTED", "yellow"), "38;5;130"),  # dark: the usual one is unreadable on white
-    **dict.fromkeys(("FAILED", "TIMEOUT", "OUT_OF_MEMORY", "NODE_FAIL", "REFUSED", "red"), _RED),
-}
+# As SGR takes them; the yellow is dark, because the usual one is unreadable on white.
+_COLOURS = {"green": "32", "cyan": "36", "yellow": "38;5;130", "red": _RED}
+COLOURS = {name: name for name in _COLOURS}
 
 
 def has_colour(environment: Mapping[str, str]) -> bool:
@@ -64,13 +61,13 @@ def has_colour(environment: Mapping[str, str]) -> bool:
     return environment.get("TERM", "dumb") != "dumb" and not environment.get("NO_COLOR")
 
 
-def say_state(line: str, position: int, *, colour: bool) -> None:
-    """Print one line as :func:`say` does, in colour the state of a run or a check that begins at ``position``."""
+def say_state(line: str, position: int, colours: Mapping[str, str]) -> None:
+    """Print one line as :func:`say` does, and the word that begins at ``position`` in its colour, if it has one."""
     text = shown(line)
-    state = next((state for state in _COLOUR_BY_STATE if text.startswith(state, position)), "")
-    if colour and state:
+    state = next((word for word in colours if text.startswith(word, position)), "")
+    if state:
         rest = text[position + len(state) :]
-        text = f"{text[:position]}\x1b[{_COLOUR_BY_STATE[state]}m{state}\x1b[0m{rest}"
+        text = f"{text[:position]}\x1b[{_COLOURS[colours[state]]}m{state}\x1b[0m{rest}"
     print(text, flush=True)
 
 

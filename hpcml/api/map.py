@@ -27,16 +27,16 @@ from hpcml.plan.batch_script import directive, join, quote
 from hpcml.plan.plan import Plan
 from hpcml.repairs import file_names
 from hpcml.request.record import Code
-from hpcml.schedulers import ENDED
 from hpcml.sites import layers
 from hpcml.sites.schema import Site
+from hpcml.states import ENDED, State
 from hpcml.terminal import note
 
 _FOLDER = ".maps"  # below the folder of runs
 _SUBMITIT = ("-u", "-m", "submitit.core._submit")
 _SCHEDULER = "slurm"  # the only one whose arrays submitit's jobs are
 _GONE = "GONE"  # the state of a job that Slurm no longer knows
-_OVER = ENDED - {"UNKNOWN"} | {_GONE}  # submitit's UNKNOWN is a job that Slurm was not asked about
+_OVER = ENDED - {State.UNKNOWN} | {_GONE}  # submitit's UNKNOWN is a job that Slurm was not asked about
 _ASK = 30  # seconds between questions to Slurm, at most
 _NO_LIMIT = 5_000_000.0  # minutes
 _NOTICE = 2  # seconds from the word of the time limit to the end on this machine

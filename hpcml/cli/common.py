@@ -14,6 +14,7 @@ from hpcml.errors import UsageError
 from hpcml.request import option as request_option
 from hpcml.runs import directories
 from hpcml.sites import layers, lookup
+from hpcml.states import COLOURS
 from hpcml.terminal import has_colour, json_text, say, say_lines
 from hpcml.units import format_bytes
 
@@ -103,6 +104,11 @@ def from_host(host: str, command: str) -> str:
 def has_coloured_output() -> bool:
     """Whether standard output is a terminal with colours, and they are wanted."""
     return sys.stdout.isatty() and has_colour(layers.process_environment())
+
+
+def state_colours() -> dict[str, str]:
+    """Return the colours of states on standard output, none where it shows none."""
+    return COLOURS if has_coloured_output() else {}
 
 
 def typed(path: object, stream: TextIO) -> str:

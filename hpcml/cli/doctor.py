@@ -14,7 +14,7 @@ from hpcml.options.reading import request_of
 from hpcml.options.table import OPTIONS
 from hpcml.request.record import Code
 from hpcml.sites import layers
-from hpcml.terminal import Raw, columns, fitted, say, say_fitted, say_state
+from hpcml.terminal import COLOURS, Raw, columns, fitted, say, say_fitted, say_state
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -118,7 +118,7 @@ def _say(one: Finding) -> None:
         one.sentence, columns(sys.stdout), first=f"{one.state:<8}{one.check:<{_WIDE - 10}}  ", rest=" " * _WIDE
     )
     for number, line in enumerate(lines):
-        say_state(line, 0, colour=number == 0 and common.has_coloured_output())
+        say_state(line, 0, COLOURS if number == 0 and common.has_coloured_output() else {})
     if one.remedy:
         say_fitted(one.remedy, sys.stdout, first=f"{'':<{_WIDE}}→ ", rest=" " * (_WIDE + 2))
 

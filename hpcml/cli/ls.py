@@ -13,6 +13,7 @@ from hpcml.cli import common
 from hpcml.errors import UsageError, did_you_mean, nearest
 from hpcml.failures.end import Reason
 from hpcml.runs import directories
+from hpcml.states import Phase
 from hpcml.terminal import columns, say, say_state, shown
 from hpcml.units import counted, format_age, format_time_limit, parse_seconds
 
@@ -92,10 +93,10 @@ def run(options: Namespace) -> int:
         causes = [line[_WHAT] if row.failed else "" for row, line in zip(rows, lines, strict=True)]
         head, *texts = table(lines, columns(sys.stdout), causes)
         say(head)
-        position, colour = head.index("STATE"), common.has_coloured_output()
+        position, colours = head.index("STATE"), common.state_colours()
         for text in texts:
             is_row = " " not in text[:position].strip()  # not a cause below its row
-            say_state(text, position, colour=colour and is_row)
+            say_state(text, position, colours if is_row else {})
     if not all_ids:
         say("You have no runs yet. Submit a run: hpcml submit SCRIPT.", sys.stderr)
     elif not rows and most != 0:
@@ -177,7 +178,7 @@ def cells(row: run_status.Status, now: float) -> tuple[str, ...]:
 
 def _cause(row: run_status.Status) -> str:
     """Return why a run failed in some words, empty where its record has none."""
-    if row.phase != "refused":
+    if row.phase != Phase.REFUSED:
         return row.ending.cause
     from hpcml.failures import rules
 

@@ -9,14 +9,15 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple, TextIO
 
-from hpcml import files, kinds
+from hpcml import attempts, files, kinds
+from hpcml.failures.end import Reason
 from hpcml.forms import Form
 from hpcml.kind import Stage
 from hpcml.paths import RunPaths
 from hpcml.recorded import Recorded
-from hpcml.report import attempts
 from hpcml.runs import directories
 from hpcml.runs.status import NO_CLUSTER, Status, later_stage, optional_stages
+from hpcml.states import Phase
 from hpcml.terminal import Raw, cells, columns, fit, fitted, has_colour, say, shown
 from hpcml.units import format_seconds
 
@@ -128,21 +129,21 @@ def _stage_line(status: Status, stage: Stage) -> _Line:
 
 def _present(status: Status) -> tuple[str, str] | None:
     """Return the role and the text of the phase that is going on, if there is something to say."""
-    if status.phase == "queued":
+    if status.phase == Phase.QUEUED:
         estimate = f", start expected at {status.allocation.estimate}" if status.allocation.estimate else ""
         job = f"job {status.allocation.job}: " if status.allocation.job else ""
         return "queued", f"{job}{status.message}{estimate}"
     kind = kinds.get(status.planned.kind)
-    if status.phase == "starting" and status.alone and "allocated" in status.progress.times:
+    if status.phase == Phase.STARTING and status.alone and "allocated" in status.progress.times:
         return _SCRIPT, status.message
-    if status.phase == "starting" and kind.ready in status.progress.times:
+    if status.phase == Phase.STARTING and kind.ready in status.progress.times:
         return next(((stage.name, status.message) for stage in optional_stages(status)), None)
-    if status.phase == "starting" and (stage := later_stage(status)):
+    if status.phase == Phase.STARTING and (stage := later_stage(status)):
         return stage.name, stage.short.format_map(status.fields())
-    if status.phase == "starting":
+    if status.phase == Phase.STARTING:
         in_stage = "allocated" in status.progress.times or not status.progress.staging
         return kind.startup[0].name if in_stage else "image", status.message
-    if status.phase == "running" and status.cluster.workers < status.planned.expected and not status.alone:
+    if status.phase == Phase.RUNNING and status.cluster.workers < status.planned.expected and not status.alone:
         return _SCRIPT, status.message
     return None
 
@@ -172,16 +173,16 @@ class Progress:
         """Show a new status: the phases that are over as lines of their own, the present one live."""
         self.show_past(status)
         present = _present(status)
-        if status.phase == "ended":
+        if status.phase == Phase.ENDED:
             mark, text = "ok" if status.exit_status == 0 else "bad", status.message
-            if not text.endswith(f" status {status.exit_status}"):
+            if status.ending.reason != Reason.EXIT:
                 text += f" (status {status.exit_status})"
             self._once("end", _Line(mark, "ended", text, "driver-ended", "driver-started"), status.progress.times)
-        elif present and status.phase == "running":  # the script writes now: no line may stay open beside its own
+        elif present and status.phase == Phase.RUNNING:  # the script writes now: no line may stay open beside its own
             self._once(f"now {present}", _Line("wait", *present))
         elif present:
             self._now(*present)
-        elif status.hint and status.phase == "running":
+        elif status.hint and status.phase == Phase.RUNNING:
             self._once("hint", _Line("wait", _SCRIPT, status.hint))
 
     def show_past(self, status: Status) -> None:

@@ -43,9 +43,9 @@ def advice_of(run: directories.Run, status: run_status.Status) -> list[tuple[str
 
 def commands_of(run: directories.Run) -> list[tuple[str, str]]:
     """Return the commands that open an ended run's profiles, with a title."""
-    from hpcml.report import attempts
+    from hpcml.report import ending
 
-    return [("profile", command) for command in attempts.profile_commands(run.paths)]
+    return [("profile", command) for command in ending.profile_commands(run.paths)]
 
 
 def run(options: Namespace) -> int:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from hpcml import hooks, repairs
 from hpcml.cli import commands, common
 from hpcml.errors import MEANING, STOPPED, UNREACHABLE
+from hpcml.states import Phase
 from hpcml.terminal import columns, fitted, say, say_fitted, say_state
 
 _NAMED = 3  # files that were brought
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Any
 
-    from hpcml.report.attempts import Attempt
+    from hpcml.attempts import Attempt
     from hpcml.runs import directories
     from hpcml.runs import status as run_status
 
@@ -48,13 +49,13 @@ def run(options: Namespace) -> int:
 
 def show(run: directories.Run, *, as_json: bool, all_notes: bool, host: str) -> int:
     """Print what is known of a run; ``host`` is how the laptop that asks names this machine, if one asks."""
+    from hpcml import attempts
     from hpcml.recorded import Recorded
-    from hpcml.report import attempts
     from hpcml.runs import request_cost
     from hpcml.runs import status as run_status
 
     run, status = run_status.now(run)
-    code = UNREACHABLE if status.allocation.silent and status.phase == "unknown" else 0
+    code = UNREACHABLE if status.allocation.silent and status.phase == Phase.UNKNOWN else 0
     request = request_cost.described(run, status)
     if as_json:
         common.print_json(request)
@@ -76,7 +77,7 @@ def show(run: directories.Run, *, as_json: bool, all_notes: bool, host: str) -> 
             say(f"{title:<10} {command}")  # whole: it is to be copied
     for line in status.ending.quote:
         say(f"  | {line}")
-    if status.phase == "prepared" and run.submission:
+    if status.phase == Phase.PREPARED and run.submission:
         say("Submit the run with:")
         say(run.submission.line)  # whole, also on a narrow terminal: it is to be copied
     elif status.hint:
@@ -90,15 +91,15 @@ def _say_lines(lines: Sequence[tuple[str, str]]) -> None:
         folded = fitted(value, columns(sys.stdout), first=f"{key:<10} ", rest=" " * 11)
         for number, line in enumerate(folded):
             is_state = key == "state" and number == 0
-            say_state(line, 11, colour=is_state and common.has_coloured_output())
+            say_state(line, 11, common.state_colours() if is_state else {})
 
 
 def _lines(
     status: run_status.Status, cause: str, before: Sequence[Attempt], asked: Mapping[str, Any]
 ) -> list[tuple[str, str]]:
     """Return the known facts of a run under their keys, of the attempts ``before`` and of what was ``asked`` for."""
+    from hpcml.attempts import sentence
     from hpcml.cli.progress import phases
-    from hpcml.report.attempts import sentence
     from hpcml.runs import request_cost
 
     progress = status.progress
@@ -111,7 +112,7 @@ def _lines(
     lines += _of_allocation(status.allocation)
     if status.alone:
         lines.append(("cluster", status.no_cluster))
-    elif status.phase in ("starting", "running"):
+    elif status.phase in (Phase.STARTING, Phase.RUNNING):
         lines.append((f"{status.noun}s", f"{status.cluster.workers}/{status.planned.expected}"))
     values = status.fields()
     keys = ("jupyter", "versions", "protocol", "address", "security", "fabric")

@@ -23,6 +23,7 @@ from hpcml.records import DamagedError
 from hpcml.runs import directories, programs
 from hpcml.runs.directories import complete
 from hpcml.sites import layers, powers
+from hpcml.states import Phase
 from hpcml.terminal import Raw, note, say, say_fitted, say_lines, say_message
 
 if TYPE_CHECKING:  # each command imports what it needs: `submit` is to be fast
@@ -275,7 +276,7 @@ def wait_for_end(run: directories.Run, *, as_json: bool, host: str = "") -> int:
     try:
         last = None
         for last in waiting.follow(run, pass_on, before=before):
-            if last.phase == "ended" and not as_json:  # all that the script wrote stands before its end
+            if last.phase == Phase.ENDED and not as_json:  # all that the script wrote stands before its end
                 progress.show_past(last)
                 while output.copy():
                     pass

@@ -10,6 +10,7 @@ from hpcml.cli import common
 from hpcml.cli.ls import cut
 from hpcml.errors import StorageError
 from hpcml.paths import SCRIPT
+from hpcml.states import Phase, State
 from hpcml.terminal import say, say_fitted, say_message
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ def _newest_failed(folder: Path) -> tuple[directories.Run, run_status.Status, An
     failed, _ = listing.newest(folder, run_ids, 1, failed=True)
     if not failed:
         return run, status, answer, ""
-    ended = "succeeded" if status.over and status.state != "CANCELLED" else f"is {status.state} ({status.message})"
+    ended = "succeeded" if status.over and status.state != State.CANCELLED else f"is {status.state} ({status.message})"
     first = f"The newest run, {run.id}, {ended}. The newest run that failed is {failed[0].run}:"
     run = directories.load(folder / failed[0].run)
     return run, *why.look(run), first
@@ -104,7 +105,7 @@ def _bundle(run: directories.Run, answer: Answer, host: str, *, as_json: bool) -
 
 def cause_of(run: directories.Run, status: run_status.Status) -> str:
     """Return why a run failed in one line; empty where its state tells it, or it did not fail."""
-    if not (status.phase == "ended" and status.exit_status):
+    if not (status.phase == Phase.ENDED and status.exit_status):
         return ""
     from hpcml.runs import bad_nodes, why
 

@@ -73,8 +73,7 @@ def look(exam: Examination, patience: float, tell: Callable[[str], None]) -> lis
     try:
         run = submission.submit(prepared)
     except HpcmlError as error:
-        sentence = clause(error.message)
-        return _alone(red(f"the job that checks the nodes was not submitted: {sentence}", error.hint))
+        return _alone(red(f"the job that checks the nodes was not submitted: {clause(error.message)}", error.hint))
     one = handle.RunHandle(run)
     try:
         tell(f"a job checks {units.counted(exam.spec.size.nodes, 'node')} (run {run.id})")
@@ -100,8 +99,9 @@ def look(exam: Examination, patience: float, tell: Callable[[str], None]) -> lis
     nodes = status.allocation.nodes
     clocks = {**dict.fromkeys(nodes[:1], (0.0, 0.0)), **status.progress.clocks}  # the others' are against the first's
     directories.remove_folder(run.paths.directory)
-    took = units.format_seconds(status.seconds() or 0)
-    job = judge_answers(answers, nodes, took)._replace(facts={"nodes": sorted(answers), "job": run.job})
+    job = judge_answers(answers, nodes, units.format_seconds(status.seconds() or 0))._replace(
+        facts={"nodes": sorted(answers), "job": run.job}
+    )
     return [job._replace(check="job"), *judgement.judge(exam, answers, clocks)] if answers else _alone(job)
 
 

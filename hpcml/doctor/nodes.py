@@ -107,9 +107,8 @@ def _distance(exam: Examination, by_node: ByNode) -> Finding:
         )
         one = f"GPU {bus} of {node} is {way}"
         sentence = f"{len(far)} of {len(pairs)} GPUs share no PCIe switch with an RDMA port: {one}"
-        return yellow(
-            sentence, "Transfers may not reach the port's speed. Measure the speed with hpcml fabric.", gpus=gpus
-        )
+        hint = "Transfers may not reach the port's speed. Measure the speed with hpcml fabric."
+        return yellow(sentence, hint, gpus=gpus)
     return green("each GPU shares a PCIe switch with an RDMA port", gpus=gpus)
 
 
@@ -139,7 +138,7 @@ def _trouble(check: str, exam: Examination, by_node: ByNode, **facts: Any) -> Fi
     if not each:
         return None
     _, worst = max(each, key=lambda pair: pair[1].fatal)
-    nodes = [node for node, trouble in each if trouble.sentence == worst.sentence]
+    nodes = [node for node, trouble in each if trouble == worst]
     judge_as = red if worst.fatal or check in _GRAVE else yellow
     return judge_as(f"{units.listed(nodes, 3)}: {worst.sentence}", worst.hint, **facts)
 
@@ -186,9 +185,8 @@ def _scratch(exam: Examination, by_node: ByNode) -> Finding:
             sentence = (
                 f"{one['folder']} of {node} is a {one['type']}{size}: data spilled to this folder uses the job's memory"
             )
-            return yellow(
-                sentence, "If the node has a disk, set paths.scratch to a folder on this disk.", scratch=scratch
-            )
+            hint = "If the node has a disk, set paths.scratch to a folder on this disk."
+            return yellow(sentence, hint, scratch=scratch)
     folders = ", ".join(sorted({f"{one['folder']} ({one['type']})" for one in scratch.values()}))
     return green(f"node-local files go to {folders}", scratch=scratch)
 

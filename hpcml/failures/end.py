@@ -7,8 +7,9 @@ from enum import StrEnum
 from typing import Any, NamedTuple
 
 from hpcml import errors, records
+from hpcml.states import State
 
-_STATES = {errors.TIME_LIMIT: "TIMEOUT", errors.CANCELLED: "CANCELLED", errors.PREEMPTED: "PREEMPTED"}
+_STATES = {errors.TIME_LIMIT: State.TIMEOUT, errors.CANCELLED: State.CANCELLED, errors.PREEMPTED: State.PREEMPTED}
 SLURM = "scheduler"  # in ``by``: the batch scheduler, which may be hpcml itself on this machine
 _NEEDED = ("over", "state", "exit_status", "by", "message", "hint")
 
@@ -67,19 +68,19 @@ class End(NamedTuple):
     def state(self) -> str:
         """The run's state in Slurm's words."""
         if self.ended_as or not self.exit_status:
-            return self.ended_as or "COMPLETED"
+            return self.ended_as or State.COMPLETED
         if self.by == SLURM and self.exit_status == errors.ALLOCATION_LOST:
-            return "NODE_FAIL"
-        return "FAILED" if self.by == "script" else _STATES.get(self.exit_status, "FAILED")
+            return State.NODE_FAIL
+        return State.FAILED if self.by == "script" else _STATES.get(self.exit_status, State.FAILED)
 
     @property
     def failed(self) -> bool:
         """Whether there is a failure to explain."""
-        return bool(self.exit_status) or self.state != "COMPLETED"
+        return bool(self.exit_status) or self.state != State.COMPLETED
 
     def as_json(self) -> dict[str, Any]:
         """Return the end as a JSON-ready table, which :func:`parse` reads."""
-        table = {"state": self.state, **records.plain(self)}
+        table = {"state": str(self.state), **records.plain(self)}
         del table["ended_as"]
         return table
 

@@ -23,6 +23,7 @@ from hpcml.failures.rules import BY_NAME, COLLECTIVE, filled
 from hpcml.forms import Form
 from hpcml.kind import Kind
 from hpcml.paths import SCRIPT, AttemptPaths, RunPaths
+from hpcml.states import State
 from hpcml.units import format_bytes
 
 MOST_LOGS = 16  # workers' logs that are read where a run ends
@@ -154,6 +155,20 @@ class Cause(NamedTuple):
     ranks: tuple[int, ...] = ()  # the first of those that show the same, of which there are ``occurrences``
     where: str = ""  # these ranks in words, empty where ``what`` names them
 
+    @property
+    def sentence(self) -> str:
+        """The cause in one line."""
+        nodes, occurrences = self.nodes, self.occurrences
+        text = self.what[:1].upper() + self.what[1:] if self.known else f"Not known: {self.what}"
+        named = ", ".join(nodes[:4]) + (f" and {len(nodes) - 4} more nodes" if len(nodes) > 4 else "")
+        if self.ranks:
+            text += f" ({self.where})" if self.where else ""
+        elif occurrences > 1:
+            text += f" ({occurrences} times{f' on {named}' if named else ''})"
+        elif named:
+            text += f" (on {named})"
+        return f"{text.rstrip('.')}."
+
 
 def kind_of(rule: str, *, evident: bool = True) -> str:
     """Return the kind of a failure by its rule (empty: there is none); unknown where nothing shows the cause."""
@@ -240,7 +255,7 @@ def _judged(case: Case, hits: Sequence[Hit]) -> Cause:
             "hpcml rerun RUN --until-done. This new run starts without the old checkpoints."
         )
         return Cause(errors.MEANING[status], "saved and stopped", remedy=end.hint or remedy)
-    if end.state == "TIMEOUT" or (not by_script and status == errors.TIME_LIMIT):
+    if end.state == State.TIMEOUT or (not by_script and status == errors.TIME_LIMIT):
         return _time_limit(case, hits)
     if not by_script and (rule := BY_NAME.get(end.reason)):
         nodes = end.lost_nodes if rule.retry is Retry.EXCLUDE else ()
@@ -249,7 +264,7 @@ def _judged(case: Case, hits: Sequence[Hit]) -> Cause:
     final = case.short_by_status(followed=False)
     if not by_script and status in final:
         return Cause(end.message, final[status], remedy=end.hint, evidence=_quoted(case))
-    if end.state == "CANCELLED":
+    if end.state == State.CANCELLED:
         return Cause(end.message, "cancelled", remedy=end.hint)
     if _was_out_of_memory(case, hits):
         return _out_of_memory(case, hits)
@@ -387,7 +402,7 @@ def waited(hits: Sequence[Hit]) -> Cause | None:
 def _was_out_of_memory(case: Case, hits: Sequence[Hit]) -> bool:
     """Whether the script or the job was killed out of memory: only a kill that is confirmed counts."""
     end = case.end
-    if end.state == "OUT_OF_MEMORY" or end.memory_limit == MemoryLimit.NODE:
+    if end.state == State.OUT_OF_MEMORY or end.memory_limit == MemoryLimit.NODE:
         return True
     is_open = end.exit_status in case.short_by_status(followed=True)
     killed = end.exit_status == 128 + signal.SIGKILL or (end.by != "script" and is_open)
@@ -440,7 +455,7 @@ def _out_of_memory(case: Case, hits: Sequence[Hit]) -> Cause:
 def _lost(case: Case, hits: Sequence[Hit]) -> Cause:
     """Return why Slurm or hpcml ended the run; without a log line it is the sentence of the end itself."""
     end = case.end
-    if end.state == "NODE_FAIL":
+    if end.state == State.NODE_FAIL:
         named = [hit for hit in hits if hit.rule.name == "node-failure"]
         nodes = tuple(dict.fromkeys(filter(None, _named_nodes(named))))
         return _by_rule(BY_NAME["node-failure"], evidence=tuple(hit.line for hit in named[:_SHOWN]), nodes=nodes)

@@ -260,12 +260,8 @@ def _of_the_gpu(contents: Contents, image: Image) -> Finding:
     driver = contents.driver
     need = NEEDS[int(image.cuda)].driver if image.cuda in map(str, NEEDS) else 0
     if not driver:
-        return Finding(
-            "gpu",
-            BAD,
-            f"{VENDOR.name}'s driver does not respond on this machine",
-            "Use srun to run this check on a node with GPUs.",
-        )
+        sentence = f"{VENDOR.name}'s driver does not respond on this machine"
+        return Finding("gpu", BAD, sentence, "Use srun to run this check on a node with GPUs.")
     if record.major(driver) < need:
         hint = (
             "Use an image from the definition rapids-cu12."

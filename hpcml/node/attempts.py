@@ -13,6 +13,7 @@ from hpcml.node import files, storage
 from hpcml.node.job import job_id
 from hpcml.node.settings import Context
 from hpcml.paths import RunPaths
+from hpcml.states import State
 
 _ENDS = (errors.TIME_LIMIT, errors.ALLOCATION_LOST, errors.PREEMPTED)  # what another attempt can mend
 _HAD_ITS_TIME = (errors.TIME_LIMIT, errors.STOPPED)  # others, as a preemption, may have come before the first save
@@ -26,7 +27,7 @@ _SAVE = (
 def decided(context: Context, outcome: End) -> End:
     """Return how the attempt ended, and leave the note by which the batch script begins the next one."""
     stopped = outcome.by == "script" and outcome.exit_status == errors.STOPPED
-    ended_by_others = outcome.by != "script" and (outcome.exit_status in _ENDS or outcome.state == "REQUEUED")
+    ended_by_others = outcome.by != "script" and (outcome.exit_status in _ENDS or outcome.state == State.REQUEUED)
     if not context.settings.attempts.several_jobs or not (stopped or ended_by_others):
         return outcome
     if no_progress(context, outcome):

@@ -21,6 +21,7 @@ from hpcml.node.outcome import EventLog, RunEndedError
 from hpcml.node.processes import Process
 from hpcml.node.script_process import answer
 from hpcml.node.settings import Context
+from hpcml.states import State
 
 LINE = 1.0  # seconds that Slurm's line has, which another process writes beside its signal
 ASK = 3.0  # seconds that the controller has to answer
@@ -30,7 +31,7 @@ SHELL = 2.0  # seconds in which step.sh notes that it got the supervisor's SIGTE
 SETTLE = 0.3  # seconds for Slurm's own signal to arrive beside the batch script's file
 _WHOLE = (200, 4096)  # lines and characters of each: Apptainer's hold paths, and all its options behind a wrong one
 _NOT_ENTERED = (errors.IMAGE, CONTAINER_FAILED)  # image.sh's own, and Apptainer's
-_TOLD_TO_END = {"CANCELLED": errors.CANCELLED, "TIMEOUT": errors.TIME_LIMIT}
+_TOLD_TO_END: dict[str, int] = {State.CANCELLED: errors.CANCELLED, State.TIMEOUT: errors.TIME_LIMIT}
 _CANCELLED: dict[str, Any] = {
     "exit_status": errors.CANCELLED,
     "by": "user",
@@ -54,7 +55,7 @@ _PUT_BACK: dict[str, Any] = {
     "by": SLURM,
     "message": "Slurm requeued the job",
     "hint": "",
-    "ended_as": "REQUEUED",
+    "ended_as": State.REQUEUED,
 }
 
 
@@ -190,7 +191,7 @@ def from_slurm(context: Context, outcome: End, since: int) -> End:
         return _by_cause(outcome, cause)
     # It ended with 0 when it was told to, which stays. Told by a signal to its steps alone, the job was not cancelled.
     state = _by_cause(outcome._replace(exit_status=_TOLD_TO_END[outcome.state], by="user", ended_as=""), cause).state
-    told_by_signal = cause is None and state == "CANCELLED" and not _in_allocation()
+    told_by_signal = cause is None and state == State.CANCELLED and not _in_allocation()
     return outcome._replace(ended_as="" if told_by_signal else state)
 
 

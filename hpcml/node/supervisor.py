@@ -25,6 +25,7 @@ from hpcml.node.script_process import HUNG_AFTER, FileSystemHang
 from hpcml.node.settings import Context, load
 from hpcml.paths import SCRIPT
 from hpcml.recorded import Recorded
+from hpcml.states import State
 
 SLOW_TICK = 5.0  # seconds between looks at what changes slowly: the room of the run's file system, a script that hangs
 NO_FOLDER = "The folder from which you submitted must exist on the compute nodes."
@@ -253,9 +254,9 @@ def _end_of(state: RunState, script: RunningScript, status: int, must_end: End |
     # The kernel can take a role in the same moment as the script: then memory is the cause, and not the loss.
     if must_end and not obeyed and not (starved and why == errors.ROLE_LOST):
         return must_end
-    ended_as = must_end.state if must_end and obeyed else "OUT_OF_MEMORY" if starved else ""
+    ended_as = must_end.state if must_end and obeyed else State.OUT_OF_MEMORY if starved else ""
     if state.end_requests.time_limit_near and status == errors.STOPPED:
-        ended_as = "TIMEOUT"
+        ended_as = State.TIMEOUT
     limit = MemoryLimit.NODE if starved else ""
     return _own_end(state, script, status)._replace(ended_as=ended_as, memory_limit=limit)
 
@@ -328,7 +329,7 @@ def tear_down(state: RunState, processes: Processes, outcome: End) -> bool:
         files.remove_secrets(context.attempt)
     except OSError as error:  # they open nothing any more, and the script's status stays
         say(context, f"the run's secret keys could not be removed: {error}")
-    for sentence in processes.remarks() if outcome.state == "COMPLETED" else ():
+    for sentence in processes.remarks() if outcome.state == State.COMPLETED else ():
         state.warn(sentence)
     state.events.write("torn-down", seconds=round(time.monotonic() - start, 3), killed=len(left))
     _bring_files(state)

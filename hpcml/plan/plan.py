@@ -125,13 +125,6 @@ def plan(site: Site, asked: RunRequest, location: RunLocation) -> Plan:
     staged = stage(site, spec.image, layout)
     if staged:
         reasons.append(f"hpcml copies the image to each node ({staged.mode})")
-    scripts = (
-        paths.step,
-        *([paths.image] if spec.image else []),
-        *([paths.stage, paths.keep] if staged else []),
-        *([paths.sweep] if layout.one_machine else []),
-        *([paths.setup] if site.runtime.setup else []),
-    )
     inside = _inside(site, request, layout, kind, location.umask)
     layout = layout._replace(
         may_start_again=layout.may_start_again or spec.attempts.several_jobs,
@@ -160,10 +153,21 @@ def plan(site: Site, asked: RunRequest, location: RunLocation) -> Plan:
         entry=entry(site, spec, paths) if spec.image else (),
         stage=staged,
         steps=_steps(paths, roles, layout, python),
-        scripts=tuple(script.name for script in scripts),
+        scripts=tuple(script.name for script in _scripts(paths, site, spec, layout)),
         inside=inside,
         after=tuple(one.text for one in spec.place.after),
     )
+
+
+def _scripts(paths: RunPaths, site: Site, spec: RunRequest, layout: JobLayout) -> list[Path]:
+    """Return the shell that the run needs beside the batch script."""
+    return [
+        paths.step,
+        *([paths.image] if spec.image else []),
+        *([paths.stage, paths.keep] if stage(site, spec.image, layout) else []),
+        *([paths.sweep] if layout.one_machine else []),
+        *([paths.setup] if site.runtime.setup else []),
+    ]
 
 
 def _filled(site: Site, asked: RunRequest) -> RunRequest:

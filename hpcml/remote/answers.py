@@ -23,6 +23,7 @@ from hpcml.errors import ConfigError
 from hpcml.failures.end import End
 from hpcml.runs import status as run_status
 from hpcml.runs import view as views
+from hpcml.states import OPEN
 
 PROTOCOL = 2
 SERVE = "--serve-laptop"  # what the login node's hpcml is called with
@@ -163,7 +164,7 @@ class RunFacts(NamedTuple):
     @property
     def over(self) -> bool:
         """Whether nothing of the run can come any more."""
-        return self.state not in ("PENDING", "RUNNING", "UNKNOWN")
+        return self.state not in OPEN
 
     def as_table(self) -> dict[str, Any]:
         """Return the facts as they travel; :func:`of_call` reads them."""

@@ -28,6 +28,7 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
+from hpcml import states
 from hpcml.errors import (
     CONFIG,
     MEANING,
@@ -243,7 +244,7 @@ class Tunnel:
     def _show(self, run: RunFacts, service: Service | None) -> None:
         """Say how the run is, once for each change; nothing while the tunnel is open."""
         message = run.message
-        if run.state == "PENDING":
+        if run.state == states.State.PENDING:
             if run.stuck:
                 self.close()
                 hint = f"Show the run: hpcml status {run.run}. Cancel the run: hpcml cancel {run.run}."

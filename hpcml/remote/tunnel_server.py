@@ -21,7 +21,7 @@ from hpcml.remote.ssh import options
 from hpcml.runs import directories, waiting
 from hpcml.runs import record as run_record
 from hpcml.runs import status as run_status
-from hpcml.states import Wait
+from hpcml.states import PENDING, Phase, State, Wait
 
 BEAT = 10.0  # seconds between lines when nothing changes: who reads them sees that we live, we that somebody reads
 LOOK, LOOK_AGAIN = 0.5, 3.0  # seconds between looks for services, before there is one and after
@@ -101,8 +101,8 @@ def facts(run: directories.Run, status: run_status.Status) -> RunFacts:
     """Return all that the other end of a tunnel has to know of a run."""
     limit, began = run_record.planned(run).time_limit, status.progress.times.get("allocated")
     state, message, now = status.state, status.message, services(run)
-    if status.allocation.job_state in schedulers.PENDING and state in ("RUNNING", "UNKNOWN"):
-        state, message, now = "PENDING", "requeued: the job will start again", {}
+    if status.allocation.job_state in PENDING and state in (State.RUNNING, State.UNKNOWN):
+        state, message, now = State.PENDING, "requeued: the job will start again", {}
     return RunFacts(
         run=run.id,
         job=status.allocation.job or run.job,
@@ -135,7 +135,7 @@ def feed(run: directories.Run, say: Callable[[RunFacts], None]) -> None:
         nonlocal last, sent, looked
         now = time.monotonic()
         pause = LOOK_AGAIN if last and last.services else LOOK
-        if status is None or status.phase == "ended" or now - looked < pause:
+        if status is None or status.phase == Phase.ENDED or now - looked < pause:
             return
         looked, current = now, facts(run, status)
         if current != last or now - sent >= BEAT:
@@ -157,14 +157,14 @@ def _starts_again(run: directories.Run, status: run_status.Status, say: Callable
     again = False
     began = len(run_record.Record(run.paths).events)
     until = time.monotonic() + COMPLETING
-    while run.submission and run.job and status.phase == "ended":
+    while run.submission and run.job and status.phase == Phase.ENDED:
         state = schedulers.state(run.submission)
         if not state.pending and not (state.active and (again or time.monotonic() < until)):
             return False
         if state.pending:
             again = True
             message = f"requeued: {state.reason}"
-            waits = facts(run, status)._replace(state="PENDING", message=message, services={})
+            waits = facts(run, status)._replace(state=State.PENDING, message=message, services={})
             say(waits._replace(estimate=state.start, stuck=_is_stuck(state.wait)))
         if any(event.name == "allocated" for event in run_record.Record(run.paths).events[began:]):
             return True

@@ -7,7 +7,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-from hpcml import records, samples
+from hpcml import attempts, records, samples
+from hpcml.attempts import Attempt
 from hpcml.failures import stacks
 from hpcml.failures.end import End
 from hpcml.failures.rules import of_xid
@@ -15,9 +16,10 @@ from hpcml.kind import Kind
 from hpcml.paths import RunPaths
 from hpcml.recorded import Event, Recorded, RecordedPlan
 from hpcml.repairs import Decision
-from hpcml.report import advice, attempts, ledger, results, series
+from hpcml.report import advice, ledger, results, series
+from hpcml.report import ending as endings
 from hpcml.report.advice import Advice
-from hpcml.report.attempts import Attempt, Ending
+from hpcml.report.ending import Ending
 from hpcml.report.ledger import PLAIN, Accounting, Activity, Device, Ledger, Part, Phases, Plot, Usage
 from hpcml.report.results import Points, Results
 from hpcml.report.series import Node, figures_of, hot_share
@@ -227,7 +229,7 @@ def load(
     plan, inside = recorded.plan, recorded.plan.inside
     measured = _measure(recorded, attempt, kind, recorded.end, most)
     phases, by_node = measured.phases, measured.by_node
-    ending = attempts.ending_of(recorded, paths.attempt(attempt), kind, measured.times) if ending is None else ending
+    ending = endings.ending_of(recorded, paths.attempt(attempt), kind, measured.times) if ending is None else ending
     hours, uncounted = _hours(recorded, attempt, ending.end, measured)
     machines = _machines(measured, inside.workers.per_node)
     memory = plan.memory or memory
@@ -269,7 +271,7 @@ def load(
                 *_happened(by_node, machines.devices, phases.began),
             ),
             unknown=(*unknown, *uncounted, *damaged, *recorded.problems, *_thinned(paths, attempt, most)),
-            profiles=tuple(attempts.profile_commands(paths)),
+            profiles=tuple(endings.profile_commands(paths)),
         ),
         results=results.results_of(paths),
         points=results.points_of(paths, inside.points.sweep),

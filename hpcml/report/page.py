@@ -17,15 +17,16 @@ from typing import NamedTuple
 import jinja2
 from markupsafe import Markup, escape
 
-from hpcml import files
+from hpcml import attempts, files
 from hpcml.failures.end import Reason
 from hpcml.kind import Kind
 from hpcml.paths import RunPaths
 from hpcml.recorded import Recorded
-from hpcml.report import attempts, contents, page_text
+from hpcml.report import contents, page_text
 from hpcml.report.advice import SHORTEST
-from hpcml.report.attempts import Ending
 from hpcml.report.contents import Report
+from hpcml.report.ending import Ending
+from hpcml.report.ledger import Ledger
 from hpcml.units import counted, format_bytes, format_seconds
 
 GIB = 1024**3
@@ -59,14 +60,18 @@ def make(
     recorded = Recorded(paths)
     for before in recorded.attempts:
         if before < attempt and not paths.attempt(before).ledger.exists():  # it was killed, or its report was late
-            attempts.keep_ledger(paths, before, contents.ledger_of(recorded, before, kind, most))
+            attempts.keep_sums(paths, before, _sums(contents.ledger_of(recorded, before, kind, most)))
     report = contents.load(paths, attempt, kind, ending, memory, most)
     over = report.course.ending.end.over
     if over and (attempt or paths.attempt(attempt).goes_on.exists()):  # another report will count it
-        attempts.keep_ledger(paths, attempt, report.hours.ledger)
+        attempts.keep_sums(paths, attempt, _sums(report.hours.ledger))
     files.write(paths.report_facts, json.dumps(report.as_json(), indent=1) + "\n")
     files.write(paths.report, html(report))
     return paths.report
+
+
+def _sums(counted: Ledger) -> attempts.Sums:
+    return attempts.Sums(counted.unit, counted.number, counted.paid, counted.parts)
 
 
 def html(report: Report) -> str:

@@ -14,7 +14,6 @@ from urllib.parse import quote
 from hpcml import files
 from hpcml.failures.evidence import table
 from hpcml.paths import RunPaths, sweep_folder
-from hpcml.report.attempts import number
 from hpcml.terminal import shown
 
 MOST_FILES = 60  # that the page names
@@ -135,6 +134,12 @@ def _point(record: dict[str, Any]) -> Point | None:
     values, metrics = record.get("values"), record.get("metrics")
     if not isinstance(values, dict) or not isinstance(metrics, dict):
         return None
-    numbers = {str(name): one for name, value in metrics.items() if (one := number(value)) is not None}
-    state, seconds = str(record.get("status", "")), number(record.get("seconds")) or 0.0
+    numbers = {str(name): one for name, value in metrics.items() if (one := _number(value)) is not None}
+    state, seconds = str(record.get("status", "")), _number(record.get("seconds")) or 0.0
     return Point(values, state, seconds, numbers, str(record.get("cause", "")))
+
+
+def _number(value: object) -> float | None:
+    """Return a finite number of a file, None for anything else."""
+    whole = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e20
+    return float(value) if whole and isinstance(value, (int, float)) else None

@@ -23,6 +23,7 @@ from hpcml.runs.status import Status, status
 from hpcml.runs.submit import EXCLUDE_FAILED
 from hpcml.sites.layers import process_environment
 from hpcml.sites.schema import Site
+from hpcml.states import Phase
 
 if TYPE_CHECKING:
     from hpcml.runs.why import Answer
@@ -164,7 +165,7 @@ def learn(folder: Path, site: str, now: float) -> None:
         with contextlib.suppress(HpcmlError):  # one that cannot be read tells nothing; ls names it
             run = directories.load(folder / run_id)
             current = status(run, ask=False)
-            if current.phase != "ended" or current.planned.site != site or run.may_start_again:
+            if current.phase != Phase.ENDED or current.planned.site != site or run.may_start_again:
                 continue
             ended.append(run_id)
             if current.allocation.job and current.exit_status:
@@ -176,7 +177,7 @@ def learn(folder: Path, site: str, now: float) -> None:
 
 def remember(current: Status, answer: Answer) -> None:
     """Remember the nodes that a run has shown, of which the cause has just been looked for."""
-    if current.phase != "ended" or not (current.allocation.job and answer.failed):
+    if current.phase != Phase.ENDED or not (current.allocation.job and answer.failed):
         return
     memory, now = Memory(current.planned.site), time.time()
     if current.run not in memory.judged(now):

@@ -26,6 +26,7 @@ from hpcml.runs import record as records
 from hpcml.runs import status as run_status
 from hpcml.runs.directories import complete
 from hpcml.runs.status import EARLY, Status
+from hpcml.states import Phase
 from hpcml.terminal import shown
 
 if TYPE_CHECKING:
@@ -270,7 +271,9 @@ def cancel(run: directories.Run) -> Cancelled:
         return Cancelled(False, f"{run.id} has ended already: {before.message}.")
     if not (run.submission and run.submission.key):
         hint = (
-            f"The run was not submitted. Remove it: hpcml rm {run.id}." if before.phase == "prepared" else before.hint
+            f"The run was not submitted. Remove it: hpcml rm {run.id}."
+            if before.phase == Phase.PREPARED
+            else before.hint
         )
         raise NotFoundError("The run has no job to cancel", place=run.id, hint=hint)
     if (after := directories.follow_up(run)) and after.submission:  # first: it begins when this one ends
@@ -295,7 +298,7 @@ def _note_cancel(run: directories.Run) -> None:
 def scheduler_of(run: directories.Run, status: Status) -> Scheduler:
     """Return where the Dask scheduler of a run is that goes on; NotFoundError if it has none now."""
     attempt = run.paths.attempt(records.newest_attempt(run.paths) or 0)
-    table = None if status.over or status.phase == "queued" else directories.read_json(attempt.scheduler)
+    table = None if status.over or status.phase == Phase.QUEUED else directories.read_json(attempt.scheduler)
     if table is None:
         place, hint = f"{run.id}: {status.state}: {status.message}", f"Show the run's state: hpcml status {run.id}."
         if status.alone and not status.over:
@@ -345,7 +348,7 @@ def _standing(run: directories.Run, state: schedulers.JobState | None, silent: s
     except HpcmlError as error:
         return Standing(run, None, True, error.message)
     alive = not status.over or bool(state and (state.pending or state.active))
-    if status.phase == "prepared":
+    if status.phase == Phase.PREPARED:
         alive = bool(silent)
     if silent and run.may_start_again:
         alive = True

@@ -18,6 +18,7 @@ from hpcml.runs import record as run_record
 from hpcml.runs import status as run_status
 from hpcml.runs.status import Status
 from hpcml.schedulers import Submission
+from hpcml.states import Phase
 from hpcml.terminal import say_message
 
 _BLOCK = 200  # runs that are read at a time, at first, while those that failed are looked for
@@ -114,7 +115,7 @@ def _read(paths: list[Path], said: set[str]) -> list[tuple[Status, directories.R
             row = run_status.status(run, states.get(run.id, written), ask=not run.job)
         except StorageError as error:
             row = run_status.unreadable(run.paths.directory, error)
-        if silent and (run.id in open_runs or row.phase == "prepared"):  # what its own files tell is still true
+        if silent and (run.id in open_runs or row.phase == Phase.PREPARED):  # what its own files tell is still true
             row = row.changed(silent=silent, message=row.message or silent)
         rows.append((row, run))
     return rows

@@ -21,6 +21,7 @@ from hpcml.runs import record as records
 from hpcml.runs.status import status
 from hpcml.sites.lookup import LoadedSite
 from hpcml.sites.schema import Partition
+from hpcml.states import Phase
 
 if TYPE_CHECKING:
     from hpcml.runs.submit import Prepared  # which hpcml status does without
@@ -167,7 +168,7 @@ def shorter(prepared: Prepared) -> str:
     try:
         for run in _runs_like(prepared):
             current = status(run, ask=False)
-            if current.phase == "ended" and current.exit_status == 0 and (seconds := current.seconds()) is not None:
+            if current.phase == Phase.ENDED and current.exit_status == 0 and (seconds := current.seconds()) is not None:
                 taken.append(seconds)
             if len(taken) == _PAST:
                 break

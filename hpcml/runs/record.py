@@ -19,6 +19,7 @@ from hpcml.request.record import ENDS, Awaited
 from hpcml.runs import directories
 from hpcml.runs.directories import complete
 from hpcml.schedulers import Submission
+from hpcml.states import State
 
 
 class Planned(NamedTuple):
@@ -117,7 +118,7 @@ def _awaited(text: str) -> Awaited:
 def cancelled(by: str, message: str, hint: str, reason: str = "") -> End:
     """Return the end of a run that was cancelled, or dropped by Slurm, before it or its next attempt started."""
     now = round(time.time(), 3)
-    return End(CANCELLED, "queued", by, message, hint, ended_as="CANCELLED", time=now, reason=reason)
+    return End(CANCELLED, "queued", by, message, hint, ended_as=State.CANCELLED, time=now, reason=reason)
 
 
 def _began_again(happened: list[Event], ended: int) -> bool:

@@ -8,10 +8,11 @@ from typing import Any
 
 from hpcml import files, kinds, schedulers
 from hpcml.errors import NotFoundError, StorageError
-from hpcml.report.attempts import Ending
+from hpcml.report.ending import Ending
 from hpcml.runs import directories, why
 from hpcml.runs import record as records
 from hpcml.runs import status as run_status
+from hpcml.states import Phase
 
 
 def make(run: directories.Run) -> Path:
@@ -28,7 +29,7 @@ def make(run: directories.Run) -> Path:
 
     status = run_status.status(run)
     attempt = records.newest_attempt(run.paths)
-    if attempt is None or status.phase in ("refused", "prepared"):
+    if attempt is None or status.phase in (Phase.REFUSED, Phase.PREPARED):
         hint = f"Show the run's state: hpcml status {run.id}."
         raise NotFoundError("The run has not started, so it has no report", place=run.id, hint=hint)
     answer = why.of_status(run, status)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from hpcml import units
+from hpcml import attempts, units
 from hpcml.errors import ConfigError, StorageError
 from hpcml.plan import cost
 from hpcml.recorded import Recorded
@@ -25,8 +25,6 @@ def asked(run: directories.Run, planned: Planned) -> dict[str, Any]:
 
 def described(run: directories.Run, status: Status) -> dict[str, Any]:
     """Return a run's status with what was asked for, its results, attempts and notes: what ``status --json`` prints."""
-    from hpcml.report import attempts  # the reading of samples and logs, which a submission does without
-
     more = {
         "asked": asked(run, status.planned),
         "results": str(run.paths.out) if has_results(run) else "",

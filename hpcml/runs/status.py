@@ -36,7 +36,7 @@ from hpcml.runs.directories import complete
 from hpcml.runs.record import Planned
 from hpcml.schedulers import JobState, Submission
 from hpcml.sites.layers import process_environment
-from hpcml.states import Wait
+from hpcml.states import HAS_NODES, STATE_BY_PHASE, Phase, State, Wait
 from hpcml.units import format_age
 
 EARLY = "workers.start=early"  # the setting with which the cluster starts before every script
@@ -45,29 +45,24 @@ _UNWRITTEN = {  # what the batch script's exit status says of a run without stat
     STORAGE: "the run could not write its status: its folder was missing or not yours, or full or read-only",
     START_FAILED: "the batch script could neither start the run nor write its status",
 }
-_JOB_ENDS = {  # the exit status and the sentence of an end that the run itself could not write, and the run's state
-    "TIMEOUT": (TIME_LIMIT, "the time limit was reached", "TIMEOUT"),
-    "DEADLINE": (TIME_LIMIT, "the job's deadline was reached", "TIMEOUT"),
-    "CANCELLED": (CANCELLED, "the job was cancelled", "CANCELLED"),
-    "OUT_OF_MEMORY": (
+# By the job's state: the exit status and the sentence of an end that the run itself could not write, and its state.
+_JOB_ENDS: dict[str, tuple[int, str, State]] = {
+    State.TIMEOUT: (TIME_LIMIT, "the time limit was reached", State.TIMEOUT),
+    State.DEADLINE: (TIME_LIMIT, "the job's deadline was reached", State.TIMEOUT),
+    State.CANCELLED: (CANCELLED, "the job was cancelled", State.CANCELLED),
+    State.OUT_OF_MEMORY: (
         137,
         "Slurm reports that a process of the job was out of memory (OUT_OF_MEMORY)",
-        "OUT_OF_MEMORY",
+        State.OUT_OF_MEMORY,
     ),
-    "NODE_FAIL": (ALLOCATION_LOST, "a node of the allocation failed", "NODE_FAIL"),
-    "BOOT_FAIL": (ALLOCATION_LOST, "a node did not boot", "NODE_FAIL"),
-    "PREEMPTED": (PREEMPTED, "the job was preempted: Slurm gave its nodes to another job (PREEMPTED)", "PREEMPTED"),
-    "REVOKED": (ALLOCATION_LOST, "another cluster of the Slurm federation started the job (REVOKED)", "FAILED"),
-}
-
-_STATES = {
-    "refused": "REFUSED",
-    "unknown": "UNKNOWN",
-    "prepared": "PREPARED",
-    "queued": "PENDING",
-    "starting": "RUNNING",
-    "running": "RUNNING",
-    "ending": "RUNNING",
+    State.NODE_FAIL: (ALLOCATION_LOST, "a node of the allocation failed", State.NODE_FAIL),
+    State.BOOT_FAIL: (ALLOCATION_LOST, "a node did not boot", State.NODE_FAIL),
+    State.PREEMPTED: (
+        PREEMPTED,
+        "the job was preempted: Slurm gave its nodes to another job (PREEMPTED)",
+        State.PREEMPTED,
+    ),
+    State.REVOKED: (ALLOCATION_LOST, "another cluster of the Slurm federation started the job (REVOKED)", State.FAILED),
 }
 
 
@@ -125,7 +120,7 @@ class Status(NamedTuple):
 
     run: str  # its id
     directory: str = ""  # its path
-    phase: str = "unknown"  # or refused, prepared, queued, starting, running, ending, ended
+    phase: str = Phase.UNKNOWN
     message: str = ""  # a clause: what it waits for, does, or ended with
     hint: str = ""  # what to do or to note, in sentences
     planned: Planned = Planned()
@@ -136,7 +131,7 @@ class Status(NamedTuple):
     ended: End | None = None  # how it ended, is ending, or why it was refused; None before
 
     @classmethod
-    def of(cls, run: str, site: str = "", phase: str = "unknown", message: str = "", **values: Any) -> Status:
+    def of(cls, run: str, site: str = "", phase: str = Phase.UNKNOWN, message: str = "", **values: Any) -> Status:
         """Return the status of a run; ``values`` as for :meth:`changed`."""
         return cls(run, phase=phase, message=message).changed(site=site, **values)
 
@@ -176,10 +171,10 @@ class Status(NamedTuple):
     @property
     def state(self) -> str:
         """The run's state in Slurm's words; REFUSED, PREPARED and UNKNOWN where there is no job that has one."""
-        if self.phase in _STATES:
-            return _STATES[self.phase]
+        if self.phase in STATE_BY_PHASE:
+            return STATE_BY_PHASE[self.phase]
         failed, job_state = self.exit_status, self.allocation.job_state
-        return "OUT_OF_MEMORY" if failed and job_state == "OUT_OF_MEMORY" else self.ending.ended_as
+        return State.OUT_OF_MEMORY if failed and job_state == State.OUT_OF_MEMORY else self.ending.ended_as
 
     @property
     def end(self) -> End:
@@ -211,18 +206,18 @@ class Status(NamedTuple):
     @property
     def over(self) -> bool:
         """Whether nothing of the run can come any more."""
-        return self.phase in ("ended", "refused")
+        return self.phase in (Phase.ENDED, Phase.REFUSED)
 
     @property
     def failed(self) -> bool:
         """Whether it was refused, lost or ended with another status than 0; a cancelled run did what was wanted."""
-        if self.state == "CANCELLED" or self.exit_status == CANCELLED:
+        if self.state == State.CANCELLED or self.exit_status == CANCELLED:
             return False
-        return self.over and (self.phase == "refused" or bool(self.exit_status))
+        return self.over and (self.phase == Phase.REFUSED or bool(self.exit_status))
 
     def silences(self, step: int = 1) -> tuple[str, ...]:
         """Return for how many seconds workers are silent (a sentence a node) or ranks idle, in whole ``step``."""
-        if self.phase != "running":
+        if self.phase != Phase.RUNNING:
             return ()
 
         def seconds(since: float) -> int:
@@ -276,16 +271,16 @@ def status(run: directories.Run, job: JobState | None = None, *, ask: bool = Tru
     """
     with complete(run.paths.directory):
         current = _from_files(run)
-    if records.is_prepared(run) and not run.job and current.phase == "unknown":
+    if records.is_prepared(run) and not run.job and current.phase == Phase.UNKNOWN:
         hint = f"Submit the run with: {run.submission.line if run.submission else ''}"
-        return current.changed(phase="prepared", message="not submitted yet", hint=hint)
+        return current.changed(phase=Phase.PREPARED, message="not submitted yet", hint=hint)
     if (
         not (run.submission and run.submission.error)
-        and (current.phase != "ended" or run.may_start_again)
+        and (current.phase != Phase.ENDED or run.may_start_again)
         and (ask or job is not None)
     ):
         current = _ask_owner(current, run, job)
-    if current.phase in ("starting", "running", "ending") and (room := directories.full(run.paths.directory)):
+    if current.phase in HAS_NODES and (room := directories.full(run.paths.directory)):
         hint = f"{room[0].upper()}{room[1:]}: new output of the script and the logs is lost."
         return current.changed(hint=hint)
     return current
@@ -304,7 +299,7 @@ def now(run: directories.Run) -> tuple[directories.Run, Status]:
 
 def settled(run: directories.Run, current: Status) -> Status:
     """Bring the files of a run that could not do it itself, because it was killed; return the status with them."""
-    if not current.over or current.phase == "refused":
+    if not current.over or current.phase == Phase.REFUSED:
         return current
     known = written.of(run.paths)
     if known and known.attempt == current.progress.attempt:
@@ -347,7 +342,9 @@ def _from_files(run: directories.Run) -> Status:
     new = new.changed(has_cluster=kinds.get(record.planned.kind).has_cluster and not record.planned.late)
     if (refusal := run.submission) and refusal.error:
         return new.changed(
-            phase="unknown" if refusal.exit_status == ANSWER_LOST and not records.was_given_up(run) else "refused",
+            phase=Phase.UNKNOWN
+            if refusal.exit_status == ANSWER_LOST and not records.was_given_up(run)
+            else Phase.REFUSED,
             message=refusal.error,
             exit_status=refusal.exit_status,
             hint=refusal.hint,
@@ -359,7 +356,9 @@ def _from_files(run: directories.Run) -> Status:
             times = current.progress.times
             took = round(max(times.values()) - times["allocated"]) if "allocated" in times else 0
             current = current.changed(seconds_before=current.progress.seconds_before + max(took, 0))
-            current = current.changed(attempt=event.attempt, phase="starting", times={}, clocks={}, silent_workers={})
+            current = current.changed(
+                attempt=event.attempt, phase=Phase.STARTING, times={}, clocks={}, silent_workers={}
+            )
             current = current.changed(idle_since=0.0)
             current = current.changed(versions="", fabric="", fabric_ok=True, differences=(), repairs={})
         current = _after(current, event)
@@ -369,7 +368,7 @@ def _from_files(run: directories.Run) -> Status:
     current = _with_files(current, written.of(run.paths))
     if (
         current.planned.form is Form.JUPYTER
-        and current.phase == "running"
+        and current.phase == Phase.RUNNING
         and (node := records.jupyter_node(run.paths))
     ):
         host = "" if schedulers.get(current.planned.scheduler).ONE_MACHINE else f"--host {_login_host(run)} "
@@ -390,7 +389,7 @@ def _login_host(run: directories.Run) -> str:
 
 def _with_end(current: Status, end: End) -> Status:
     """Return a status with how the run ended, or is ending while its roles are torn down."""
-    phase = "ended" if end.over else "ending"
+    phase = Phase.ENDED if end.over else Phase.ENDING
     ended = end._replace(ended_as=end.state)
     return current._replace(phase=phase, message=end.message, hint=end.hint, ended=ended)
 
@@ -414,10 +413,10 @@ def _after(current: Status, event: Event) -> Status:
     match event.name:
         case "allocated":
             return current.changed(
-                phase="starting", nodes=fields.texts("nodes"), workers=0, warnings=(), setup_warnings=(), hint=""
+                phase=Phase.STARTING, nodes=fields.texts("nodes"), workers=0, warnings=(), setup_warnings=(), hint=""
             )
         case "image-staging":
-            return current.changed(phase="starting", staging=fields.get("mode", str))
+            return current.changed(phase=Phase.STARTING, staging=fields.get("mode", str))
         case "environment-ready":
             return current.changed(versions=fields.get("words", str), differences=fields.texts("differences"))
         case "repairs":
@@ -431,7 +430,7 @@ def _after(current: Status, event: Event) -> Status:
             setup_warnings = (*reported.setup_warnings, *((sentence,) if "setup" in fields.facts else ()))
             return current.changed(warnings=(*reported.warnings, sentence), setup_warnings=setup_warnings)
         case "driver-started":
-            return current.changed(phase="running")
+            return current.changed(phase=Phase.RUNNING)
         case "time-limit-near":
             pages = current.planned.form is Form.JUPYTER
             effect = (
@@ -448,12 +447,12 @@ def _message(current: Status) -> str:
     """Return what a run waits for before its script starts, and that this runs."""
     script = current.planned.form.traits.title
     kind, times = kinds.get(current.planned.kind), current.progress.times
-    if current.phase == "running":
+    if current.phase == Phase.RUNNING:
         count, expected = current.cluster.workers, current.planned.expected
         if current.alone:
             return f"{script} runs, without a Dask cluster"
         return f"{script} runs" + (f", with {count} of {expected} {kind.noun}s" if count < expected else "")
-    if current.phase != "starting":
+    if current.phase != Phase.STARTING:
         return ""
     if kind.ready in times or current.planned.late:
         return next((stage.waiting for stage in optional_stages(current)), f"{script} starts")
@@ -487,7 +486,9 @@ def _ask_owner(current: Status, run: directories.Run, asked: JobState | None) ->
             f"Look for a job with the comment hpcml:{run.id}: squeue --me -o '%i %k'. "
             f"If there is no such job, the run counts as not submitted after {records.LOST_AFTER / 60:g} minutes."
         )
-        return current.changed(phase="unknown", message="Slurm's answer to the submission was not recorded", hint=hint)
+        return current.changed(
+            phase=Phase.UNKNOWN, message="Slurm's answer to the submission was not recorded", hint=hint
+        )
     try:
         with complete(run.paths.directory):
             run, job = present_job(run, asked)
@@ -495,8 +496,8 @@ def _ask_owner(current: Status, run: directories.Run, asked: JobState | None) ->
     except SlurmUnreachableError as error:
         current = current.changed(silent=error.message)
         if isinstance(error, schedulers.NotAskedError):  # it may have ended since its own files were written
-            return current.changed(phase="unknown", message=error.message)
-        if current.phase == "unknown":
+            return current.changed(phase=Phase.UNKNOWN, message=error.message)
+        if current.phase == Phase.UNKNOWN:
             message = "the run has written nothing yet, and Slurm does not answer"
             return current.changed(message=message, hint=error.hint)
         return current
@@ -521,26 +522,26 @@ def present_job(run: directories.Run, asked: JobState | None = None) -> tuple[di
 def _with_answer(current: Status, run: directories.Run, job: JobState) -> Status:
     """Take in what the scheduler says of the job; the run's own events are newer than Slurm's word."""
     current = current.changed(job_state=job.state, estimate=job.start if job.pending else "", wait=job.wait)
-    if current.phase == "ended":
+    if current.phase == Phase.ENDED:
         if job.ended:
             return _not_continued(current, run, job)
         # An attempt of a job that may be put back into the queue has ended: the run has not, the job is there still.
-        again = current.changed(phase="ending", ended=None, hint="")
-        return again.changed(phase="queued", message=_waits_again(run, job)) if job.pending else again
+        again = current.changed(phase=Phase.ENDING, ended=None, hint="")
+        return again.changed(phase=Phase.QUEUED, message=_waits_again(run, job)) if job.pending else again
     if job.ended:
         before = _never_started(current, run) or _cancelled_before_start(current, run, job)
         return before or _ended_without_word(current, run, job)
-    if job.pending and current.phase != "unknown" and run.may_start_again:  # it was killed, and left no word
-        return current.changed(phase="queued", message=_waits_again(run, job))
-    if current.phase != "unknown":
+    if job.pending and current.phase != Phase.UNKNOWN and run.may_start_again:  # it was killed, and left no word
+        return current.changed(phase=Phase.QUEUED, message=_waits_again(run, job))
+    if current.phase != Phase.UNKNOWN:
         return current
     if current.planned.after and (job.wait is Wait.JOBS or _waits_here(run, job)):
         awaited = " and for ".join(one.clause() for one in current.planned.after)
-        return current.changed(phase="queued", message=f"waiting for {awaited}", job_state="PENDING")
+        return current.changed(phase=Phase.QUEUED, message=f"waiting for {awaited}", job_state=State.PENDING)
     if job.pending:
-        return current.changed(phase="queued", message=job.reason)
+        return current.changed(phase=Phase.QUEUED, message=job.reason)
     message = "the run starts" if job.active else f"Slurm reports {job.state}"
-    return current.changed(phase="starting", message=message)
+    return current.changed(phase=Phase.STARTING, message=message)
 
 
 def _waits_again(run: directories.Run, job: JobState) -> str:
@@ -552,7 +553,10 @@ def _waits_again(run: directories.Run, job: JobState) -> str:
 def _not_continued(current: Status, run: directories.Run, job: JobState) -> Status:
     """Return the end of a run of whose last attempt it is written; its next one may have ended before it began."""
     by_hpcml = job.state == schedulers.UNKNOWN.state and run.submission and run.submission.cancelled
-    if not (job.state == "CANCELLED" or by_hpcml) or not run.paths.attempt(current.progress.attempt).goes_on.exists():
+    if (
+        not (job.state == State.CANCELLED or by_hpcml)
+        or not run.paths.attempt(current.progress.attempt).goes_on.exists()
+    ):
         return current
     message = (
         "the run was cancelled while its next attempt waited in the queue; "
@@ -605,7 +609,7 @@ def _cancelled_before_start(current: Status, run: directories.Run, job: JobState
     The end is written into the run's files, because Slurm forgets the job.
     """
     when = run.submission.cancelled if run.submission else 0.0
-    cancelled = job.state == "CANCELLED" or (when and job.state == schedulers.UNKNOWN.state)
+    cancelled = job.state == State.CANCELLED or (when and job.state == schedulers.UNKNOWN.state)
     if not cancelled or current.progress.times or records.newest_attempt(run.paths) is not None:
         return None
     message, by = "the job was cancelled (scancel) before it started", SLURM
@@ -626,12 +630,12 @@ def _ended_without_word(current: Status, run: directories.Run, job: JobState) ->
     What Slurm says is the cause, if it says one; without it step.sh's record counts, and then the job's log.
     """
     if current.exit_status is not None:
-        return current.changed(phase="ended")  # the end was written, the teardown was cut short
+        return current.changed(phase=Phase.ENDED)  # the end was written, the teardown was cut short
     if job.state in _JOB_ENDS:
         return _lost(current, run, *_JOB_ENDS[job.state])
     if driver := records.driver_exit(run.paths):
         return _step_ended(current, run, driver)
-    if job.state == "FAILED" and run.submission:
+    if job.state == State.FAILED and run.submission:
         exit_status = schedulers.end(run.submission).exit_status
         if exit_status in _UNWRITTEN:
             return _lost(current, run, exit_status, _UNWRITTEN[exit_status])
@@ -662,13 +666,13 @@ def _step_ended(before: Status, run: directories.Run, driver: records.DriverEnd)
     return current.changed(hint=hint, quote=log or current.ending.quote, reason=why.reason)
 
 
-def _lost(current: Status, run: directories.Run, exit_status: int, message: str, state: str = "FAILED") -> Status:
+def _lost(current: Status, run: directories.Run, exit_status: int, message: str, state: str = State.FAILED) -> Status:
     quote = files.tail(run.paths.job_log)
     hint = f"Read the job's log: {run.paths.job_log}."
     if room := directories.full(run.paths.directory):
         message += f"; {room}"
         hint = "Free some space, or choose another runs folder (--set paths.runs=…). Then submit the run again."
-    elif state == "CANCELLED":
+    elif state == State.CANCELLED:
         hint = f"Submit the run again: hpcml rerun {run.id}."
     elif not current.progress.times and not quote:
         hint = "The job wrote nothing into its log. Check that all nodes share the runs folder (paths.runs)."

@@ -15,6 +15,7 @@ from hpcml.paths import AttemptPaths
 from hpcml.runs import directories
 from hpcml.runs.status import Status
 from hpcml.samples import DiskTraffic, NodeSeries, Progress, Series, Traffic, Work, rate, total
+from hpcml.states import HAS_NODES, Phase
 
 LINES = 12  # of the script's output
 MOST_WARNINGS = 50
@@ -212,7 +213,7 @@ def view(status: Status, look: Look, now: float, cause: str = "") -> View:
         Why it failed, in one line.
     """
     elapsed, left = _times(status, now)
-    shows_nodes = status.phase in ("starting", "running", "ending", "ended")
+    shows_nodes = status.phase in (*HAS_NODES, Phase.ENDED)
     names = dict.fromkeys([*status.allocation.nodes, *look.nodes]) if shows_nodes else {}
     of_kind = look.of_kind.samples if look.of_kind and shows_nodes else ()
     progress = look.kind.progress(of_kind, list(names)) if of_kind else None

@@ -20,6 +20,7 @@ from hpcml.runs.status import Status
 from hpcml.schedulers import JobState
 from hpcml.sites.layers import process_environment
 from hpcml.sites.schema import Site
+from hpcml.states import Phase
 
 LOOK = 0.15  # seconds between looks at a run's files
 FIRST_ASK_AFTER_START = 7.0  # seconds that a run's own events are trusted at first, before Slurm is asked again
@@ -144,7 +145,7 @@ def resolve(folder: Path, site: Site, asked: Sequence[Awaited]) -> tuple[tuple[A
         run = records.adopt(directories.find(folder, one.run))
         current = run_status.status(run)
         awaited = one._replace(run=run.id, job=run.job)
-        if current.phase == "refused":
+        if current.phase == Phase.REFUSED:
             raise SiteError("The run that --after names never ran: Slurm refused it", place=run.id, hint=_again(run))
         if current.over:
             if not awaited.met_by(current.exit_status):
@@ -199,7 +200,7 @@ def _look(directory: Path) -> run_status.Status:
     try:
         return run_status.status(directories.load(directory))
     except HpcmlError as error:
-        return run_status.Status(directory.name, phase="ended", message=error.message)
+        return run_status.Status(directory.name, phase=Phase.ENDED, message=error.message)
 
 
 def _end(run: directories.Run, by: str, message: str, hint: str = "", reason: str = "") -> None:

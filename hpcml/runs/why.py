@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hpcml import kinds, records, schedulers
+from hpcml import attempts, kinds, records, schedulers
 from hpcml.errors import ALLOCATION_LOST, IDLE, ConfigError, NotFoundError, StorageError
 from hpcml.failures import evidence, judgement, stacks
 from hpcml.failures.end import SLURM, Reason
@@ -21,7 +21,6 @@ from hpcml.failures.rules import BY_NAME, COLLECTIVE, of_refusal
 from hpcml.failures.stacks import Group
 from hpcml.paths import SCRIPT
 from hpcml.recorded import Recorded, RecordedSpec
-from hpcml.report import attempts
 from hpcml.request.record import RunRequest
 from hpcml.runs import directories, handle, packages
 from hpcml.runs import stacks as live_stacks
@@ -32,7 +31,7 @@ from hpcml.runs.status import Status
 from hpcml.schedulers import partitions
 from hpcml.sites import lookup
 from hpcml.sites.schema import Site
-from hpcml.states import Wait
+from hpcml.states import Phase, State, Wait
 from hpcml.units import Memory, TimeLimit, expand_hosts, format_memory_for_slurm, format_seconds
 
 MOST_LOGS = 128  # workers' logs that are read
@@ -78,8 +77,7 @@ class Answer(NamedTuple):
     @property
     def sentence(self) -> str:
         """The cause in one line."""
-        cause = Cause(self.cause, **{name: getattr(self, name) for name in _IN_A_SENTENCE})
-        return attempts.cause_sentence(cause)
+        return Cause(self.cause, **{name: getattr(self, name) for name in _IN_A_SENTENCE}).sentence
 
     def as_json(self) -> dict[str, object]:
         """Return the answer as a JSON-ready mapping."""
@@ -102,7 +100,7 @@ def look(run: directories.Run) -> tuple[Status, Answer]:
 
 def of_status(run: directories.Run, status: Status) -> Answer:
     """Return why a run failed that stands so."""
-    if status.phase == "refused":
+    if status.phase == Phase.REFUSED:
         return refused(status)
     sentences = (*status.progress.warnings[-_WARNINGS:], *status.silences())
     lines = tuple(Line(sentence, "record", "events.jsonl") for sentence in sentences)
@@ -112,7 +110,7 @@ def of_status(run: directories.Run, status: Status) -> Answer:
     judged = judgement.judge(_case(run, status), hits)
     if judged is None:
         return Answer(run.id, status.state, False, "the run succeeded: there is no failure to explain", warnings=lines)
-    if not judged.known or judged.rule == Reason.BATCH_KILLED or (status.state == "NODE_FAIL" and not judged.nodes):
+    if not judged.known or judged.rule == Reason.BATCH_KILLED or (status.state == State.NODE_FAIL and not judged.nodes):
         judged = _by_scheduler(run, status, judged)
     if judged.rule in ("no-module", "no-submodule"):
         judged = _removed_module(run, judged)
@@ -211,7 +209,7 @@ def _by_scheduler(run: directories.Run, status: Status, cause: Cause) -> Cause:
     if not run.submission or not run.submission.key or status.ending.by not in (SLURM, "hpcml"):
         return cause
     ended = schedulers.end(run.submission)
-    if status.state == "NODE_FAIL":
+    if status.state == State.NODE_FAIL:
         return (
             cause._replace(nodes=hosts(ended.failed_nodes)) if ended.failed_nodes else _first_node(run, status, cause)
         )
@@ -262,11 +260,11 @@ def _first_node(run: directories.Run, status: Status, cause: Cause) -> Cause:
 def _of_active(run: directories.Run, status: Status, lines: tuple[Line, ...]) -> Answer:
     """Return what a run that has not ended waits for, if it waits, and what its processes show."""
     wait = status.allocation.wait
-    cause = f"the run waits: {status.message}" if status.phase == "queued" else status.message
+    cause = f"the run waits: {status.message}" if status.phase == Phase.QUEUED else status.message
     step = f"Cancel the run: hpcml cancel {run.id}." if wait.is_vain else status.hint
     rule = Reason.NEVER_SATISFIED if wait is Wait.DEPENDENCY else ""
     answer = Answer(run.id, status.state, wait.is_vain, cause, rule=rule, warnings=lines, next_step=step)
-    if status.phase != "running":
+    if status.phase != Phase.RUNNING:
         return answer
     if status.noun == "rank":
         answer = _while_ranks_wait(run, answer)

@@ -13,14 +13,9 @@ from hpcml.paths import RunPaths
 from hpcml.request.record import RunRequest
 from hpcml.schedulers.machine import Machine
 from hpcml.sites.schema import Site
-from hpcml.states import Wait
+from hpcml.states import ACTIVE, ENDED, PENDING, State, Wait
 
 OF_A_TASK = ("SLURM_PROCID", "SLURM_NTASKS")  # variables by which a script knows which of several tasks it is
-
-PENDING = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "RESV_DEL_HOLD", "SPECIAL_EXIT"}
-ACTIVE = {"RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING"}
-_LOST = {"OUT_OF_MEMORY", "NODE_FAIL", "BOOT_FAIL", "LAUNCH_FAILED", "RECONFIG_FAIL", "PREEMPTED", "REVOKED", "UNKNOWN"}
-ENDED = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "DEADLINE"} | _LOST
 
 
 class JobRequest(NamedTuple):
@@ -124,9 +119,9 @@ class AnswerLostError(HpcmlError):
     """It is not known whether the scheduler has accepted a job."""
 
 
-UNKNOWN = JobState("UNKNOWN")
+UNKNOWN = JobState(State.UNKNOWN)
 FOR_JOBS = "waiting for the jobs that this job depends on"  # why a job waits
-UNREADABLE = "UNREADABLE"
+UNREADABLE = State.UNREADABLE
 NOT_ASKED = "Slurm did not answer a query for many jobs at once. To query only this job: hpcml status RUN."
 
 

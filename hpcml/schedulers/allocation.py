@@ -20,6 +20,7 @@ from hpcml.paths import RunPaths
 from hpcml.schedulers import UNKNOWN, JobLayout, JobRequest, JobState, Launcher, Submission, local, slurm, slurm_options
 from hpcml.sites.layers import process_environment
 from hpcml.sites.schema import Site
+from hpcml.states import State
 from hpcml.units import expand_hosts
 
 ONE_MACHINE, OWN_JOBS = False, False
@@ -29,7 +30,7 @@ foreign_variables, outer_job = slurm.foreign_variables, slurm.outer_job
 gpu_directives, mpi_kinds = slurm.gpu_directives, slurm.mpi_kinds
 find, end = local.find, local.end  # nothing is submitted, and the run's own files say how it ended
 _JOB_VARIABLES = ("SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_CLUSTER_NAME")  # what srun and the roles need of the job
-_GONE = JobState("UNKNOWN", "the run's job steps exited without writing a status (they may have been killed)")
+_GONE = JobState(State.UNKNOWN, "the run's job steps exited without writing a status (they may have been killed)")
 _LOOK = 0.05  # seconds between looks whether the run's step has begun
 _TAKE = "Get an allocation with salloc, add hpcml run to your own batch script, or use hpcml submit."
 # The run's step: the batch script, and beside it a watch on hpcml run, whose death by SIGKILL ends the run too.
@@ -95,7 +96,7 @@ def parse(job: str, text: str) -> Allocation:
     # of an array's first task it tells all tasks
     text = next((line for line in text.splitlines() if line.startswith(f"JobId={job} ")), text)
     fields = dict(word.split("=", 1) for word in text.split() if "=" in word)
-    if (state := fields.get("JobState", "")) != "RUNNING":
+    if (state := fields.get("JobState", "")) != State.RUNNING:
         raise SiteError(
             f"The allocation is not running: the state of its job is {state or 'unknown'}",
             place=f"job {job}",
@@ -262,7 +263,7 @@ def states(jobs: Sequence[str]) -> dict[str, JobState]:
     """Return how runs stand: one whose step is there runs, of others the allocation's end tells."""
     keys = {key: key.partition(" ") for key in jobs}
     running = {name for _, name, _ in _steps(["--me"])}
-    by_key = {key: JobState("RUNNING") for key, (_, _, folder) in keys.items() if Path(folder).name in running}
+    by_key = {key: JobState(State.RUNNING) for key, (_, _, folder) in keys.items() if Path(folder).name in running}
     rest = {key: job for key, (job, _, _) in keys.items() if key not in by_key}
     of_jobs = slurm.states(sorted(set(rest.values()))) if rest else {}
     for key, job in rest.items():

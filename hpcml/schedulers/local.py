@@ -15,6 +15,7 @@ from hpcml.paths import RunPaths
 from hpcml.recorded import RecordedPlan
 from hpcml.schedulers import JobEnd, JobLayout, JobRequest, JobState, Submission, slurm
 from hpcml.sites.schema import Site
+from hpcml.states import State
 
 ONE_MACHINE, OWN_JOBS = True, True
 NODE_OPTIONS: tuple[str, ...] = ()
@@ -29,7 +30,7 @@ from hpcml.runs import waiting
 waiting.main(pathlib.Path(sys.argv[2]))
 """
 _GONE = JobState(
-    "UNKNOWN", "the run's processes exited without writing a status (they were killed, or the machine stopped)"
+    State.UNKNOWN, "the run's processes exited without writing a status (they were killed, or the machine stopped)"
 )
 
 
@@ -86,7 +87,7 @@ def find(run_ids: Sequence[str]) -> dict[str, Submission]:
 
 def states(jobs: Sequence[str]) -> dict[str, JobState]:
     """Return which of the batch scripts are there still."""
-    return {job: JobState("RUNNING") if _lives(job) else _GONE for job in jobs}
+    return {job: JobState(State.RUNNING) if _lives(job) else _GONE for job in jobs}
 
 
 def _lives(job: str) -> bool:

@@ -19,11 +19,8 @@ from hpcml.origins import HPCML
 from hpcml.paths import RunPaths
 from hpcml.request.record import RunRequest, measure
 from hpcml.schedulers import (
-    ACTIVE,
-    ENDED,
     FOR_JOBS,
     NOT_ASKED,
-    PENDING,
     UNKNOWN,
     UNREADABLE,
     AnswerLostError,
@@ -36,7 +33,7 @@ from hpcml.schedulers import (
 )
 from hpcml.sites.layers import process_environment
 from hpcml.sites.schema import Site
-from hpcml.states import Wait
+from hpcml.states import ACTIVE, ENDED, PENDING, State, Wait
 from hpcml.subprocesses import Answer, CommandMissingError, run
 
 ONE_MACHINE, OWN_JOBS = False, True
@@ -404,7 +401,7 @@ def jobs_of_clusters() -> dict[str, list[str]]:
     answer = ask(command)
     if answer.code != 0:
         raise silent(answer)
-    over = ENDED | {"COMPLETING"}
+    over = ENDED | {State.COMPLETING}
     jobs: dict[str, list[str]] = {}
     for row in rows_of(answer):
         if len(row) == 3 and row[1] not in over and (match := re.fullmatch(r"hpcml:(.+)\.\d+", row[2])):

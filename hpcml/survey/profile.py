@@ -413,9 +413,8 @@ class _Writer:
         if not node or not node.gpu.names:
             return
         seen = How(NODE, f"the {VENDOR.name} driver of {node.job.node}")
-        major = record.major(node.driver)
         cuda = node.gpu.cuda_driver.partition(".")[0]
-        able = [number for number, needs in NEEDS.items() if major >= needs.first_driver]
+        able = [number for number, needs in NEEDS.items() if record.major(node.driver) >= needs.first_driver]
         if cuda in map(str, NEEDS):
             draft.set(("gpu",), "cuda", cuda, seen)
         elif able:

@@ -18,6 +18,7 @@ from hpcml.runs import bad_nodes, directories, packages, reach, why
 from hpcml.runs import status as run_status
 from hpcml.runs import submit as runs_submit
 from hpcml.sites.schema import Partition
+from hpcml.states import State
 from hpcml.sweeps import points, record
 from hpcml.sweeps.points import Point, Value
 from hpcml.sweeps.record import Planned, Progress, Sweep
@@ -91,7 +92,7 @@ class Faults:
         run, status = self._run(run_id)
         answer = why.of_status(run, status)
         kind = judgement.kind_of(answer.rule, evident=answer.known)
-        if status.state == "TIMEOUT" or status.exit_status == TIME_LIMIT:
+        if status.state == State.TIMEOUT or status.exit_status == TIME_LIMIT:
             kind = "timeout"
         by_rule = BY_NAME[answer.rule].retry if answer.rule in BY_NAME else Retry.NONE
         retry = Retry.TIME if kind == "timeout" else by_rule

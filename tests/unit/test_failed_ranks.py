@@ -20,7 +20,6 @@ from hpcml.kinds.dask import KIND as DASK
 from hpcml.kinds.ranks import KIND
 from hpcml.paths import RunPaths
 from hpcml.records import DamagedError
-from hpcml.report.attempts import cause_sentence
 
 OWN = "rank-n2-2.log"  # of the rank that failed first
 PYTHON_ABORTS = (
@@ -83,7 +82,7 @@ def test_a_known_error_of_a_rank_counts_once(paths: RunPaths) -> None:
     (paths.logs / OWN).write_text(f"{TEXTS['gpu-memory'][1]}\n{TEXTS['gpu-memory'][1]}\n")
     found = why(paths, end_of(1), ("OutOfMemoryError", TEXTS["gpu-memory"][1].partition(": ")[2]))
     assert (found.rule, found.occurrences) == ("gpu-memory", 1)
-    assert cause_sentence(found) == "A GPU's memory is full (rank 2 on n2)."
+    assert found.sentence == "A GPU's memory is full (rank 2 on n2)."
 
 
 def test_of_many_ranks_three_are_named_and_the_rest_counted(paths: RunPaths) -> None:
@@ -91,12 +90,12 @@ def test_of_many_ranks_three_are_named_and_the_rest_counted(paths: RunPaths) -> 
         (paths.logs / f"rank-n{2 - rank % 2}-{rank}.log").write_text(TEXTS["gpu-memory"][1])
     found = why(paths, end_of(1))
     assert (found.ranks, found.occurrences) == ((2, 1, 3), 999)
-    assert cause_sentence(found).endswith("a GPU's memory is full (also ranks 1, 3 and 996 more).")
+    assert found.sentence.endswith("a GPU's memory is full (also ranks 1, 3 and 996 more).")
     (paths.logs / OWN).write_text("")
     found = why(
         paths, end_of(1), ("DistBackendError", "ncclRemoteError: remote process exited or there was a network error")
     )
-    assert cause_sentence(found) == "A GPU's memory is full (ranks 1, 3, 4 and 995 more)."
+    assert found.sentence == "A GPU's memory is full (ranks 1, 3, 4 and 995 more)."
 
 
 def test_the_log_of_the_rank_that_failed_is_read_among_very_many(paths: RunPaths) -> None:
@@ -112,7 +111,7 @@ def test_another_rank_began_it(paths: RunPaths) -> None:
         paths, end_of(1), ("DistBackendError", "ncclRemoteError: remote process exited or there was a network error")
     )
     assert (found.rule, found.ranks) == ("ecc", (0,))
-    assert cause_sentence(found) == "A GPU's memory is faulty (ECC) (rank 0)."
+    assert found.sentence == "A GPU's memory is faulty (ECC) (rank 0)."
 
 
 def test_the_error_of_another_rank_is_the_cause_of_a_lost_connection(paths: RunPaths) -> None:

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from hpcml import kinds
+from hpcml import attempts, kinds
 from hpcml.recorded import Recorded
-from hpcml.report import attempts
 from hpcml.report.page import make
 from tests import report_samples
 from tests.report_samples import Shape

@@ -19,8 +19,8 @@ from hpcml.failures.evidence import Line as Evidence
 from hpcml.paths import sweep_folder
 from hpcml.repairs import Decision
 from hpcml.report import contents, page, series
-from hpcml.report.attempts import Ending
 from hpcml.report.contents import Interconnect, Machines
+from hpcml.report.ending import Ending
 from hpcml.report.ledger import Function
 from hpcml.report.page import Curve, make
 from tests import report_samples

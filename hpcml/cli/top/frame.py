@@ -9,6 +9,7 @@ from hpcml.cli.ls import cut_name
 from hpcml.failures.end import Reason
 from hpcml.runs.view import Gpu, Node, View
 from hpcml.samples import Work, total
+from hpcml.states import HAS_NODES, Phase
 from hpcml.terminal import cells, fit, folded, shown
 from hpcml.units import counted, format_bytes, format_seconds
 
@@ -90,7 +91,7 @@ def _head(view: View, width: int) -> list[Line]:
     gap = width - cells(name) - cells(shown(where))
     lines: list[Line] = [(Piece(name, "bold"), *([Piece(" " * gap + where)] if gap >= 2 and where else []))]
     failed = status.over and status.exit_status != 0
-    style = "red" if failed else "green" if status.phase in ("running", "ended") else "bold"
+    style = "red" if failed else "green" if status.phase in (Phase.RUNNING, Phase.ENDED) else "bold"
     state, *rest = folded(shown(_state(view)), width, first=f"{status.state:<{LABEL - 1}} ", rest=" " * LABEL)
     lines.append((Piece(state[: len(status.state)], style), Piece(state[len(status.state) :])))
     lines += [(Piece(line),) for line in rest[:3]]
@@ -105,11 +106,11 @@ def _state(view: View) -> str:
     status = view.status
     lasts = "" if view.elapsed is None else duration(view.elapsed)
     limit = f"; {duration(view.left)} of {duration(status.planned.time_limit)} left" if view.left is not None else ""
-    if status.phase == "queued":
+    if status.phase == Phase.QUEUED:
         return f"waiting{f' for {lasts}' if lasts else ''}: {status.message}"
     if status.over:
         return f"{status.message}{f', after {lasts}' if lasts else ''}"
-    message = f": {status.message}" if status.message and status.phase != "running" else ""
+    message = f": {status.message}" if status.message and status.phase != Phase.RUNNING else ""
     return f"{status.phase}{f' for {lasts}' if lasts else ''}{limit}{message}"
 
 
@@ -120,18 +121,18 @@ def _facts(view: View) -> list[tuple[str, str]]:
         rows.append(("exit", str(exit_status)))
     if view.cause:
         rows.append(("cause", view.cause))
-    if status.allocation.estimate and status.phase == "queued":
+    if status.allocation.estimate and status.phase == Phase.QUEUED:
         rows.append(("estimate", f"Slurm expects a start at {status.allocation.estimate}"))
     if status.allocation.silent:
         rows.append(("slurm", f"{status.allocation.silent} (all other lines come from the run's own files)"))
-    if status.hint and status.phase != "queued":
+    if status.hint and status.phase != Phase.QUEUED:
         rows.append(("next" if status.over else "note", status.hint))
-    if status.alone and status.phase in ("starting", "running", "ending"):
+    if status.alone and status.phase in HAS_NODES:
         rows.append(("cluster", status.no_cluster))
-    elif status.phase in ("starting", "running", "ending"):
+    elif status.phase in HAS_NODES:
         nodes = f" on {counted(view.node_count, 'node')}" if view.node_count else ""
         rows.append((f"{status.noun}s", f"{status.cluster.workers} of {status.planned.expected}{nodes}"))
-    elif status.phase == "queued" and view.node_count:
+    elif status.phase == Phase.QUEUED and view.node_count:
         rows.append(("nodes", str(view.node_count)))
     return rows
 
@@ -208,7 +209,7 @@ def table(view: View, width: int, room: int) -> list[Line]:
     """Return the nodes in at most ``room`` lines: each GPU, else each node, else the worst and the best of them."""
     sampled = [node for node in view.nodes if node.sampled]
     if not sampled:
-        waits = view.nodes and view.status.phase in ("starting", "running") and room >= 1
+        waits = view.nodes and view.status.phase in (Phase.STARTING, Phase.RUNNING) and room >= 1
         return labelled("nodes", ["no data yet"]) if waits else []
     if room < 2:
         return []
@@ -267,7 +268,7 @@ def _waits(view: View, node: Node) -> bool:
 
 def _name(view: View, node: Node) -> str:
     each = view.status.planned.expected // view.node_count if view.node_count else 0
-    lacks = node.workers is not None and node.workers < each and view.status.phase == "running"
+    lacks = node.workers is not None and node.workers < each and view.status.phase == Phase.RUNNING
     return f"{node.name} {node.workers}/{each}" if lacks else node.name
 
 

@@ -14,6 +14,7 @@ from hpcml.files import tail
 from hpcml.node import files
 from hpcml.node.settings import Context
 from hpcml.paths import SCRIPT, RunPaths
+from hpcml.states import State
 
 if TYPE_CHECKING:
     from hpcml.failures.judgement import Cause
@@ -162,5 +163,5 @@ def cause_of(
     name = f"{log.parent.name}/{log.name}"
     hits += [hit for piece in evidence.pieces(log) for hit in evidence.hits_in(piece, SCRIPT, name=name)]
     message, limit = (_OUT_OF_MEMORY, MemoryLimit.NODE) if out_of_memory else ("", "")
-    end = RunEnd(status, SCRIPT, "script", message, ended_as="" if limit else "FAILED", memory_limit=limit)
+    end = RunEnd(status, SCRIPT, "script", message, ended_as="" if limit else State.FAILED, memory_limit=limit)
     return judgement.judge(judgement.Case(end, error=error, last_error=evidence.last_error(log)), hits)

@@ -61,17 +61,7 @@ def roles(spec: RunRequest) -> tuple[Role, ...]:
 
 def workers(spec: RunRequest) -> Workers:
     """Return the ranks of each node: one that ends is not replaced."""
-    return Workers(
-        per_node=count(spec),
-        threads=0,
-        memory_limit=0,
-        restarts=0,
-        on_loss="fail",
-        resources=(),
-        gpu=None,
-        own_clusters=True,
-        mpi=asked(spec).mpi,
-    )
+    return Workers(per_node=count(spec), mpi=asked(spec).mpi)
 
 
 def reasons(spec: RunRequest) -> list[str]:
