@@ -647,7 +647,6 @@ LOOKS_AT_SENTENCES = {
     ("cli.why", "tell_end"): "the same sentence is not shown twice",
     ("node.run_state", "warn"): "the same warning is not given twice",
     ("runs.status", "_with_files"): "the same warning is not given twice",
-    ("doctor.nodes", "_trouble"): "nodes of which the same is said are named together",
     ("runs.listing", "_read"): "the same error is not shown twice",
     ("failures.judgement", "_of_child"): "what torchrun printed of a process of the user's",
 }
