@@ -39,7 +39,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 CALLS_OF_A_LOOK = 4  # at a folder: open, fstat, and getdents64 twice
-sys.path[:0] = [str(ROOT), str(ROOT / "tests/lab"), str(ROOT / "bench")]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests/lab"), str(ROOT / "tests/golden"), str(ROOT / "bench")]
 
 FIGURES = ROOT / "docs/benchmarks/thousand.json"
 USER, TICKS = "alice", os.sysconf("SC_CLK_TCK")
@@ -306,6 +306,8 @@ def on_lab(arguments: argparse.Namespace, *, traced: bool) -> list[Facts]:
 
 def look(count: int, each: int, label: str) -> Facts:
     """Return what one look at so many nodes costs a supervisor: while none of their workers is there, and when all are."""
+    from absences import absence_of
+    from hpcml.kinds.dask import KIND
     from hpcml.kinds.dask.node import losses
     from hpcml.node import files
     from hpcml.node.settings import Context
@@ -317,7 +319,9 @@ def look(count: int, each: int, label: str) -> Facts:
         for folder in (attempt.nodes, attempt.exits, run.logs):
             folder.mkdir(parents=True)
         names = tuple(f"n{number}" for number in range(count))
-        settings: Any = SimpleNamespace(workers_per_node=each, nodes=count, one_machine=False, image="")
+        settings: Any = SimpleNamespace(
+            job=SimpleNamespace(nodes=count, one_machine=False, image=""), workers=SimpleNamespace(per_node=each)
+        )
         context = Context(run, attempt, 0, settings, "n0", names)
         for node in names:
             mark = {"refused": "", "failed": [], "deaths": {}, "state": "workers"}
@@ -326,10 +330,11 @@ def look(count: int, each: int, label: str) -> Facts:
         present = {worker for node in names for worker in context.worker_names(node)}
         figures = {}
         for way, there in (("waiting", set()), ("all there", present)):
-            calls = opened(lambda there=there: losses.missing_nodes(context, there))
+            absence = absence_of(context, KIND, losses.WORDS, connected=names if label != "by files" else ())
+            calls = opened(lambda there=there, absence=absence: losses.missing_nodes(absence, there))
             used = time.process_time()
             for _ in range(5):
-                losses.missing_nodes(context, there)
+                losses.missing_nodes(absence, there)
             figures[way] = {"calls": calls, "milliseconds": round((time.process_time() - used) * 200, 2)}
     return {"nodes": count, "each": each, "label": label, **figures}
 

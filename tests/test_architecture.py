@@ -270,14 +270,14 @@ COMPLEX = {
 }
 # The lines of each package, which may only fall: a commit that raises a number says what this buys.
 MOST_LINES = {
-    ".": 5465,
+    ".": 5471,
     "api": 966,
     "cli": 7312,
     "doctor": 1538,
     "failures": 2888,
     "images": 1048,
-    "kinds": 10205,
-    "node": 11067,
+    "kinds": 10113,
+    "node": 11194,
     "options": 824,
     "plan": 835,
     "remote": 3548,

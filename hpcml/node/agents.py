@@ -102,6 +102,16 @@ class Agents:
                 self.lost[node] = message["why"]
                 self.ends += 1
 
+    def is_silent(self, node: str) -> bool:
+        """Whether a node's agent had a line and has not been heard for deadlines.answer."""
+        now, answer = self.state.clock.seconds, self.context.settings.deadlines.answer
+        return now - self.heard.get(node, now) > answer
+
+    def recently_silent(self) -> set[str]:
+        """Return the nodes that have been silent for longer than two signs of life."""
+        now, answer = self.state.clock.seconds, self.context.settings.deadlines.answer
+        return {node for node, last in self.heard.items() if now - last > min(answer, 2 * sign_every(answer))}
+
     def is_connected(self, node: str) -> bool:
         """Whether a node's agent has a line: what it does not say by it, no file says."""
         return node in self.hub.lines

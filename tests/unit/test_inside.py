@@ -15,8 +15,10 @@ from typing import Any
 
 import pytest
 
+from absences import absence_of
 from hpcml import records
 from hpcml.files import write
+from hpcml.kinds.dask import KIND
 from hpcml.kinds.dask.node import dask_worker, gpus, interconnect, losses, messages, tls
 from hpcml.node import agent, files, processes, script_environment, storage
 from hpcml.node import settings as node_settings
@@ -45,26 +47,27 @@ def context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> node_settings.Co
 
 
 def test_who_is_missing(context: node_settings.Context) -> None:
-    assert losses.missing_nodes(context, {"n1", "n2"}) == []
+    absence = absence_of(context, KIND, losses.WORDS)
+    assert losses.missing_nodes(absence, {"n1", "n2"}) == []
     context.run.log("worker", "n2").write_text("it imports\n")
-    silent = losses.missing_nodes(context, {"n1"})
+    silent = losses.missing_nodes(absence, {"n1"})
     assert [(missing.node, missing.final, missing.quote) for missing in silent] == [
         ("n2", False, ())
     ]  # no log is read yet
-    late = losses.of_the_workers(context, {"n1"}, 120.0)
+    late = losses.of_the_workers(absence, {"n1"}, 120.0)
     assert late
     assert late.quote == ("it imports",)
     write(context.attempt.exit_of("worker", "n2"), "127\n")
     context.run.log("worker", "n2").write_text("sh: python: not found\n")
-    (ended,) = losses.missing_nodes(context, {"n1"})
+    (ended,) = losses.missing_nodes(absence, {"n1"})
     assert ended.final
     assert "127" in ended.sentence()
     assert ended.quote == ("sh: python: not found",)
-    failed = losses.of_the_workers(context, set(), 120.0)
+    failed = losses.of_the_workers(absence, set(), 120.0)
     assert failed
     assert "127" in failed.message
     assert "n1" not in failed.message, "it may only be slow"
-    (unheard,) = losses.missing_nodes(context, {"n1", "n2"})  # the scheduler may not know yet of the task's end
+    (unheard,) = losses.missing_nodes(absence, {"n1", "n2"})  # the scheduler may not know yet of the task's end
     assert unheard.workers == ("n2",)
 
 

@@ -18,9 +18,11 @@ from typing import Any, cast
 
 import pytest
 
+from absences import absence_of
 from hpcml.errors import IMAGE, STOPPED, HpcmlError, NotFoundError
 from hpcml.forms import Form
-from hpcml.kinds.ranks.node import absence, interconnect, rapidsmpf, tasks
+from hpcml.kinds.ranks import KIND
+from hpcml.kinds.ranks.node import interconnect, losses, rapidsmpf, tasks
 from hpcml.kinds.ranks.node.processes import ENDING, EVENTS, FOLLOW, LEFT, Processes, Ranks
 from hpcml.kinds.ranks.variables import World, of_rank, with_users_own
 from hpcml.node import job
@@ -278,11 +280,9 @@ def test_a_node_that_cannot_enter_the_image_ends_the_run_as_such(tmp_path: Path)
         folder.mkdir(parents=True)
     settings = settings_of(job__one_machine=False, job__image="/images/dask.sif")
     context = Context(run, run.attempt(0), 0, settings, "n1", ("n1", "n2", "n3"))
-    steps = SimpleNamespace(lost_tasks=dict, gone=lambda _: False)
-    state: Any = SimpleNamespace(steps=steps, context=context, phase="nodes")
     (run.attempt(0).exits / "rank@n2").write_text("255\n")
     run.log("rank", "n2").write_text("FATAL:   container creation failed: it is cut off\n")
-    end = absence.end_without(state, ["n2", "n3"], {}, late=True)
+    end = losses.end_without(absence_of(context, KIND, losses.WORDS), ["n2", "n3"], late=True)
     assert end
     assert (end.exit_status, end.phase, end.at_fault) == (IMAGE, "image", ("n2",))
     assert end.message == "n2: the image could not be started: container creation failed: it is cut off"

@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from absences import absence_of
 from hpcml.kinds.dask import KIND
-from hpcml.kinds.dask.node.losses import Losses
+from hpcml.kinds.dask.node.losses import WORDS, Losses
 from hpcml.node import files, processes
-from hpcml.node.outcome import EventLog
 from hpcml.node.processes import MOST, OwnTime
 from hpcml.node.run_state import LAST_WORDS, Steps
 from hpcml.node.settings import Context
@@ -38,8 +40,8 @@ def context(tmp_path: Path) -> Context:
     return Context(run, run.attempt(0), 0, settings, "n1", ("n1", "n2"))
 
 
-def losses(context: Context) -> Losses:
-    return Losses(context, EventLog(context.run.events, 0), Clock(), print)
+def losses(context: Context, **facts: Any) -> Losses:
+    return Losses(absence_of(context, KIND, WORDS, clock=Clock(), **facts))
 
 
 def told(context: Context) -> list[dict[str, object]]:
@@ -55,12 +57,12 @@ def test_workers_that_the_script_retires_are_no_loss(context: Context) -> None:
     mark(context, "n2", "workers")
     names = context.worker_names("n2")
     present = {*context.worker_names("n1")}
-    assert [node.node for node in losses(context).look(present, step_gone=False)] == ["n2"]
+    assert [node.node for node in losses(context).look(present)] == ["n2"]
     path = context.attempt.mark_of("n2")
     files.write_json(path, {**(files.read_json(path) or {}), "retired": list(names)})
-    assert losses(context).look(present, step_gone=False) == []
+    assert losses(context).look(present) == []
     (context.attempt.exits / "worker@n2").write_text("0\n")
-    assert losses(context).look(present, step_gone=False) == []
+    assert losses(context).look(present) == []
 
 
 def test_a_node_whose_task_has_ended_is_told_once(context: Context, capsys: pytest.CaptureFixture[str]) -> None:
@@ -68,7 +70,7 @@ def test_a_node_whose_task_has_ended_is_told_once(context: Context, capsys: pyte
     (context.attempt.exits / "worker@n2").write_text("137\n")
     found = losses(context)
     for _ in range(3):
-        missing = found.look({"n1-0", "n1-1"}, step_gone=False)
+        missing = found.look({"n1-0", "n1-1"})
         found.tell(missing)
     assert [node.final for node in missing] == [True]
     words = "n2 lost 2 workers permanently: the workers' parent process exited with status 137 (killed by SIGKILL); 2 of 4 workers are left."
@@ -83,7 +85,7 @@ def test_a_task_that_is_started_again_is_told_and_not_lost(
     (context.attempt.exits / "killed@n2@1").write_text("137\n")
     found = losses(context)
     for _ in range(2):
-        found.tell(found.look({"n1-0", "n1-1"}, step_gone=False))
+        found.tell(found.look({"n1-0", "n1-1"}))
     assert (
         capsys.readouterr().out.count("n2: the workers' parent process was killed (exit status 137); it restarts") == 1
     )
@@ -94,19 +96,19 @@ def test_workers_that_stay_away_are_lost_after_the_deadline(context: Context) ->
     """As those of a node that lost its network: nothing says that they ended."""
     mark(context, "n2", "workers")
     found = losses(context)
-    assert not found.look({"n1-0", "n1-1"}, step_gone=False)[0].final
+    assert not found.look({"n1-0", "n1-1"})[0].final
     found.clock.seconds = 29.0
-    assert not found.look({"n1-0", "n1-1"}, step_gone=False)[0].final
+    assert not found.look({"n1-0", "n1-1"})[0].final
     found.clock.seconds = 31.0
-    assert found.look({"n1-0", "n1-1"}, step_gone=False)[0].final
-    assert found.look({"n1-0", "n1-1", "n2-0", "n2-1"}, step_gone=False) == []
-    assert not found.look({"n1-0", "n1-1"}, step_gone=False)[0].final  # they were back: counted anew
+    assert found.look({"n1-0", "n1-1"})[0].final
+    assert found.look({"n1-0", "n1-1", "n2-0", "n2-1"}) == []
+    assert not found.look({"n1-0", "n1-1"})[0].final  # they were back: counted anew
 
 
 def test_a_step_that_is_gone_makes_every_node_final(context: Context) -> None:
     mark(context, "n1", "workers")
     mark(context, "n2", "workers")
-    first, second = losses(context).look(set(), step_gone=True)
+    first, second = losses(context, gone={"worker"}).look(set())
     assert first.final
     assert second.final
     assert "the job step that runs the workers ended" in first.why
@@ -149,7 +151,7 @@ def test_a_task_that_srun_has_lost_does_not_come_back(context: Context, line: st
     for _ in range(2):
         assert sorted(steps.lost_tasks()) == nodes
     mark(context, "n2", "workers")
-    missing = losses(context).look({"n1-0", "n1-1"}, step_gone=False, lost=steps.lost_tasks())
+    missing = losses(context, tasks=steps.lost_tasks).look({"n1-0", "n1-1"})
     said = "the workers started but did not register with the scheduler"
     if "n2" in nodes:
         said = f"the workers' parent process {'could not be launched' if 'launch' in line else 'was killed'} ({line})"
@@ -171,3 +173,52 @@ def test_a_suspension_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "monotonic", lambda: next(times))
     clock = OwnTime()
     assert [clock.tick(), clock.tick(), clock.tick()] == [0.5, 0.5 + MOST, 1.5 + MOST]
+
+
+def test_a_node_whose_agent_has_its_line_is_known_by_it_and_no_file_is_read(context: Context) -> None:
+    """Neither what a file says of it, nor what step.sh would write when the agent had ended."""
+    both = ("n1", "n2")
+    mark(context, "n2", "starting")
+    said = {"refused": "", "failed": [], "deaths": {}, "state": "workers", "memory": "it was large"}
+    present = {"n1-0", "n1-1"}
+    (missing,) = losses(context, connected=both, marks={"n2": said}).look(present)
+    assert (missing.why, missing.memory) == (
+        "the workers started but did not register with the scheduler",
+        "it was large",
+    )
+    (context.attempt.exits / "worker@n2").write_text("137\n")
+    found = losses(context, connected=both, marks={"n2": said})
+    (missing,) = found.look(present)
+    assert not missing.final
+    opened: list[str] = []
+    sys.addaudithook(
+        lambda event, arguments: opened.append(str(arguments[0])) if event in ("open", "os.scandir") else None
+    )
+    found.look(present)
+    assert [path for path in opened if str(context.run.directory) in path] == []
+    (missing,) = losses(context, connected=("n2",), marks={"n2": said}).look(present)[-1:]
+    assert missing.why == "the workers started but did not register with the scheduler"
+    (missing,) = losses(context, connected=("n1",), marks={"n2": said}).look(present)
+    assert missing.final
+
+
+@pytest.mark.parametrize(("facts", "why", "final"), [
+    ({"lost": {"n2": "it closed the connection"}}, "the connection to n2 was lost: it closed the connection", False),
+    ({"lost": {"n2": "it closed the connection"}, "silent": {"n2"}}, "n2 has not answered for 600 s", True),
+    ({"lost": {"n2": "x"}, "gone": {"worker"}, "silent": {"n2"}}, "the job step that runs the workers ended (its srun may have been killed)", True),
+    ({"lost": {"n2": "x"}, "gone": {"worker"}, "marks": {"n2": {"refused": "it has no room", "own_fault": True}}}, "it has no room", True),
+])  # fmt: skip
+def test_a_lost_node_is_final_when_it_is_silent_for_long(context: Context, facts: Any, why: str, final: bool) -> None:
+    (missing,) = losses(context, connected=("n1",), **facts).look({"n1-0", "n1-1"})
+    assert (missing.why, missing.final) == (why, final)
+
+
+def test_a_task_that_is_back_before_the_look_is_told_too(context: Context, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its line ended and came back; where none ended, the folder of exit statuses is not listed."""
+    (context.attempt.exits / "killed@n2@1").write_text("137\n")
+    found = losses(context, connected=("n1", "n2"))
+    said = "n2: the workers' parent process was killed (exit status 137); it restarts with its workers (restart 1)."
+    for ends, count in ((0, 0), (1, 1), (1, 0)):
+        found.agents.ends = ends
+        found.tell(found.look({"n1-0", "n1-1"}))
+        assert capsys.readouterr().out.count(said) == count

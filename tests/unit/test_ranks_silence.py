@@ -16,14 +16,16 @@ from typing import Any
 
 import pytest
 
+from absences import absence_of
 from hpcml import errors
 from hpcml.failures import job_log
-from hpcml.failures.role_end import Explanation
-from hpcml.kinds.ranks.node import absence, losses
+from hpcml.kinds.ranks import KIND
+from hpcml.kinds.ranks.node import losses
 from hpcml.kinds.ranks.node import ranks as agents
 from hpcml.kinds.ranks.node.processes import EVENTS, Ranks
 from hpcml.kinds.ranks.variables import World
 from hpcml.node import agent
+from hpcml.node.agents import Agents
 from hpcml.node.hardware import network, sysfs
 from hpcml.node.link import hub as hubs
 from hpcml.node.link import line as line_of
@@ -225,8 +227,11 @@ def test_the_node_that_is_silent_is_named_or_the_first_whose_network_has_failed(
 
 
 def test_one_sign_that_is_missing_is_no_silence() -> None:
-    state = state_of(seconds=100.0)
-    assert losses.silent_nodes(state, {"n1": 100.0, "n2": 79.0, "n3": 94.0}) == {"n2"}
+    made: Any = object.__new__(Agents)
+    made.state, made.context = state_of(seconds=100.0), state_of().context
+    made.heard = {"n1": 100.0, "n2": 79.0, "n3": 94.0}
+    assert made.recently_silent() == {"n2"}
+    assert [made.is_silent(node) for node in ("n1", "n2", "n3", "n4")] == [False, True, False, False]
 
 
 def test_an_interface_that_is_down_is_named_by_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -241,35 +246,29 @@ def test_an_interface_that_is_down_is_named_by_the_kernel(monkeypatch: pytest.Mo
     assert network.interface_down("10.0.0.9") == ""
 
 
-def test_a_lost_agent_is_told_with_what_killed_it_and_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    state, lost = state_of(), {"n2": "it closed the connection"}
-    refusals: list[absence.Refusal | None] = [None]
-    monkeypatch.setattr(absence, "of_lost", lambda *_, **__: refusals[0])
-    assert losses.after_loss(state, lost, "n2", 100.0 - losses.WORDS) is None  # its last words may still arrive
-    end = losses.after_loss(state, lost, "n2", 99.0 - losses.WORDS)
-    assert end
-    assert (end.message, end.at_fault) == ("the connection to n2 was lost: it closed the connection", ("n2",))
-    refusals[0] = absence.Refusal(Explanation("the ranks' parent process was killed (srun: error: n2: task 1: Killed)"))
-    end = losses.after_loss(state, lost, "n2", 100.0)
-    assert end
-    assert (
-        end.message
-        == "the ranks on n2 were lost: the ranks' parent process was killed (srun: error: n2: task 1: Killed)"
+def test_a_lost_agent_is_told_with_what_killed_it_and_not_waited_for() -> None:
+    lost, task = (
+        {"n2": "it closed the connection"},
+        "the ranks' parent process was killed (srun: error: n2: task 1: Killed)",
     )
-    refusals[0] = absence.Refusal(Explanation("the job step 'rank' ended"), own_fault=False)
-    end = losses.after_loss(state, lost, "n2", 100.0)
-    assert end
-    assert (end.message, end.at_fault) == ("the job step 'rank' ended", ())
 
+    def after(since: float, **facts: Any) -> tuple[str, tuple[str, ...]] | None:
+        context = state_of().context
+        context.run = RunPaths(Path("/nowhere"))
+        context.attempt = context.run.attempt(0)
+        absence = absence_of(
+            context, KIND, losses.WORDS, lost=lost, seconds=100.0, **{"script_began": True, "events": None, **facts}
+        )
+        end = losses.after_loss(absence, "n2", since)
+        return (end.message, end.at_fault) if end else None
 
-def test_a_step_that_has_ended_is_no_node_s_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    killed = absence.Refusal(Explanation("was killed"))
-    gone = absence.Refusal(Explanation("the job step 'rank' ended"), own_fault=False)
-    monkeypatch.setattr(absence, "_refusal", lambda *_: killed)
-    monkeypatch.setattr(absence, "_step_gone", lambda _: gone)
-    state: Any = None
-    assert absence.of_lost(state, "n2", alone=True) == killed
-    assert absence.of_lost(state, "n2", alone=False) == gone
+    assert after(100.0 - losses.LAST_WORDS) is None  # its last words may still arrive
+    assert after(99.0 - losses.LAST_WORDS) == ("the connection to n2 was lost: it closed the connection", ("n2",))
+    assert after(100.0, tasks=lambda: {"n2": task}) == (f"the ranks on n2 were lost: {task}", ("n2",))
+    assert after(100.0, gone={"rank"}) == ("the job step 'rank' ended", ())
+    lost |= dict.fromkeys(("n1", "n3"), "it closed the connection")  # what one did is no cause where all are lost
+    assert after(100.0, tasks=lambda: {"n2": task}) is None
+    assert after(100.0, tasks=lambda: {"n2": task}, gone={"rank"}) == ("the job step 'rank' ended", ())
 
 
 def test_ranks_of_lost_nodes_are_not_waited_for() -> None:

@@ -459,6 +459,7 @@ def test_a_line_that_closes_before_the_start_ends_nothing(monkeypatch: pytest.Mo
     processes.state, processes.settings, processes.script = state, settings_of(), None
     processes.hub = SimpleNamespace(send=lambda **order: orders.append(order), places=[("a", 1), ("b", 1)])
     processes.context = SimpleNamespace(node_names=("n1", "n2"))
+    processes.agents = SimpleNamespace(is_silent=lambda _: False)
     processes.lost, processes.closing, processes.tries, processes.heard = {}, False, 1, {"n1": 1.0}
     processes.ready, processes.reached = {"n1", "n2"}, {"n1": ["a"], "n2": ["b"]}
     assert not processes._are_ready()  # no address leads to all: once more

@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from absences import absence_of
 from hpcml.errors import WORKERS_NEVER_CAME
+from hpcml.kinds.dask import KIND
 from hpcml.kinds.dask.node import losses
 from hpcml.node import agent, processes
 from hpcml.node.settings import Context
@@ -36,7 +38,7 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> agent.Node:
 def die(node: agent.Node, code: int = -signal.SIGKILL) -> str:
     """Let the node's worker end so, and return what is then said of the node."""
     agent._judge(node, node.slots[0], code)
-    (missing,) = losses.missing_nodes(node.context, set())
+    (missing,) = losses.missing_nodes(absence_of(node.context, KIND, losses.WORDS), set())
     return missing.why
 
 

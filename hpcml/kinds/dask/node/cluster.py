@@ -18,8 +18,9 @@ from hpcml.kinds.dask.node import gpus, late, losses, temporary_directory, tls
 from hpcml.kinds.dask.node import messages as dask_messages
 from hpcml.kinds.dask.node.losses import Losses
 from hpcml.kinds.dask.node.messages import Channel
-from hpcml.kinds.dask.roles import SCHEDULER, WORKER
+from hpcml.kinds.dask.roles import SCHEDULER
 from hpcml.node import files, scratch
+from hpcml.node.absence import Absence
 from hpcml.node.agents import Agents
 from hpcml.node.hardware.network import own_addresses, ucx_environment
 from hpcml.node.interconnect import record
@@ -54,7 +55,7 @@ class Processes:
         self.versions = Comparison(state.context, state.kind.roles, behind=tls.EARLY, ahead=tls.LATE)
         addresses = own_addresses(self.settings.network.interface, single_node=self.settings.single_node)
         self.agents = Agents(state, folders, addresses, self.versions, {})
-        self.losses = Losses(state.context, state.events, state.clock, state.warn)
+        self.losses = Losses(Absence(state, self.agents, losses.WORDS))
         self.hangs = Hangs(state.context, state.clock, state.warn)
         self.address = self.protocol = ""  # the scheduler's address; auto, tls or ucx as the scheduler chose
         self.present: set[str] = set()  # the names of the workers that have registered
@@ -155,7 +156,7 @@ class Processes:
             return str(sockets)
         return str(self.folders.enter_context(scratch.Folder(place)).path)
 
-    def _until(self, done: Callable[[], bool], seconds: float, missing: Callable[[float, bool], End | None]) -> None:
+    def _until(self, done: Callable[[], bool], seconds: float, missing: Callable[[float], End | None]) -> None:
         """Wait, and end the run as soon as ``missing`` says that it is in vain, at the latest at the deadline."""
         state = self.state
         deadline = state.clock.seconds + seconds  # a suspended job's deadlines wait too
@@ -164,28 +165,25 @@ class Processes:
             if self.script and self.script.poll() is not None:
                 raise _ScriptEndedError
             state.end_requests.check(state.phase)
-            starting = state.phase == SCHEDULER.name
-            if not starting:
+            if state.phase != SCHEDULER.name:
                 self._check_scheduler()
             late = state.clock.seconds > deadline
             if late or state.time_to_look():
                 self._compare_versions()
-                step_gone = state.steps.gone((SCHEDULER if starting else WORKER).name)
-                if outcome := missing(seconds if late else 0.0, step_gone):
+                if outcome := missing(seconds if late else 0.0):
                     raise RunEndedError(outcome)
 
-    def _scheduler_missing(self, late: float, step_gone: bool) -> End | None:
-        closed = self.channel.closed
+    def _scheduler_missing(self, late: float) -> End | None:
+        closed, step_gone = self.channel.closed, self.state.steps.gone(SCHEDULER.name)
         if closed and not self.closed_at:
             self.closed_at = time.monotonic()
         silent = closed and time.monotonic() - self.closed_at > LAST_WORDS
         return losses.of_the_scheduler(self.context, silent, late, step_gone=step_gone)
 
-    def _workers_missing(self, late: float, step_gone: bool) -> End | None:
-        lost = self.state.steps.lost_tasks()
-        return losses.of_the_workers(self.context, self.present, late, step_gone=step_gone, lost=lost)
+    def _workers_missing(self, late: float) -> End | None:
+        return losses.of_the_workers(self.losses.absence, self.present, late)
 
-    def _fabric_missing(self, late: float, _: bool) -> End | None:
+    def _fabric_missing(self, late: float) -> End | None:
         if late:
             self.fabric = record.too_late(late)
             self.state.events.write("fabric-checked", **self.fabric)
@@ -325,8 +323,7 @@ class Processes:
         """End the run if no worker is left that could come back, or if the policy says so."""
         if self.released or not self.state.time_to_look():
             return
-        lost = self.state.steps.lost_tasks()
-        missing = self.losses.look(self.present, step_gone=self.state.steps.gone(WORKER.name), lost=lost)
+        missing = self.losses.look(self.present)
         final = [node for node in missing if node.final]
         none_left = not self.present and len(final) == len(missing)
         self.losses.tell(missing)

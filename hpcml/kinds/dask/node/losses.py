@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from hpcml import errors
 from hpcml.failures import job_log
@@ -14,13 +14,17 @@ from hpcml.failures.note import read_note
 from hpcml.failures.role_end import RoleEnd
 from hpcml.kinds.dask.roles import SCHEDULER, WORKER
 from hpcml.node import files
+from hpcml.node.absence import Absence, Words
 from hpcml.node.end_cause import role_end
-from hpcml.node.outcome import EventLog
-from hpcml.node.processes import OwnTime
 from hpcml.node.settings import Context
 
 _NAMED = 4  # nodes that a sentence names
-_STEP_GONE = "the job step that runs the workers ended (its srun may have been killed)"
+WORDS = Words(
+    parent="the workers' parent process",
+    step_gone="the job step that runs the workers ended (its srun may have been killed)",
+    starting="the workers' parent process started but is still importing Dask",
+    waiting="the workers started but did not register with the scheduler",
+)
 AGAIN = 3.0  # seconds in which the workers of a node tell of one and the same stop of their task
 
 
@@ -58,64 +62,22 @@ def root_of(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def missing_nodes(
-    context: Context, present: set[str], *, step_gone: bool = False, lost: Mapping[str, str] = {}
-) -> list[Missing]:
-    """Return the nodes that lack workers, with what is known of each from its files.
-
-    ``present`` are the names of the workers that are there; with ``step_gone`` none of the others can come back, nor
-    those of the nodes whose task srun has ``lost``, by its words.
-    """
-    exits = files.listed(context.attempt.exits)
-    marks = files.listed(context.attempt.nodes)
+def missing_nodes(absence: Absence, present: set[str]) -> list[Missing]:
+    """Return the nodes that lack workers, and why; ``present`` are the names of the workers that are there."""
+    absence.look()
     missing = []
-    for node in context.node_names:
-        ended = f"{WORKER.name}@{node}" in exits  # and all its workers with it, though the scheduler may not know yet
-        absent = tuple(name for name in context.worker_names(node) if ended or name not in present)
-        mark = (absent and f"{node}.json" in marks and files.read_json(context.attempt.mark_of(node))) or {}
+    for node in absence.context.node_names:
+        # With its agent all its workers have ended, though the scheduler may not know yet.
+        names = absence.context.worker_names(node)
+        absent = names if absence.has_ended(node) else tuple(name for name in names if name not in present)
+        mark = absence.mark(node) if absent else {}
         if absent := tuple(name for name in absent if name not in mark.get("retired", ())):
-            cause = _cause(context, node, mark, exits)
-            if node in lost and not ended:
-                cause = _Cause(lost[node])
-            if step_gone and not cause.final:
-                cause = _Cause(f"{_STEP_GONE} ({cause.why})" if ended else _STEP_GONE, own_fault=False)
-            quote = job_log.of_role(context.run, WORKER, node) if cause.final else ()
-            memory = mark.get("memory", "")
-            missing.append(Missing(node, absent, quote=quote, memory=memory, **cause._asdict()))
+            cause = absence.cause(node)
+            quote = job_log.of_role(absence.context.run, WORKER, node) if cause.final else ()
+            remedy, memory = "" if cause.entered else cause.hint, mark.get("memory", "")
+            why = (cause.what, cause.final, quote, remedy, memory, cause.own_fault, cause.memory_limit, cause.reason)
+            missing.append(Missing(node, absent, *why))
     return missing
-
-
-class _Cause(NamedTuple):
-    """Why a node lacks workers, as fields of :class:`Missing`."""
-
-    why: str
-    final: bool = True
-    remedy: str = ""
-    own_fault: bool = True
-    memory_limit: str = ""
-    reason: str = ""
-
-
-def _cause(context: Context, node: str, mark: dict[str, Any], exits: set[str]) -> _Cause:
-    if mark and mark["refused"]:
-        return _Cause(str(mark["refused"]), own_fault=mark.get("own_fault", True))
-    if mark and (failed := mark["failed"]):
-        why = f"worker {failed[0]['name']} exited repeatedly ({failed[0]['why']})"
-        return _Cause(why, memory_limit=failed[0].get("memory_limit", ""))
-    if end := role_end(context, WORKER, node, exits):
-        if not end.entered:
-            return _Cause(end.why.what, remedy=end.why.hint, reason=end.why.reason)
-        has_failed = end.status != 0  # 0: its workers were retired
-        why = f"the workers' parent process {end.why.what}"
-        return _Cause(why, final=has_failed, own_fault=has_failed, reason=end.why.reason)
-    if not mark:
-        return _Cause("the workers' parent process did not start", final=False)
-    for name in mark["deaths"]:
-        return _Cause(f"worker {name} exited: {mark['last_ends'][name]}", final=False)
-    if mark["state"] == "starting":
-        return _Cause("the workers' parent process started but is still importing Dask", final=False)
-    why = "the workers started but did not register with the scheduler"
-    return _Cause(why, final=False, own_fault=False)
 
 
 def of_nodes(nodes: Sequence[Missing]) -> dict[str, Any]:
@@ -178,11 +140,9 @@ def scheduler_end(context: Context) -> str:
     return f": it {end.why.what}" if end else ""
 
 
-def of_the_workers(
-    context: Context, present: set[str], late: float, *, step_gone: bool = False, lost: Mapping[str, str] = {}
-) -> End | None:
-    """Return how the run ends for want of workers, None if they may still come; the rest as of the scheduler."""
-    nodes = missing_nodes(context, present, step_gone=step_gone, lost=lost)
+def of_the_workers(absence: Absence, present: set[str], late: float) -> End | None:
+    """Return how the run ends for want of workers, None if they may still come; ``late`` as of the scheduler."""
+    context, nodes = absence.context, missing_nodes(absence, present)
     final = [missing for missing in nodes if missing.final]
     if not late and not final:
         return None
@@ -204,17 +164,19 @@ def of_the_workers(
 class Losses:
     """The nodes whose workers are away, for how long, and the nodes that were reported."""
 
-    def __init__(self, context: Context, events: EventLog, clock: OwnTime, warn: Callable[[str], None]) -> None:
-        self.context, self.events, self.clock, self.warn = context, events, clock, warn
+    def __init__(self, absence: Absence) -> None:
+        self.absence, self.agents, self.context = absence, absence.agents, absence.context
+        self.events, self.clock, self.warn = absence.state.events, absence.state.clock, absence.state.warn
+        self.ends = 0  # lines of agents that had ended when the exit statuses were looked at last
         self.away: dict[str, float] = {}
         self.killed: set[str] = set()
         self.reported: set[str] = set()
         self.starved: set[str] = set()
         self.stopped: dict[str, float] = {}
 
-    def look(self, present: set[str], *, step_gone: bool, lost: Mapping[str, str] = {}) -> list[Missing]:
+    def look(self, present: set[str]) -> list[Missing]:
         """Return the nodes that lack workers; one whose workers have been away too long will not get them back."""
-        missing = missing_nodes(self.context, present, step_gone=step_gone, lost=lost)
+        missing = missing_nodes(self.absence, present)
         self.away = {node.node: self.away.get(node.node, self.clock.seconds) for node in missing}
         longest = self.context.settings.deadlines.workers
         for index, node in enumerate(missing):
@@ -250,7 +212,11 @@ class Losses:
         self.warn(f"{node}: {stopped}; it now continues.")
 
     def _tell_killed(self) -> None:
-        """Tell of worker tasks that step.sh has started again."""
+        """Tell of worker tasks that step.sh has started again: their agents' lines have ended."""
+        are_back = all(map(self.agents.is_connected, self.context.node_names))
+        if are_back and self.ends == self.agents.ends:
+            return
+        self.ends = self.agents.ends if are_back else self.ends
         names = {name for name in files.listed(self.context.attempt.exits) if name.startswith("killed@")}
         for name in sorted(names - self.killed):
             _, node, which = name.split("@")

@@ -1,48 +1,79 @@
-"""What it means that a node's agent is lost, or silent: which node is the suspect, and how the run ends."""
+"""What it means for a run of ranks that a node is missing, lost or silent: the suspect, and how the run ends."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 
 from hpcml import errors
 from hpcml.failures import job_log
 from hpcml.failures.end import End
-from hpcml.kinds.ranks.node import absence
 from hpcml.kinds.ranks.roles import RANK
+from hpcml.node.absence import Absence, Cause, Words
 from hpcml.node.hardware import network
-from hpcml.node.link.messages import sign_every
 from hpcml.node.run_state import RunState
 
-WORDS = 2.0  # seconds in which what is known of a lost agent's end arrives
+LAST_WORDS = 2.0  # seconds in which what is known of a lost agent's end arrives
+_NAMED = 4
+_PARENT = "the process that starts the ranks"
+WORDS = Words(
+    parent=_PARENT,
+    step_gone="the job step '{role}' ended",
+    starting=f"{_PARENT} has not connected to the supervisor",
+    waiting=f"{_PARENT} was lost",
+)
 
 
-def after_loss(state: RunState, lost: Mapping[str, str], node: str, since: float) -> End | None:
+def end_without(absence: Absence, missing: Sequence[str], *, late: bool) -> End | None:
+    """Return the run's end if a missing node cannot come any more, or has not come in time; None if all still may."""
+    absence.look()
+    causes = {node: absence.cause(node) for node in missing}
+    if late:
+        causes = {node: cause if cause.final else _late(absence, node) for node, cause in causes.items()}
+    outside = {node: cause for node, cause in causes.items() if not cause.entered}
+    if not (causes := outside or {node: cause for node, cause in causes.items() if cause.final}):
+        return None
+    state, first = absence.state, next(iter(causes))
+    named = "; ".join(f"{node}: {_told(absence, cause)}" for node, cause in list(causes.items())[:_NAMED])
+    more = f"; and {len(causes) - _NAMED} more nodes" if len(causes) > _NAMED else ""
+    status, phase = (errors.IMAGE, "image") if outside else (errors.WORKERS_NEVER_CAME, state.phase)
+    hint, quote = causes[first].hint, job_log.of_role(state.context.run, RANK, first)
+    at_fault = tuple(node for node, cause in causes.items() if cause.own_fault)
+    end = End(status, phase, "hpcml", named + more, hint, quote, at_fault=at_fault, node=first)
+    return end._replace(lost_nodes=tuple(causes), role=RANK.name, reason=causes[first].reason)
+
+
+def _late(absence: Absence, node: str) -> Cause:
+    """Return that a node was not ready in time; where its process has started, others may have kept it away."""
+    reason = f"{_PARENT} was not ready within {absence.context.settings.deadlines.workers:g} s"
+    lost = absence.agents.lost.get(node, "")
+    return Cause(f"{reason} (its connection was lost: {lost})" if lost else reason, own_fault=not absence.mark(node))
+
+
+def _told(absence: Absence, cause: Cause) -> str:
+    """Return a cause as a clause; of a step that has ended srun may have said why."""
+    line = job_log.last_of_srun(absence.context.run) if cause == absence.step_gone() else ""
+    return f"{cause.what}: {line}" if line else cause.what
+
+
+def after_loss(absence: Absence, node: str, since: float) -> End | None:
     """Return the end of a run that has lost a node's agent while the ranks ran; None while its reason may still arrive.
 
-    ``lost`` is by node why its connection has ended, a clause. ``since`` is by the supervisor's clock.
+    ``since`` is by the supervisor's clock.
     """
-    late = state.clock.seconds - since > WORDS
+    state, lost = absence.state, absence.agents.lost
+    late = state.clock.seconds - since > LAST_WORDS
     if not (late or state.time_to_look()):
         return None
-    all_are_lost = len(lost) == len(state.context.node_names) > 1
-    refusal = absence.of_lost(state, node, alone=not all_are_lost)
-    if refusal and not refusal.own_fault:
-        return _end(state, refusal.why.what, "", node)
-    if not (late or refusal):
+    absence.look()
+    cause = absence.cause(node)
+    if len(lost) == len(state.context.node_names) > 1 and cause.own_fault:
+        cause = absence.step_gone() or cause._replace(final=False)  # what one node did is no cause where all are lost
+    if cause.final and not cause.own_fault:
+        return _end(state, _told(absence, cause), "", node)
+    if not (late or cause.final):
         return None
-    reason = (
-        f"the ranks on {node} were lost: {refusal.why.what}"
-        if refusal
-        else f"the connection to {node} was lost: {lost[node]}"
-    )
-    return _end(state, reason, node, node)
-
-
-def silent_nodes(state: RunState, heard: Mapping[str, float]) -> set[str]:
-    """Return the nodes that have been silent for longer than two signs of life; ``heard`` is by node when it was."""
-    answer = state.context.settings.deadlines.answer
-    recent = min(answer, 2 * sign_every(answer))
-    return {node for node, last in heard.items() if state.clock.seconds - last > recent}
+    said = f"the ranks on {node} were lost: {cause.what}" if cause.final else ""
+    return _end(state, said or f"the connection to {node} was lost: {lost[node]}", node, node)
 
 
 def by_silence(state: RunState, silent: set[str], node: str, address: str) -> End:

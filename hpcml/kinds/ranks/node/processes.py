@@ -12,12 +12,13 @@ from hpcml import errors, listening
 from hpcml.failures.end import End, Reason
 from hpcml.files import tail
 from hpcml.kind import FailedProcess, Hindrance
-from hpcml.kinds.ranks.node import absence, alone, interconnect, losses, ports
+from hpcml.kinds.ranks.node import alone, interconnect, losses, ports
 from hpcml.kinds.ranks.node.ranks import error_of, log_of, numbers_of
 from hpcml.kinds.ranks.node.rapidsmpf import Server, token_of
 from hpcml.kinds.ranks.roles import RANK
 from hpcml.kinds.ranks.variables import OPEN, World
 from hpcml.node import stacks
+from hpcml.node.absence import Absence
 from hpcml.node.agents import Agents
 from hpcml.node.hardware import network
 from hpcml.node.interconnect import record
@@ -56,6 +57,7 @@ class Processes:
         self.versions = Comparison(state.context, (RANK,), shown=("python", "torch", "jax", "mpi4py"))
         self.agents = Agents(state, folders, self._addresses(), self.versions, EVENTS)
         self.hub, self.heard, self.lost = self.agents.hub, self.agents.heard, self.agents.lost
+        self.absence = Absence(state, self.agents, losses.WORDS)
         self.folders, self.ports = folders, ports.Ports(folders, state.context.node)
         self.world = World()
         self.lost_at: dict[str, float] = {}  # by node that was lost while the script ran, by the supervisor's clock
@@ -148,7 +150,7 @@ class Processes:
     def _end_without_nodes(self, *, late: bool) -> None:
         """End the run if a node cannot come any more, or with the deadline if one has not come."""
         missing = [node for node in self.context.node_names if node not in self.ready]
-        if end := absence.end_without(self.state, missing, self.lost, late=late):
+        if end := losses.end_without(self.absence, missing, late=late):
             raise RunEndedError(end)
 
     def _common(self) -> list[str]:
@@ -226,16 +228,16 @@ class Processes:
     def check(self) -> None:
         """End the run if a node does not answer, or if no rank does anything."""
         now, deadlines = self.state.clock.seconds, self.settings.deadlines
-        for node, heard in self.heard.items():
+        for node in self.heard:
             if self.script and self.script.over_on(node):
                 continue
             if node in self.lost and self.script:
                 since = self.lost_at.setdefault(node, now)
-                self._end(losses.after_loss(self.state, self.lost, node, since), self.lost)
+                self._end(losses.after_loss(self.absence, node, since), self.lost)
             elif node in self.lost and self.state.time_to_look():
                 self._end_without_nodes(late=False)  # if its agent has written why
-            if now - heard > deadlines.answer:
-                silent = losses.silent_nodes(self.state, self.heard)
+            if self.agents.is_silent(node):
+                silent = self.agents.recently_silent()
                 self._end(losses.by_silence(self.state, silent, node, self.hub.places[0][0]), silent)
         if self.script is None:
             return
