@@ -588,7 +588,7 @@ FAULTS = (
     F("templates/batch.sh.j2", '"-${{ role | comment }}"{% endfor %} 2>/dev/null', '{% if loop.first %}"-${{ role | comment }}"{% endif %}{% endfor %} 2>/dev/null', "workers outlive a run whose supervisor was killed", True),
     F("templates/image.sh", '*--no-eval*) set -- --no-eval "$@" ;;', "*--no-eval*) ;;", "an image runs what stands between a variable's backquotes", True),
     F("templates/image.sh", "  at=${at%/*}\n", "  at=\n", "an image binds a TMPDIR that others can replace", True),
-    F("templates/batch.sh.j2", 'read -r -t 1 -u "$woken" || [ $? != 1 ] || sleep 1', 'wait "$driver"', "the warning of a job that was suspended is lost", True),
+    F("templates/batch.sh.j2", 'read -r -t 1 -u "$woken" || [ $? != 1 ] || sleep 1', 'wait "$supervisor"', "the warning of a job that was suspended is lost", True),
     F("templates/keep.sh", 'flock -n "$old/.lives" rm -rf "$old"', 'rm -rf "$old"', "a run removes the image that another runs from", True),
     F("templates/keep.sh", '[ "$(stat -c %s "$copy" 2>/dev/null)" = "$size" ]', '[ -s "$copy" ]', "a run enters half a copy of its image", True),
     F("templates/stage.sh", "timeout $((deadline > SECONDS ? deadline - SECONDS : 1)) sbcast", "sbcast", "sbcast that hangs holds the nodes to the time limit", True),
