@@ -84,14 +84,14 @@ def events(begin: int) -> list[dict[str, Any]]:
     found += [{"event": "worker-added", "address": f"tls://10.0.0.{one}:40000", "count": one} for one in range(1, 9)]
     found.append({"event": "workers-ready", "count": 8})
     found.append({"event": "environment-ready", "words": "Python 3.12.3, dask 2026.7.1", "differences": []})
-    found += [{"event": name} for name in ("driver-started", "driver-ended", "ending", "torn-down")]
+    found += [{"event": name} for name in ("script-started", "script-ended", "ending", "torn-down")]
     return [{"time": begin + place * 3.5, "attempt": 0, **event} for place, event in enumerate(found)]
 
 
 def end(number: int, moment: int) -> dict[str, Any]:
     """Return the end of a run; each hundredth failed."""
     state, exit_status, cause = ENDS[number // 100 % len(ENDS)] if number % 100 == 50 else ("COMPLETED", 0, "")
-    facts = {"over": True, "state": state, "time": moment, "attempt": 0, "exit_status": exit_status, "phase": "driver"}
+    facts = {"over": True, "state": state, "time": moment, "attempt": 0, "exit_status": exit_status, "phase": "script"}
     words = f"the script exited with status {exit_status}"
     return {**facts, "by": "script", "message": words, "hint": "", "cause": cause, "quote": [], "warnings": []}
 

@@ -125,7 +125,7 @@ def lab_run(lab: Any, nodes: int, each: int, *, traced: bool, image: str = "") -
             "allocated": round(at["allocated"] - submitted, 2),
             "scheduler": round(at["scheduler-up"] - at["allocated"], 2),
             "workers": round(at["workers-ready"] - at["scheduler-up"], 2),
-            "usable": round(usable["usable"] - at["driver-started"], 2),
+            "usable": round(usable["usable"] - at["script-started"], 2),
             "teardown": torn["seconds"],
         },
         "workers": usable["workers"],
@@ -136,7 +136,7 @@ def lab_run(lab: Any, nodes: int, each: int, *, traced: bool, image: str = "") -
         "events": len(happened),
     }
     if traced:
-        phases = [at["workers-ready"], at["driver-ended"]]
+        phases = [at["workers-ready"], at["script-ended"]]
         facts["calls"] = {
             path.stem: calls_of(path, directory, lab.places.venv, phases)
             for path in sorted((folder / "trace").iterdir())
@@ -200,7 +200,7 @@ class Watch(threading.Thread):
         if name.startswith("squashfuse"):
             return "image"
         if "hpcml.kinds" in words and "python" in words[0]:  # not the shell around it
-            return {"worker": "worker task", "driver": "supervisor"}.get(words[-2], words[-2])
+            return {"worker": "worker task"}.get(words[-2], words[-2])
         if len(words) < 2 or words[0].endswith("srun"):
             return "srun" if words[0].endswith("srun") else ""
         script = words[-2].endswith("script.py")

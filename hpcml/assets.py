@@ -44,6 +44,7 @@ def node_side() -> list[str]:
         "__init__.py",
         "attempts.py",
         "script_api.py",
+        "earlier_names.py",
         "errors.py",
         "files.py",
         "forms.py",

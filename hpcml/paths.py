@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-SCRIPT = "driver"  # the role of the supervisor, which runs the script, and the phase of the run in which it does
+from hpcml import earlier_names
+
+SCRIPT = "script"  # whose the log is that has what the script printed, and the phase in which it runs
+SUPERVISOR = "supervisor"  # the role of the process that runs the script
 
 LIBRARY = "lib.zip"  # hpcml's modules for the nodes, which Python imports from it
 
@@ -32,6 +35,13 @@ class Folder:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
+
+
+class Renamed(Below):
+    """A file's place; in runs of before 0.1.0 the script's log had another name."""
+
+    def __get__(self, folder: Folder, owner: object) -> Path:
+        return earlier_names.script_log(super().__get__(folder, owner))
 
 
 class RunPaths(Folder):
@@ -73,10 +83,12 @@ class RunPaths(Folder):
     points = Below("points.json")
     point_records = Below("points")
     job_log = Below("logs", "job.log")
-    driver_log = Below("logs", f"{SCRIPT}.log")
+    script_log = Renamed("logs", f"{SCRIPT}.log")
 
     def log(self, role: str, node: str = "") -> Path:
         """Return the log of a role; of one that runs on every node, that of a node."""
+        if role == SCRIPT:
+            return self.script_log
         return self.logs / (f"{role}-{node}.log" if node else f"{role}.log")
 
     def record_of(self, key: str) -> Path:

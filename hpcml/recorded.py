@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from hpcml import files, records
+from hpcml import earlier_names, files, records
 from hpcml.failures.end import End, parse
 from hpcml.forms import Form
 from hpcml.paths import RunPaths
@@ -204,7 +204,12 @@ class Recorded:
             try:
                 table = Table(files.parsed(json.loads, line))
                 happened.append(
-                    Event(table.get("event", str), table.number("time"), table.get("attempt", int, 0), table)
+                    Event(
+                        earlier_names.current(table.get("event", str)),
+                        table.number("time"),
+                        table.get("attempt", int, 0),
+                        table,
+                    )
                 )
             except ValueError as error:
                 self.refuse(self.paths.events, error)

@@ -252,10 +252,10 @@ def _of_record(kind: Any, may_miss: str, spread: tuple[type, ...]) -> _Read:
             return blank(kind)
         table = table | dict.fromkeys(spread_names, table) if spread_names else table
         count, values = len(problems), empty.copy()
-        for name, value in table.items():
-            if name in by_name:
-                place, read_value, easy = by_name[name]
-                values[place] = value if type(value) is easy else read_value(value, problems)
+        for name in by_name.keys() & table.keys():
+            value = table[name]
+            place, read_value, easy = by_name[name]
+            values[place] = value if type(value) is easy else read_value(value, problems)
         if len(problems) == count and needed <= table.keys():
             return make(kind, values)
         del problems[count:]
@@ -300,11 +300,17 @@ def _of_mapping(read_part: _Read) -> _Read:
 def _of_list(readers: list[_Read], kind: Any) -> _Read:
     """Return the function that reads a list as a tuple: of any length, or of one value for each reader."""
     any_length = get_args(kind)[-1] is Ellipsis
+    texts: list[type | None] = [
+        part for part in get_args(kind) if part is str
+    ]  # a list of nothing but texts needs no reader
+    texts = texts if len(texts) == len(readers) else [None] * len(readers)
 
     def read_list(values: Any, problems: list[str]) -> tuple[Any, ...]:
         if not isinstance(values, (list, tuple)):
             problems.append(" is not a list")
             return ()
+        if list(map(type, values)) == (texts * len(values) if any_length else texts):
+            return tuple(values)
         if any_length:
             count = len(problems)
             items = tuple([readers[0](value, problems) for value in values])

@@ -26,7 +26,7 @@ trap : HUP INT TERM USR1 USR2   # the role handles signals; this shell must outl
 exits=$HPCML_RUN_DIR/attempts/$HPCML_ATTEMPT/exit
 file=$exits/$role@$node
 killed=0
-if [ "$role" = driver ]; then   # scancel --signal reaches only this shell; a shell handles no signal during a foreground command
+if [ "$role" = supervisor ]; then   # scancel --signal reaches only this shell; a shell handles no signal during a foreground command
   trap ': >"${exits%/exit}/terminate"' HUP INT TERM
   "$@" & child=$!
   while wait "$child"; status=$?; kill -0 "$child" 2>/dev/null; do :; done
@@ -42,7 +42,7 @@ while [ "$role" = worker ] && [ "$status" -gt 128 ] && [ "$status" -lt 193 ] && 
 done
 # The program may be for another processor. A note has two lines: a word and a clause (hpcml/failures/note.py).
 [ "$status" -ne 126 ] || printf '\n%s\n' "$node is $(uname -m)" >"$exits/note@$role@$node"
-[ "$role" = driver ] && [ -s "${exits%/exit}/lost" ] && read -r status <"${exits%/exit}/lost"   # Dask's scheduler ended the supervisor
+[ "$role" = supervisor ] && [ -s "${exits%/exit}/lost" ] && read -r status <"${exits%/exit}/lost"   # Dask's scheduler ended the supervisor
 printf '%s\n' "$status" >"$file.$$" && mv "$file.$$" "$file"   # all MPI tasks of a node write this file
-[ "$role" = driver ] && [ -e "$HPCML_RUN_DIR/sweep.sh" ] && bash "$HPCML_RUN_DIR/sweep.sh"   # only in a run without Slurm
+[ "$role" = supervisor ] && [ -e "$HPCML_RUN_DIR/sweep.sh" ] && bash "$HPCML_RUN_DIR/sweep.sh"   # only in a run without Slurm
 exit "$status"

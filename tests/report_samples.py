@@ -80,14 +80,14 @@ def write(directory: Path, shape: Shape = Shape(), **status: Any) -> RunPaths:  
         (script - 3, "repairs", {"repairs": {"closing": REPAIRED}}),
         (script - 2.9, "fabric-checking", {}),
         (script - 0.2, "fabric-checked", {"line": "UCX: cuda_ipc over NVLink within nodes 140 GiB/s; NCCL: P2P/CUMEM within nodes; 261 GiB/s", "ok": True, "problem": ""}),
-        (script, "driver-started", {"pid": 1}),
+        (script, "script-started", {"pid": 1}),
         *([(script + 1, "polars-engine", {})] if shape.queries else []),
-        (end - 1.5, "driver-ended", {"exit_status": 0}),
+        (end - 1.5, "script-ended", {"exit_status": 0}),
         (end, "torn-down", {"seconds": 1.5, "killed": 0}),
     ]  # fmt: skip
     lines = [json.dumps({"time": at, "attempt": 0, "event": name, **facts}) for at, name, facts in events]
     paths.events.write_text("\n".join(lines) + "\n")
-    facts = {"over": True, "state": shape.state, "time": end, "attempt": 0, "exit_status": 0, "phase": "driver", "by": "script",
+    facts = {"over": True, "state": shape.state, "time": end, "attempt": 0, "exit_status": 0, "phase": "script", "by": "script",
              "message": "the script exited with status 0", "hint": "", "cause": "", "quote": [], "warnings": []}  # fmt: skip
     paths.status.write_text(json.dumps({**facts, **status}))
     if shape.samples:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import fnmatch
+import itertools
 import json
 import re
 import subprocess
@@ -186,6 +187,20 @@ def test_every_value_in_a_template_passes_a_filter() -> None:
                     assert node.name in FILTERS, place
 
 
+def test_the_page_s_table_is_in_the_order_of_the_contract() -> None:
+    """A row may name several modules; those below another package have its place."""
+    contract = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]
+    layers = next(one["layers"] for one in contract["contracts"] if one["type"] == "layers")
+    place = {name: number for number, layer in enumerate(layers) for name in re.split(r" [|:] ", layer)}
+    page = (ROOT / "docs/architecture.md").read_text(encoding="utf-8").partition("\n| folder or module |")[2]
+    rows = [re.findall(r"`([\w/]+)`", line.split("|")[1]) for line in page.partition("\n\n")[0].splitlines()[2:]]
+    assert {name for row in rows for name in row if "/" not in name} == {*place} - {"__main__"}
+    places = [sorted(place[name.partition("/")[0]] for name in row) for row in rows]
+    assert all(above[-1] <= below[0] for above, below in itertools.pairwise(places)), (
+        "a row is above one that imports it"
+    )
+
+
 # -- core and features -----------------------------------------------------------------------------------------------------
 
 SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["hpcml"]
@@ -252,29 +267,28 @@ COMPLEX = {
     "kinds.dask.node.run_cluster.__init__": 23,
     "node.interconnect.result._of_collective": 29,
     "runs.waiting.follow": 30,
-    "sweeps.record.progress": 21,
 }
 # The lines of each package, which may only fall: a commit that raises a number says what this buys.
 MOST_LINES = {
-    ".": 5273,
+    ".": 5471,
     "api": 966,
-    "cli": 7299,
+    "cli": 7312,
     "doctor": 1538,
-    "failures": 2886,
-    "images": 1051,
+    "failures": 2888,
+    "images": 1048,
     "kinds": 10118,
     "node": 11248,
-    "options": 826,
-    "plan": 881,
-    "remote": 3545,
+    "options": 824,
+    "plan": 835,
+    "remote": 3548,
     "repairs": 984,
     "report": 2286,
     "request": 537,
-    "runs": 7855,
-    "schedulers": 2632,
-    "sites": 1548,
+    "runs": 7824,
+    "schedulers": 2626,
+    "sites": 1478,
     "survey": 1070,
-    "sweeps": 1442,
+    "sweeps": 1446,
 }
 
 

@@ -136,7 +136,7 @@ def _spilled(world: World) -> Result:
 
 def _refused(world: World) -> Result:
     run = _run(world, MUCH_MORE, SOON)
-    log = (run.directory / "logs/driver.log").read_text() if run.directory else ""
+    log = (run.directory / "logs/script.log").read_text() if run.directory else ""
     sentence = next((line for line in log.splitlines() if "Ask for --nodes" in line), "")
     wrong = [] if run.status == REFUSED else [f"exit status {run.status}: {run.why()}"]
     if not (asked := re.search(r"--nodes (\d+)", sentence)):

@@ -101,7 +101,7 @@ def _values(world: World) -> list[Result]:
     with world.started(SMI) as shown:
         run = _run(world, "busy", "--seconds", str(SECONDS))
         text = shown.output()
-    begin, end = run.when("driver-started"), run.when("driver-ended")
+    begin, end = run.when("script-started"), run.when("script-ended")
     if begin is None or end is None:
         raise HarnessError("the script left no times")
     series = series_of(run)

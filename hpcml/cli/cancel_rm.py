@@ -44,7 +44,7 @@ def add_cancel_options(parser: ArgumentParser) -> None:
 
 
 def run_cancel(options: Namespace) -> int:
-    """Tell the run to end, or all of them; its driver is told first and has its grace."""
+    """Tell the run to end, or all of them; its supervisor is told first and has its grace."""
     from hpcml.runs import handle
 
     if options.all == bool(options.run):

@@ -8,12 +8,12 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpcml import files, kinds
+from hpcml import earlier_names, files, kinds
 from hpcml.cli import common
 from hpcml.errors import NotFoundError, UsageError
 from hpcml.paths import SCRIPT
 from hpcml.runs import directories
-from hpcml.terminal import Raw, say, say_fitted, shown
+from hpcml.terminal import Raw, note, say, say_fitted, shown
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -133,6 +133,8 @@ def _role(options: Namespace) -> str:
 
     if options.role is None and (options.run in handle.LOGS or rank_logs.OF_ONE.fullmatch(options.run)):
         options.run, options.role = "last", options.run
+    if options.role == earlier_names.SCRIPT_LOG.removesuffix(".log"):
+        note(f"the log {options.role} is now called {SCRIPT}")
     return handle.role_of(options.role or SCRIPT)
 
 
@@ -153,7 +155,7 @@ def _attempt_alone(options: Namespace, run: directories.Run, role: str) -> int:
         attempts = ", ".join(str(one + 1) for one in sorted(begins))
         hint = f"The run's attempts: {attempts}." if begins else "The run has not started."
         raise NotFoundError(f"The run has no attempt {number}", place=run.id, hint=hint)
-    tail = Tail(run.paths.driver_log, sys.stdout)
+    tail = Tail(run.paths.script_log, sys.stdout)
     tail.mark()
     tail.position = begins[number - 1]
     tail.seen = min([begin for one, begin in begins.items() if one >= number], default=tail.seen)

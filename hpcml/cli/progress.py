@@ -21,7 +21,7 @@ from hpcml.states import Phase
 from hpcml.terminal import Raw, cells, columns, fit, fitted, has_colour, say, shown
 from hpcml.units import format_seconds
 
-_SCRIPT = "script"  # what a reader calls the phase "driver"
+_SCRIPT = "script"
 _MARKS = {"ok": ("✓", "32"), "bad": ("✗", "31"), "wait": ("·", "1")}  # bold: yellow cannot be read on white
 
 
@@ -110,7 +110,7 @@ def _past(status: Status) -> list[_Line]:
         *(_stage_line(status, stage) for stage in others),
         *(_Line("bad", "differ", difference) for difference in reported.differences),
         *(_Line("bad", "warning", warning) for warning in reported.warnings),
-        _Line("ok", _SCRIPT, script, "driver-started"),
+        _Line("ok", _SCRIPT, script, "script-started"),
         *([_Line("ok", "jupyter", reported.jupyter)] if reported.jupyter else []),
     ]
     begun = status.alone or first.end in reported.times
@@ -177,7 +177,7 @@ class Progress:
             mark, text = "ok" if status.exit_status == 0 else "bad", status.message
             if status.ending.reason != Reason.EXIT:
                 text += f" (status {status.exit_status})"
-            self._once("end", _Line(mark, "ended", text, "driver-ended", "driver-started"), status.progress.times)
+            self._once("end", _Line(mark, "ended", text, "script-ended", "script-started"), status.progress.times)
         elif present and status.phase == Phase.RUNNING:  # the script writes now: no line may stay open beside its own
             self._once(f"now {present}", _Line("wait", *present))
         elif present:
@@ -271,8 +271,8 @@ def phases(status: Status) -> list[tuple[str, str]]:
         ("staging", "image-staging", "image-staged"),
         ("image" if status.planned.in_image else "versions", "allocated", "environment-ready"),
         *((stage.name, stage.begin, stage.end) for stage in kinds.get(status.planned.kind).startup),
-        (_SCRIPT, "driver-started", "driver-ended"),
-        ("teardown", "driver-ended", "torn-down"),
+        (_SCRIPT, "script-started", "script-ended"),
+        ("teardown", "script-ended", "torn-down"),
     )
     times = status.progress.times
     return [

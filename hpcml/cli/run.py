@@ -38,7 +38,7 @@ def add_options(parser: Parser) -> None:
     submit.add_options(parser, "run")
     printed = "--dry-run=script prints the batch script; --dry-run --json prints all details of the run"
     here = {"--dry-run": f"print a summary and run nothing; {printed}"}
-    here["--json"] = "print JSON about how the run ended; the script's output stays in logs/driver.log"
+    here["--json"] = "print JSON about how the run ended; the script's output stays in logs/script.log"
     here |= {OPTIONS[name].word: "N must equal the number in the allocation (default: that number)" for name in _GIVEN}
     here["--gpus-per-node"] = "0: workers use only CPUs; any other N must equal the allocation's GPUs per node"
     here |= {OPTIONS[name].word: argparse.SUPPRESS for name in _REFUSED}

@@ -264,7 +264,7 @@ def wait_for_end(run: directories.Run, *, as_json: bool, host: str = "") -> int:
     from hpcml.cli.progress import Progress, Tail
     from hpcml.runs import handle, waiting
 
-    output = Tail(run.paths.driver_log, sys.stdout, of_user=True)
+    output = Tail(run.paths.script_log, sys.stdout, of_user=True)
     progress = Progress(sys.stderr, layers.process_environment(), output)
     pass_on = (lambda: None) if as_json else output.copy_marked
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-from hpcml import errors, records
+from hpcml import earlier_names, errors, records
 from hpcml.states import State
 
 _STATES = {errors.TIME_LIMIT: State.TIMEOUT, errors.CANCELLED: State.CANCELLED, errors.PREEMPTED: State.PREEMPTED}
@@ -43,7 +43,7 @@ class End(NamedTuple):
     """
 
     exit_status: int = 0
-    phase: str = ""  # in which it ended: queued, allocated, image, a stage of the kind's startup, driver
+    phase: str = ""  # in which it ended: queued, allocated, image, a stage of the kind's startup, script
     by: str = ""  # who decided it: script, hpcml, SLURM, user
     message: str = ""  # a clause
     hint: str = ""  # the next step
@@ -89,7 +89,7 @@ def parse(table: Mapping[str, Any]) -> End:
     """Return the end that a table of status.json holds; DamagedError if it lacks something or is damaged."""
     if missing := [name for name in _NEEDED if name not in table]:
         raise records.DamagedError(f"{missing[0]} is missing")
-    end = records.read(End, {**table, "ended_as": table["state"]})
+    end = records.read(End, earlier_names.of_end({**table, "ended_as": table["state"]}))
     if end.by != "script" and end.node and not end.lost_nodes:  # an older version wrote only the first
         return end._replace(lost_nodes=(end.node,))
     return end

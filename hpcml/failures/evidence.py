@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from hpcml import files
+from hpcml import earlier_names, files
 from hpcml.failures.rule import Rule, Where
 from hpcml.failures.rules import COLOURS, ERROR, RULES
 from hpcml.paths import SCRIPT, AttemptPaths, RunPaths
@@ -41,7 +41,7 @@ class Line(NamedTuple):
     """A line that shows something."""
 
     text: str
-    source: str  # driver, scheduler, worker, job, library or record
+    source: str  # script, scheduler, worker, job, library or record
     file: str = ""  # its path in the run's directory, empty if it is in no log
     number: int = 0  # from 1, 0 if it is not known
     time: float = 0.0  # in seconds since 1970 by the run's own clocks, 0 if it is not known
@@ -99,7 +99,9 @@ def logs(paths: RunPaths, most: int, always: str = "") -> Iterator[Log]:
         names = sorted(name for name in os.listdir(paths.logs) if name.endswith(".log"))
     except OSError:
         return  # the run has no logs: other evidence is all there is
-    roles = dict.fromkeys(("job", SCRIPT, *(name.removesuffix(".log") for name in names if "-" not in name)))
+    roles = dict.fromkeys(
+        ("job", SCRIPT, *map(earlier_names.source, (name.removesuffix(".log") for name in names if "-" not in name)))
+    )
     for source in roles:
         yield Log(source, "", paths.log(source))
     begins = dict.fromkeys(name[: name.index("-") + 1] for name in names if "-" in name)
@@ -173,7 +175,7 @@ def hits(paths: RunPaths, most: int, always: str = "", begin: int = 0) -> list[H
     """
     found_hits: list[Hit] = []
     for log in logs(paths, most, always):
-        for piece in pieces(log.path, begin if log.path.name == (always or paths.driver_log.name) else 0):
+        for piece in pieces(log.path, begin if log.path.name == (always or paths.script_log.name) else 0):
             hits_of_piece = hits_in(piece, log.source, log.node, log.name, _changed(log.path))
             found_hits += [hit._replace(line=hit.line._replace(rank=log.rank)) for hit in hits_of_piece]
     return found_hits
@@ -316,7 +318,7 @@ def errors_of_ranks(run: RunPaths, attempt: AttemptPaths) -> list[tuple[Line, di
     logs = {int(match[2]): match for name in log_names if (match := _LOG_OF_RANK.fullmatch(name))}
     found = []
     for rank in sorted(ranks, key=lambda rank: (_changed(paths[rank]), rank))[:_MOST_ERRORS]:
-        name, node = (logs[rank][0], logs[rank][1]) if rank in logs else (run.driver_log.name, "")
+        name, node = (logs[rank][0], logs[rank][1]) if rank in logs else (run.script_log.name, "")
         if (error := script_error(paths[rank])).get("chain"):
             found.append((Line("", "rank", f"{run.logs.name}/{name}", 0, _changed(paths[rank]), node, rank), error))
     return found
@@ -334,7 +336,7 @@ def finished_ranks(run: RunPaths, attempt: AttemptPaths) -> list[Line]:
         retired = table(attempt.mark_of(node), HEAD).get("retired")
         for name in retired if isinstance(retired, list) else ():
             if isinstance(name, str) and _RANK.fullmatch(name):
-                log = logs.get(int(name), run.driver_log.name)
+                log = logs.get(int(name), run.script_log.name)
                 found.append(Line("", "rank", f"{run.logs.name}/{log}", 0, 0.0, node, int(name)))
     return sorted(found, key=lambda line: line.rank or 0)
 

@@ -104,6 +104,7 @@ class Case(NamedTuple):
     finished: Sequence[Line] = ()  # the last line of each rank that ended with status 0 before the run's end
     output: Piece = Piece("", 0)  # the end of the script's output; of ranks, of the one that failed first
     form: Form = Form.SCRIPT  # what was started
+    script_log: str = f"{SCRIPT}.log"  # the name of the script's log
     clocks: Clocks = {}
     points: Mapping[str, Any] = {}  # how a sweep's points ended (points-end.json)
     pools: Mapping[
@@ -130,7 +131,7 @@ class Case(NamedTuple):
     def own(self, text: str, number: int = 0, time: float = 0.0) -> Line:
         """Return a line of the output of what failed."""
         source = "rank" if self.end.rank else SCRIPT
-        return Line(text, source, f"logs/{self.end.log or _LOG}", number, time, self.end.node, self.end.rank)
+        return Line(text, source, f"logs/{self.end.log or self.script_log}", number, time, self.end.node, self.end.rank)
 
     def short_by_status(self, *, followed: bool) -> dict[int, str]:
         """Return by exit status why hpcml ends a run, ``followed``: for something that began elsewhere."""
@@ -195,8 +196,9 @@ def short_cause(
 
 def with_files(paths: RunPaths, attempt: AttemptPaths, case: Case) -> Case:
     """Return a case with what the script's own files show."""
+    case = case._replace(script_log=paths.script_log.name)
     error, points = evidence.script_error(attempt.script_error), evidence.points_end(attempt.points_end)
-    log = paths.logs / Path(case.end.log or _LOG).name
+    log = paths.logs / Path(case.end.log or paths.script_log.name).name
     last_error = evidence.last_error(log, case.end.log_begin)
     if last_error:
         last_error = case.own(last_error.text, last_error.number)
@@ -535,7 +537,7 @@ def _ended(case: Case, hits: Sequence[Hit]) -> Cause:
     if child := output.child_error(_output(case)):
         return _of_child(case, hits, child)
     if case.last_error:
-        return _printed_error(case, hits, case.last_error._replace(time=case.times.get("driver-ended", 0.0)))
+        return _printed_error(case, hits, case.last_error._replace(time=case.times.get("script-ended", 0.0)))
     if crashed := [hit for hit in hits if hit.own and hit.rule.name in _SIGNALS.values()]:
         return _of(crashed[0], hits)
     return _exited(case, hits)
@@ -703,7 +705,7 @@ def _chain(case: Case, hits: Sequence[Hit]) -> _Chain:
     """Return the errors of the script's uncaught error with the rules that they meet."""
     errors_of_chain = case.error["chain"]
     texts = [f"{one.get('type')}: {one.get('message')}".rstrip(": ") for one in errors_of_chain]
-    when = case.times.get("driver-ended", 0.0)
+    when = case.times.get("script-ended", 0.0)
     lines = [case.own(_in_one_line(text)[:_TOLD], 0, when) for text in texts]
     if case.last_error and case.last_error.text.endswith(texts[0].split("\n")[0][:_TOLD]):
         lines[0] = lines[0]._replace(number=case.last_error.number)

@@ -99,7 +99,7 @@ def leave_note(context: Context, role: str, what: str, reason: str = "") -> None
 
 
 def say(context: Context, message: str) -> None:
-    """Write hpcml's own words into the job's log: the driver's log is the script's, and may be any bytes."""
+    """Write hpcml's own words into the job's log: the script's log is the script's, and may be any bytes."""
     try:
         with context.run.job_log.open("a") as log:
             log.write(f"hpcml: {message}\n")

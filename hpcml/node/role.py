@@ -13,7 +13,7 @@ from hpcml.node import processes, storage, versions
 from hpcml.node.outcome import leave_note
 from hpcml.node.processes import long_import
 from hpcml.node.settings import load
-from hpcml.paths import SCRIPT
+from hpcml.paths import SUPERVISOR
 from hpcml.repairs import finder
 
 
@@ -22,9 +22,9 @@ def main(arguments: list[str], kinds: Mapping[str, Kind]) -> int:
     context = load()
     kind = kinds[context.settings.kind]
     names = [role.name for role in kind.roles]
-    if len(arguments) != 1 or arguments[0] not in (*names, SCRIPT):
+    if len(arguments) != 1 or arguments[0] not in (*names, SUPERVISOR):
         print(
-            f"hpcml.kinds needs one of these roles: {', '.join((*names, SCRIPT))}. "
+            f"hpcml.kinds needs one of these roles: {', '.join((*names, SUPERVISOR))}. "
             "Do not start hpcml.kinds yourself: the batch script starts it.",
             file=sys.stderr,
         )

@@ -66,7 +66,7 @@ class RunState:
         """
         if sentence not in self.warnings:
             self.warnings.append(sentence)
-            say(self.context, f"warning: {sentence}")  # the driver's log is the script's alone
+            say(self.context, f"warning: {sentence}")  # the script's log is its own
             self.events.write("warning", sentence=sentence, **facts)
 
     def end(
@@ -76,7 +76,7 @@ class RunState:
         return RunEndedError(End(status, self.phase, "hpcml", message, hint, quote, **fields))
 
     def judge(self, compared: Comparison) -> None:
-        """End the run if a role has other versions than the driver; write down once when all have told theirs."""
+        """End the run if a role has other versions than the supervisor; write down once when all have told theirs."""
         self.clocks = compared.clocks.bounds | {node: self.clocks[node] for node in self.measured}
         if compared.clocks.fatal:
             hint = (

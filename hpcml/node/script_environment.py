@@ -59,7 +59,7 @@ def take_up(context: Context, *, say: bool = True) -> None:
 def answer_no_signals() -> None:
     """Let the signals pass that Slurm sends to every process when a job is cancelled or out of time.
 
-    The driver answers them, and closes scheduler and workers. They are caught, not ignored: what is ignored is so in
+    The supervisor answers, and closes scheduler and workers. They are caught, not ignored: what is ignored is so in
     every process that a task starts too, which then cannot be terminated (``Popen.terminate``, ``Pool.terminate``).
     """
     for number in _SIGNALS:

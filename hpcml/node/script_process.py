@@ -71,7 +71,7 @@ class Script:
         if form is not Form.JUPYTER:  # which takes up both itself, when its own files are made
             script_environment.restore(environment)
         self.oom_before = oom_kills()
-        self.log_begin = size_of(context.run.driver_log)
+        self.log_begin = size_of(context.run.script_log)
         self._begin: int | None = None
         descriptors = os.pipe() if waits else ()
         if descriptors:

@@ -19,7 +19,7 @@ from hpcml.node.link.messages import sign_every
 from hpcml.node.outcome import EventLog, report_end, say, write_status
 from hpcml.node.processes import OwnTime
 from hpcml.node.settings import Context
-from hpcml.paths import SCRIPT
+from hpcml.paths import SCRIPT, SUPERVISOR
 
 if TYPE_CHECKING:
     from hpcml.node.link.uplink import Uplink
@@ -61,7 +61,7 @@ def warn(context: Context, state: str, silent: float) -> None:
 def end(context: Context, pid: int, state: str, silent: float) -> None:
     """Write down that the supervisor is stopped, and kill it: then the batch script ends the rest."""
     reason = f"{_name(context)} did not answer for {silent:.0f} s{_STATES.get(state, '')}"
-    record = End(errors.ROLE_LOST, SCRIPT, "hpcml", reason, _HINT, node=context.node, role=SCRIPT)
+    record = End(errors.ROLE_LOST, SCRIPT, "hpcml", reason, _HINT, node=context.node, role=SUPERVISOR)
     record = record._replace(lost_nodes=(context.node,))
     try:
         write_status(record, context, over=False)

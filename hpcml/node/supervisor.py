@@ -23,7 +23,7 @@ from hpcml.node.processes import Process
 from hpcml.node.run_state import RunState
 from hpcml.node.script_process import HUNG_AFTER, FileSystemHang
 from hpcml.node.settings import Context, load
-from hpcml.paths import SCRIPT
+from hpcml.paths import SCRIPT, SUPERVISOR
 from hpcml.recorded import Recorded
 from hpcml.states import State
 
@@ -57,7 +57,7 @@ def _wake_batch_script(context: Context, status: int) -> None:
     if not (batch := int(os.environ.get("HPCML_BATCH", "0"))):
         return
     try:
-        write(context.attempt.exit_of(SCRIPT, context.node), f"{status}\n")
+        write(context.attempt.exit_of(SUPERVISOR, context.node), f"{status}\n")
     except OSError as error:  # then it takes the status of the step
         print(f"hpcml: the exit status {status} cannot be written: {error}", file=sys.stderr)
     with contextlib.suppress(ProcessLookupError, PermissionError):  # it was killed
@@ -68,7 +68,7 @@ def _supervise(context: Context, kind: Kind) -> int:
     began = size_of(context.run.job_log)
     events = EventLog(context.run.events, context.number)
     job, batch = job_id(), int(os.environ.get("HPCML_BEGAN") or 0)
-    size = size_of(context.run.driver_log)
+    size = size_of(context.run.script_log)
     events.write("allocated", nodes=list(context.node_names), job=job, node=context.node, began=batch, log=size)
     try:
         folder = scratch.Folder(context.scratch(longest=context.socket_room))
@@ -150,7 +150,7 @@ def _run(state: RunState, processes: Processes) -> End:
         if isinstance(error, OSError) and storage.is_full(error):
             reason = storage.explanation(error, state.context.run.directory)
             return End(errors.STORAGE, state.phase, "hpcml", reason, storage.HINT)
-        traceback.print_exc()  # into the driver's log: a defect of hpcml, to be reported
+        traceback.print_exc()  # into the script's log: a defect of hpcml, to be reported
         reason = f"hpcml's supervisor failed: {type(error).__name__}: {error}"
         hint = "This is a bug in hpcml. Please report it with the script's log."
         return End(errors.INTERNAL, state.phase, "hpcml", reason, hint)
@@ -166,7 +166,7 @@ def run_script(state: RunState, processes: Processes, environment: dict[str, str
         reason = f"the script could not be started: {hindered.reason}"
         hint = NO_FOLDER if error.filename == state.context.settings.code.cwd else hindered.hint
         return End(errors.START_FAILED, state.phase, "hpcml", reason, hint)
-    state.events.write("driver-started", **({"pid": script.pid} if script.pid else {}))
+    state.events.write("script-started", **({"pid": script.pid} if script.pid else {}))
     try:
         outcome = _follow(state, processes, script)
     finally:
@@ -198,7 +198,7 @@ def _follow(state: RunState, processes: Processes, script: RunningScript) -> End
                 script.tell_to_end()
         if must_end:
             _press(state, script, kill_at)
-    state.events.write("driver-ended", exit_status=status)
+    state.events.write("script-ended", exit_status=status)
     if must_end is None and not script.out_of_memory(status):  # on its own, or quicker than the supervisor
         state.end_requests.look_again()
         must_end = state.end_requests.asked(state.phase) or _hindered(processes, status)
@@ -266,7 +266,7 @@ def _end_of(state: RunState, script: RunningScript, status: int, must_end: End |
 def _own_end(state: RunState, script: RunningScript, status: int) -> End:
     """Return how a script ended by itself, or its program of hpcml's, with the last lines of what failed."""
     failed = script.failed_process()
-    log = state.context.run.logs / failed.log if failed.log else state.context.run.driver_log
+    log = state.context.run.logs / failed.log if failed.log else state.context.run.script_log
     quote = () if status in (0, errors.STOPPED) else tail(log, width=300, begin=failed.log_begin)
     settings = state.context.settings
     by = "hpcml" if settings.code.form in state.kind.programs and status == errors.START_FAILED else "script"

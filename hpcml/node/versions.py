@@ -4,7 +4,7 @@ Python objects travel between the roles as pickles, so what one role packs anoth
 versions are a small file whose *name* holds their digest, and the role's time: where all are alike, one listing of a
 folder shows it, and no file is read.
 
-A role began after the batch script and before its file was seen, both by the driver's clock; what it tells as its time
+A role began after the batch script and before its file was seen, both by the supervisor's clock; the time that it tells
 must lie between. No file's time is asked, because some file systems take it from the client. Ranks tell theirs over
 their connection, without a file.
 """
@@ -108,7 +108,7 @@ def unlike(context: Context, role: str) -> str:
 
 
 class Clocks:
-    """The other nodes' clocks against that of ``node``, where the driver and the batch script run.
+    """The other nodes' clocks against that of ``node``, where the supervisor and the batch script run.
 
     A node may be ``behind`` or ``ahead`` of it by so many seconds and still accept the run's certificate.
     """
@@ -160,7 +160,7 @@ def _by(seconds: float) -> str:
 
 
 class Comparison:
-    """The driver's versions against those of all other roles, as they come.
+    """The supervisor's versions against those of all other roles, as they come.
 
     ``complete`` once all have told; ``ends`` is why the run must end, empty if it need not; ``notes`` are differences
     that do no harm. ``behind`` and ``ahead``: see :class:`Clocks`. ``shown`` are the packages of the summary.

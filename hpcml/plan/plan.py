@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from hpcml import hooks, kinds, repairs, schedulers
 from hpcml.errors import ConfigError, SiteError, UsageError
 from hpcml.kind import Kind, Role
-from hpcml.paths import SCRIPT, RunPaths
+from hpcml.paths import SUPERVISOR, RunPaths
 from hpcml.plan.container import Stage, entry, image_of, interpreter, kernels, stage
 from hpcml.request.record import NOT_SAID, RunRequest, job_name
 from hpcml.schedulers import JobLayout, JobRequest, Launcher
@@ -84,7 +84,7 @@ class Plan(NamedTuple):
     @property
     def roles(self) -> tuple[str, ...]:
         """The names of the steps beside the supervisor's."""
-        return tuple(step.role for step in self.steps if step.role != SCRIPT)
+        return tuple(step.role for step in self.steps if step.role != SUPERVISOR)
 
 
 def plan(site: Site, asked: RunRequest, location: RunLocation) -> Plan:
@@ -326,7 +326,7 @@ def named_adapters(value: str) -> list[str]:
 
 def _steps(paths: RunPaths, roles: tuple[Role, ...], layout: JobLayout, python: str) -> tuple[Step, ...]:
     logs = {role.name: paths.log(role.name, "local" if role.every_node else "") for role in roles}
-    logs[SCRIPT] = paths.driver_log
+    logs[SUPERVISOR] = paths.script_log
     return tuple(
         Step(
             role,

@@ -328,8 +328,8 @@ def _phases(
         return Phases(0.0, None, None, None, None, 0.0)
     first = times.get("image-staging") or times.get("allocated") or min(seen)
     began = attempts.begin_of(attempts.allocated(events).began, first)
-    script, torn = times.get("driver-started"), times.get("torn-down")
-    script_end = times.get("driver-ended")
+    script, torn = times.get("script-started"), times.get("torn-down")
+    script_end = times.get("script-ended")
     if script_end is None and torn is not None:
         facts = next(event.facts.facts for event in events if event.name == "torn-down")
         script_end = torn - records.salvage(_TornDown, facts)[0].seconds

@@ -37,6 +37,7 @@ LOGS = {
     **{role.name: role.name for role in kinds.roles().values()},
     **{f"{role.name}s": role.name for role in kinds.roles().values() if role.every_node},
     **{name: name for name in (SCRIPT, "job")},
+    "driver": SCRIPT,  # its name before 0.1.0
 }
 _LONGEST_LOG = 1 << 30  # bytes
 LOOPBACK = "127.0.0.1"  # of a run on one node, which nothing else needs to reach
@@ -149,7 +150,7 @@ class RunHandle:
         return last
 
     def logs(self, role: str = SCRIPT) -> str:
-        """Return the log of ``driver`` (what the script printed), ``scheduler``, ``worker`` (of all nodes) or ``job``.
+        """Return the log of ``script`` (what the script printed), ``scheduler``, ``worker`` (of all nodes) or ``job``.
 
         Of ranks: ``rank`` are the lines of all, each after its rank; ``rank:3`` is the log of one.
 
@@ -246,7 +247,9 @@ def log_files(run: directories.Run, role: str) -> list[Path]:
     if one := rank_logs.OF_ONE.fullmatch(role):
         path = rank_logs.of_ranks(run).get(int(one[1]))
         return [path] if path and path.exists() else []
-    return sorted(run.paths.logs.glob(f"{role}-*.log" if on_every_node(role) else f"{role}.log"))
+    if on_every_node(role):
+        return sorted(run.paths.logs.glob(f"{role}-*.log"))
+    return [path for path in [run.paths.log(role)] if path.exists()]
 
 
 def on_every_node(role: str) -> bool:
@@ -256,7 +259,7 @@ def on_every_node(role: str) -> bool:
 
 
 def cancel(run: directories.Run) -> Cancelled:
-    """Tell a run to end; its driver is told first and has its grace. One that has ended is no error.
+    """Tell a run to end; its supervisor is told first and has its grace. One that has ended is no error.
 
     Raises
     ------

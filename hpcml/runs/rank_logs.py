@@ -23,12 +23,12 @@ def of_ranks(run: directories.Run) -> dict[int, Path]:
     agents = {path for path, _ in _of_agents(run)}
     found = {path for role in _roles() for path in run.paths.logs.glob(f"{role}-*.log")} - agents
     numbered = {int(end): path for path in found if (end := path.stem.rpartition("-")[2]).isdecimal()}
-    return dict(sorted({0: run.paths.driver_log, **numbered}.items()))
+    return dict(sorted({0: run.paths.script_log, **numbered}.items()))
 
 
 def of_failed(run: directories.Run, status: Status) -> Path:
     """Return the log of the rank that failed first; without one that of the script."""
-    return run.paths.logs / Path(status.ending.log).name if status.ending.log else run.paths.driver_log
+    return run.paths.logs / Path(status.ending.log).name if status.ending.log else run.paths.script_log
 
 
 def _roles() -> list[str]:

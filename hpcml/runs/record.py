@@ -8,12 +8,12 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from hpcml import files, kinds, schedulers
+from hpcml import earlier_names, files, kinds, schedulers
 from hpcml.errors import ANSWER_LOST, CANCELLED, StorageError
 from hpcml.failures.end import End
 from hpcml.failures.note import Note, read_note
 from hpcml.forms import Form
-from hpcml.paths import SCRIPT, RunPaths
+from hpcml.paths import SUPERVISOR, RunPaths
 from hpcml.recorded import Event, Recorded
 from hpcml.request.record import ENDS, Awaited
 from hpcml.runs import directories
@@ -126,7 +126,7 @@ def _began_again(happened: list[Event], ended: int) -> bool:
     if any(event.attempt > ended for event in happened):
         return True
     last = {event.name: position for position, event in enumerate(happened)}
-    ends = [last[name] for name in ("ending", "driver-ended", "torn-down") if name in last]
+    ends = [last[name] for name in ("ending", "script-ended", "torn-down") if name in last]
     return bool(ends) and last.get("allocated", -1) > max(ends)
 
 
@@ -135,32 +135,34 @@ def newest_attempt(paths: RunPaths) -> int | None:
     return max(Record(paths).attempts, default=None)
 
 
-def driver_record(paths: RunPaths) -> Path | None:
-    """Return the file in which step.sh recorded the end of the newest attempt's driver, if it did."""
+def supervisor_record(paths: RunPaths) -> Path | None:
+    """Return the file in which step.sh recorded the end of the newest attempt's supervisor, if it did."""
     number = newest_attempt(paths)
     if number is None:
         return None
     with directories.storage(paths.directory):
-        records = sorted(paths.attempt(number).exits.glob(f"{SCRIPT}@*"))
+        records = sorted(
+            path for name in earlier_names.both(SUPERVISOR) for path in paths.attempt(number).exits.glob(f"{name}@*")
+        )
     return next((path for path in records if not path.name.endswith(".new")), None)
 
 
-class DriverEnd(NamedTuple):
-    """What step.sh recorded of the driver's end: its node, its exit status, and the note that it left."""
+class SupervisorEnd(NamedTuple):
+    """What step.sh recorded of the supervisor's end: its node, its exit status, and the note that it left."""
 
     node: str
     exit_status: int
     note: Note
 
 
-def driver_exit(paths: RunPaths) -> DriverEnd | None:
-    """Return what step.sh recorded of the newest attempt's driver, if it did."""
-    path = driver_record(paths)
+def supervisor_exit(paths: RunPaths) -> SupervisorEnd | None:
+    """Return what step.sh recorded of the newest attempt's supervisor, if it did."""
+    path = supervisor_record(paths)
     with directories.storage(paths.directory):
         text = files.read(path, 100).decode(errors="replace").strip() if path else ""
     if path is None or not text.isdigit():
         return None
-    return DriverEnd(path.name.partition("@")[2], int(text), read_note(path.with_name(f"note@{path.name}")))
+    return SupervisorEnd(path.name.partition("@")[2], int(text), read_note(path.with_name(f"note@{path.name}")))
 
 
 def jupyter_node(paths: RunPaths) -> str:

@@ -43,7 +43,7 @@ def ask(run: directories.Run, status: Status) -> Answer:
     number = records.newest_attempt(run.paths) or 0
     attempt = run.paths.attempt(number)
     happened = records.Record(run.paths).events_of(number)
-    started = [event for event in happened if event.name == "driver-started"]
+    started = [event for event in happened if event.name == "script-started"]
     before = {node: answer["id"] for node, answer in _answers(attempt, status.allocation.nodes).items()}
     with complete(run.paths.directory):
         script = started[-1].facts.get("pid", int, 0) if started else 0

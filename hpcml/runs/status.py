@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hpcml import files, kinds, repairs, schedulers, written
+from hpcml import earlier_names, files, kinds, repairs, schedulers, written
 from hpcml.errors import (
     ALLOCATION_LOST,
     ANSWER_LOST,
@@ -235,13 +235,14 @@ class Status(NamedTuple):
         """Return how long it has had its nodes, in seconds until its end or until now; None if that is not known."""
         times = self.progress.times
         begin = times.get("allocated")
-        end = times.get("torn-down", times.get("driver-ended")) if self.over else now or time.time()
+        end = times.get("torn-down", times.get("script-ended")) if self.over else now or time.time()
         return None if begin is None or end is None else max(0, round(end - begin))
 
     def as_json(self) -> dict[str, object]:
         """Return the status as a JSON-ready mapping, without the groups."""
         values = {"run": self.run, "state": self.state, "seconds": self.seconds(), **self.fields()}
         values |= {"in_image": self.planned.in_image, "service": self.planned.form.service}
+        values["times"] = earlier_names.with_earlier(self.progress.times)
         return {name: value for name, value in values.items() if name not in _NOT_PRINTED}
 
 
@@ -429,7 +430,7 @@ def _after(current: Status, event: Event) -> Status:
             sentence = fields.get("sentence", str)
             setup_warnings = (*reported.setup_warnings, *((sentence,) if "setup" in fields.facts else ()))
             return current.changed(warnings=(*reported.warnings, sentence), setup_warnings=setup_warnings)
-        case "driver-started":
+        case "script-started":
             return current.changed(phase=Phase.RUNNING)
         case "time-limit-near":
             pages = current.planned.form is Form.JUPYTER
@@ -633,8 +634,8 @@ def _ended_without_word(current: Status, run: directories.Run, job: JobState) ->
         return current.changed(phase=Phase.ENDED)  # the end was written, the teardown was cut short
     if job.state in _JOB_ENDS:
         return _lost(current, run, *_JOB_ENDS[job.state])
-    if driver := records.driver_exit(run.paths):
-        return _step_ended(current, run, driver)
+    if supervisor := records.supervisor_exit(run.paths):
+        return _step_ended(current, run, supervisor)
     if job.state == State.FAILED and run.submission:
         exit_status = schedulers.end(run.submission).exit_status
         if exit_status in _UNWRITTEN:
@@ -646,21 +647,21 @@ def _ended_without_word(current: Status, run: directories.Run, job: JobState) ->
     return end.changed(hint=f"Submit the run again: hpcml rerun {run.id}.") if is_another else end
 
 
-def _step_ended(before: Status, run: directories.Run, driver: records.DriverEnd) -> Status:
-    """The driver's step has ended without the supervisor's word: it never started, or it was killed."""
-    exit_status = driver.exit_status
+def _step_ended(before: Status, run: directories.Run, supervisor: records.SupervisorEnd) -> Status:
+    """The supervisor's step has ended without a status: it never started, or it was killed."""
+    exit_status = supervisor.exit_status
     if "allocated" in before.progress.times:  # what its log says is the script's
         ended = role_end.of_role(exit_status, ()).what
         message = f"the script's job step {ended} before hpcml recorded how the run ended"
         return _lost(before, run, exit_status, message)
-    log = files.tail(run.paths.driver_log)
+    log = files.tail(run.paths.script_log)
     if image := before.planned.image:
-        full_log = files.tail(run.paths.driver_log, 200) or files.tail(run.paths.job_log, 200)
-        why = role_end.not_entered("\n".join(full_log), exit_status, driver.note)
-        current = _lost(before, run, IMAGE, f"{driver.node}: {why.what}")
+        full_log = files.tail(run.paths.script_log, 200) or files.tail(run.paths.job_log, 200)
+        why = role_end.not_entered("\n".join(full_log), exit_status, supervisor.note)
+        current = _lost(before, run, IMAGE, f"{supervisor.node}: {why.what}")
         hint = why.hint.replace("IMAGE", image)
     else:
-        why = role_end.of_role(exit_status, log, driver.note)
+        why = role_end.of_role(exit_status, log, supervisor.note)
         current = _lost(before, run, START_FAILED, f"before the script started, its job step {why.what}")
         hint = why.hint or current.hint
     return current.changed(hint=hint, quote=log or current.ending.quote, reason=why.reason)

@@ -145,7 +145,7 @@ class Reader:
         return Look(
             {name: series for name, series in nodes.items() if series is not None},
             self._samples_of_kind(paths),
-            last_lines(log or run.paths.driver_log),
+            last_lines(log or run.paths.script_log),
             self.kind,
         )
 
@@ -234,12 +234,12 @@ def _times(status: Status, now: float) -> tuple[float | None, float | None]:
     times = status.progress.times
     began = times.get("allocated", min(times.values(), default=None))
     if status.over:
-        end = times.get("torn-down", times.get("driver-ended", times.get("ending")))
+        end = times.get("torn-down", times.get("script-ended", times.get("ending")))
         return (None if began is None or end is None else max(0.0, end - began)), None
     since = {
-        "running": times.get("driver-started"),
+        "running": times.get("script-started"),
         "starting": began,
-        "ending": times.get("ending", times.get("driver-ended")),
+        "ending": times.get("ending", times.get("script-ended")),
     }.get(status.phase, directories.submitted_at(status.run))
     limit = status.planned.time_limit
     left = max(0.0, began + limit - now) if limit and began is not None else None

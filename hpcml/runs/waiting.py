@@ -35,7 +35,7 @@ def follow(
     """Yield the run's status whenever it has changed, until it has ended.
 
     Its own files are looked at often, Slurm seldom: after 1 s at first, then at growing distances up to 15 s while it
-    waits; from 7 s up to 30 s while it runs. When the driver's step has ended and the run's files do not say how, Slurm
+    waits; from 7 s up to 30 s while it runs. When its step has ended and the run's files do not say how, Slurm
     is asked at once and then as at first: the job is about to end. Of a prepared run the job is looked for each time,
     until one has begun.
 
@@ -97,7 +97,7 @@ def follow(
             if over_now and asked:
                 each()
                 return
-            if run.job and (record := records.driver_record(run.paths)) != over:
+            if run.job and (record := records.supervisor_record(run.paths)) != over:
                 over, distance, ask_at = record, 1.0, 0.0
         each()
         time.sleep(LOOK)

@@ -7,10 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from hpcml import units
+from hpcml import paths, units
 from hpcml.errors import ConfigError, SiteError, UsageError, nearest
 from hpcml.kind import Role
-from hpcml.paths import SCRIPT
 from hpcml.request.options import OPTIONS
 from hpcml.request.record import NOT_SAID, RunRequest
 from hpcml.schedulers import JobLayout, JobRequest, Launcher, partitions
@@ -21,7 +20,7 @@ from hpcml.sites.schema import Partition, Qos, Site
 _RESERVED = ("--comment", "--array", "--clusters", "--cluster")
 _DIRECTIVE = re.compile(r"--[a-z][a-z0-9-]*")
 Directive = tuple[str, str]  # an option of sbatch and its value, empty for a flag
-SUPERVISOR = Role(SCRIPT, every_node=False, title="the supervisor")
+SUPERVISOR = Role(paths.SUPERVISOR, every_node=False, title="the supervisor")
 STAGE = Role("stage", every_node=True, title="the copy of the image")
 _AFTER = {"ok": "afterok", "any": "afterany", "fail": "afternotok"}
 
@@ -437,7 +436,9 @@ def launcher(site: Site, request: JobRequest, role: Role) -> Launcher:
     """
     count = request.spec.size.nodes
     everywhere = role.every_node
-    pattern = filename_pattern(request.paths.logs / role.name) + ("-%N.log" if everywhere else ".log")
+    pattern = filename_pattern(request.paths.logs / (paths.SCRIPT if role == SUPERVISOR else role.name)) + (
+        "-%N.log" if everywhere else ".log"
+    )
     where: tuple[str, ...] = ("--nodes=1", "--ntasks=1")
     if everywhere:
         where = (f"--nodes={count}", f"--ntasks={count * role.tasks}", f"--ntasks-per-node={role.tasks}")

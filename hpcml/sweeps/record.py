@@ -168,8 +168,7 @@ def progress(runs: Path, sweep: Sweep) -> Progress:
     alive: list[tuple[str, Given]] = []
     running: set[str] = set()
     ended_in_group: dict[str, set[str]] = {}  # by the folder of leases, or the run
-    existing = [directories.load(runs / run_id) for run_id in sweep.runs if files.is_own_folder(runs / run_id)]
-    standings = handle.standings(existing)
+    standings = handle.standings(_existing_runs(runs, sweep))
     for one in standings:
         of_run, submitted = records(one.run), given(one.run)
         ended |= of_run
@@ -188,6 +187,10 @@ def progress(runs: Path, sweep: Sweep) -> Progress:
     problems = tuple(f"{one.run.id}: {one.problem}" for one in standings if one.problem)
     folders = frozenset(submitted.folder for _, submitted in alive if submitted.folder)
     return Progress(ended, under_way, problems, interrupted, folders, frozenset(running & under_way.keys()))
+
+
+def _existing_runs(runs: Path, sweep: Sweep) -> list[directories.Run]:
+    return [directories.load(runs / run_id) for run_id in sweep.runs if files.is_own_folder(runs / run_id)]
 
 
 def _has_written_end(one: handle.Standing) -> bool:

@@ -81,7 +81,7 @@ def test_an_attempt_before_is_told(world: World, waiting: Path) -> None:
 
 
 def test_the_log_of_one_attempt(world: World, waiting: Path) -> None:
-    (waiting / "logs/driver.log").write_text("first\nsecond\n")
+    (waiting / "logs/script.log").write_text("first\nsecond\n")
     with (waiting / "events.jsonl").open("a") as log:
         event = {"time": 1.0e9 + 9000, "attempt": 1, "event": "allocated", "nodes": ["n2"], "job": "102", "log": 6}
         log.write(f"{json.dumps(event)}\n")

@@ -151,7 +151,7 @@ def past(world: World, seconds: int, exit_status: int = 0) -> Path:
     write_events(
         run,
         {"event": "allocated", "time": 1e9, "nodes": ["n1", "n2"]},
-        {"event": "driver-started", "time": 1e9 + 5},
+        {"event": "script-started", "time": 1e9 + 5},
         {"event": "torn-down", "time": 1e9 + seconds},
     )
     write_end(run, exit_status)

@@ -182,9 +182,9 @@ def test_the_dry_run_is_what_is_sent(world: World) -> None:
 
 def test_logs_of_each_role(world: World) -> None:
     logs = world.submit() / "logs"
-    for name in ("driver", "scheduler", "job", "worker-n1", "worker-n2"):
+    for name in ("script", "scheduler", "job", "worker-n1", "worker-n2"):
         (logs / f"{name}.log").write_text(f"from {name}\n")
-    assert world.run("logs").stdout == "from driver\n"
+    assert world.run("logs").stdout == "from script\n"
     assert world.run("logs", "job").stdout == "from job\n"
     assert world.run("logs", "last", "workers").stdout == (
         "==> worker-n1.log <==\nfrom worker-n1\n==> worker-n2.log <==\nfrom worker-n2\n"

@@ -100,6 +100,14 @@ def facts_of(why: dict[str, Any]) -> dict[str, Any]:
     return {**{name: why[name] for name in names}, "evidence": evidence}
 
 
+def without_sentences(report: dict[str, Any]) -> dict[str, Any]:
+    """Return a report without when it was made, its sentences, and the words for the sources of lines."""
+    del report["made"], report["ending"]["cause"], report["ending"]["next_step"]
+    for line in report["ending"]["evidence"]:
+        del line["source"]
+    return report
+
+
 def test_status_of_an_old_run(old_runs: OldRuns, subtests: pytest.Subtests) -> None:
     for case in old_runs.answers["made"]:
         with subtests.test(case):
@@ -159,10 +167,8 @@ def test_report_of_an_old_run(old_runs: OldRuns, subtests: pytest.Subtests) -> N
             status, out, error = old_runs.ask(case, "report", "--json")
             assert status == old["status"], error
             if status == 0:
-                names = (".made", ".ending.cause", ".ending.next_step", ".ending.phase: ''", ".ending.time: 0.0")
-                assert not [
-                    line for line in lost(json.loads(old["out"]), json.loads(out)) if not line.startswith(names)
-                ]
+                found = lost(without_sentences(json.loads(old["out"])), without_sentences(json.loads(out)))
+                assert not [line for line in found if not line.startswith((".ending.phase: ''", ".ending.time: 0.0"))]
                 status, _, error = old_runs.ask(case, "report")
                 assert status == 0, error
 

@@ -89,7 +89,7 @@ def test_a_shell_has_the_variables_of_the_run_s_cluster(world: World) -> None:
     directory = world.submit()
     world.set_job("101", state="RUNNING")
     now = {"time": time.time(), "nodes": ["n7"], "job": "101"}
-    write_events(directory, {"event": "allocated", **now}, {"event": "driver-started", **now})
+    write_events(directory, {"event": "allocated", **now}, {"event": "script-started", **now})
     (directory / "attempts/0").mkdir(parents=True, exist_ok=True)
     (directory / "attempts/0/scheduler.json").write_text(json.dumps({"address": "tls://n7:8786", "protocol": "tls"}))
     srun = world.bin / "srun"

@@ -91,10 +91,10 @@ def test_hostile_files_of_a_run_keep_no_other_from_being_shown(world: World) -> 
 @pytest.mark.parametrize("make", [planted.pipe, planted.endless])
 def test_a_log_that_is_no_file(world: World, make: object) -> None:
     directory = world.submit()
-    planted.put(directory / "logs" / "driver.log", make)
+    planted.put(directory / "logs" / "script.log", make)
     done = world.run("logs", "last")
     assert done.returncode in (errors.STORAGE, errors.NOT_FOUND), done.stdout
-    assert "driver" in done.stderr
+    assert "script" in done.stderr
 
 
 def runs_in(place: Path) -> str:
@@ -160,7 +160,7 @@ def test_a_run_that_was_replaced_while_it_waited(world: World) -> None:
 def test_a_log_drives_no_terminal(world: World) -> None:
     directory = world.submit()
     text = f"hello {planted.ESCAPES} bye\n".encode() + b"\xff\x9b5n\n"
-    (directory / "logs" / "driver.log").write_bytes(text)
+    (directory / "logs" / "script.log").write_bytes(text)
     write_end(directory)  # so that what follows it ends
     for verb in ("logs last", "logs -f last"):
         words = f"TERM=xterm {world.command} {verb}"

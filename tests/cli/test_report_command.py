@@ -16,7 +16,7 @@ def ended(world: World, **end: object) -> Path:
     """Submit a run and write what it would have written that failed."""
     directory = world.submit("--name", "job", "--time", "2:00:00")
     (directory / "attempts/0").mkdir(parents=True)
-    names = ("allocated", "workers-ready", "driver-started", "driver-ended", "torn-down")
+    names = ("allocated", "workers-ready", "script-started", "script-ended", "torn-down")
     events: list[dict[str, object]] = [{"time": 1e9 + 10 * place, "event": name} for place, name in enumerate(names)]
     write_events(directory, events[0] | {"nodes": ["n1", "n2"]}, *events[1:])
     write_end(directory, **{"exit_status": 1, "time": 1e9 + 50, **end})  # type: ignore[arg-type]
@@ -35,7 +35,7 @@ def test_a_run_that_failed(world: World) -> None:
         world, exit_status=errors.TIME_LIMIT, by="scheduler", state="TIMEOUT", message="the time limit was reached"
     )
     (directory / "logs").mkdir(exist_ok=True)
-    (directory / "logs/driver.log").write_text(f"<script>{planted.ESCAPES}</script>\n")
+    (directory / "logs/script.log").write_text(f"<script>{planted.ESCAPES}</script>\n")
     assert "report " not in world.run("status").stdout
     done = world.run("report")
     assert (done.returncode, done.stdout) == (0, f"{directory}/report.html\n"), done.stderr

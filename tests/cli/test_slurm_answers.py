@@ -228,7 +228,7 @@ def running(world: World, *options: str, state: str = "RUNNING") -> Path:
     directory = world.submit(*options)
     world.set_job("101", state=state)
     now = {"time": time.time(), "nodes": ["n7"], "job": "101"}
-    write_events(directory, {"event": "allocated", **now}, {"event": "driver-started", **now})
+    write_events(directory, {"event": "allocated", **now}, {"event": "script-started", **now})
     return directory
 
 

@@ -43,7 +43,7 @@ class Job:
             {"event": "allocated", "nodes": list(nodes)},
             {"event": "scheduler-up", "protocol": "tls", "because": "CPU workers"},
             {"event": "workers-ready"},
-            {"event": "driver-started"},
+            {"event": "script-started"},
         ):
             self.event(**event)
         attempt = self.paths.attempt(0)
@@ -53,7 +53,7 @@ class Job:
         self.say("\x1b[2Jstep 1\n")
 
     def say(self, text: str) -> None:
-        with self.paths.driver_log.open("a") as log:
+        with self.paths.script_log.open("a") as log:
             log.write(text)
 
     def event(self, **facts: object) -> None:
@@ -63,12 +63,12 @@ class Job:
             file.write(f"{line}\n")
 
     def end(self, exit_status: int = 0) -> None:
-        self.event(event="driver-ended")
+        self.event(event="script-ended")
         self.event(event="torn-down")
         state = "FAILED" if exit_status else "COMPLETED"
         exits = self.paths.attempt(0).exits
         exits.mkdir(parents=True)
-        (exits / "driver@n1").write_text(f"{exit_status}\n")
+        (exits / "supervisor@n1").write_text(f"{exit_status}\n")
         write_end(self.paths.directory, exit_status)
         if self.world.jobs():
             self.world.set_job("101", state=state)

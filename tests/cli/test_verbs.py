@@ -35,7 +35,7 @@ def test_wait_finds_all_runs_before_it_waits(world: World) -> None:
 def test_the_last_lines_of_a_log(world: World) -> None:
     directory = world.submit()
     write_end(directory)
-    log = directory / "logs/driver.log"
+    log = directory / "logs/script.log"
     for text in ("", "one\n\ntwo", "x" * 70000 + "\n" + "y" * 70000 + "\nz\n"):
         log.write_text(text)
         for count in (0, 2, 99):

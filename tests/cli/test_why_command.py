@@ -107,7 +107,7 @@ RANK = {"exit_status": 1, "by": "script", "message": "rank 2 on n3 exited with s
 
 def test_the_rank_that_failed_is_named_with_its_node_and_its_log(world: World) -> None:
     directory = failed(world, "--ranks", "2", "--nodes", "2", **RANK)
-    for name in ("rank-n1.log", "rank-n3.log", "driver.log"):
+    for name in ("rank-n1.log", "rank-n3.log", "script.log"):
         (directory / "logs" / name).touch()
     (directory / "logs/rank-n3-2.log").write_text("Traceback (most recent call last):\nValueError: bad batch 17\n")
     lines = world.run("why").stdout.splitlines()
@@ -143,7 +143,7 @@ def test_a_collective_operation_that_waits_is_named_while_the_run_lives(world: W
     directory = failed(world, "--ranks", "1", "--nodes", "2", **RANK)
     (directory / "status.json").unlink()
     with (directory / "events.jsonl").open("a") as file:
-        file.write(json.dumps({"time": 2.0, "attempt": 0, "event": "driver-started"}) + "\n")
+        file.write(json.dumps({"time": 2.0, "attempt": 0, "event": "script-started"}) + "\n")
     assert "state      RUNNING. The script runs" in world.run("why").stdout
     (directory / "logs/rank-n1.log").touch()
     watchdog = "[Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=2, OpType=ALLREDUCE, NumelIn=4)"
@@ -167,7 +167,7 @@ def test_without_evidence_it_is_not_known_and_says_where_to_look(world: World) -
 
 def test_a_run_that_ended_well_waits_or_was_refused(world: World) -> None:
     directory = failed(world, exit_status=0, by="script", state="COMPLETED", message="the script exited with status 0")
-    (directory / "logs/driver.log").write_text("out of memory\nKilled\nOSError: [Errno 28] No space left on device\n")
+    (directory / "logs/script.log").write_text("out of memory\nKilled\nOSError: [Errno 28] No space left on device\n")
     found = why(world)
     assert (found["failed"], found["cause"]) == (False, "the run succeeded: there is no failure to explain")
     old = directory.with_name("old-20200102-000000-0000")
@@ -213,7 +213,7 @@ def test_hostile_files_are_passed_over_or_named(world: World, name: str) -> None
 
 SECRETS = {
     "environment.sh": "export HF_HOME='/home/me/very private' API=hunter2-tail99 PART=hunter2\n",
-    "logs/driver.log": "token=tok-123456 and /home/me/very private\nAuthorization: Bearer abcdef123456\npassword: 'swordfish1'\n"
+    "logs/script.log": "token=tok-123456 and /home/me/very private\nAuthorization: Bearer abcdef123456\npassword: 'swordfish1'\n"
     "https://me:passw0rd9@host.example/x?token=qqq111\nAKIAABCDEFGHIJKLMNOP hf_abcdefghijklmnopqrst\n"
     "-----BEGIN RSA PRIVATE KEY-----\nMIIEzzz\n-----END RSA PRIVATE KEY-----\nthe value is hunter2-tail99\nplain words stay\n",
     "attempts/0/secret/jupyter.token": "jupytersecret77",
@@ -250,11 +250,11 @@ def test_what_looks_like_a_secret_is_taken_out(subtests: pytest.Subtests) -> Non
     for text in (*SAID, *KEYS, *BLOCKS):
         for whole in (f"before\n{text}\nafter", text, json.dumps({"line": f"x {text}", "after": 1})):
             with subtests.test(text=whole):
-                cleaned = bundle._clean("logs/driver.log", whole, [])
+                cleaned = bundle._clean("logs/script.log", whole, [])
                 assert not any(word in cleaned for word in ("SECRET", "MIIEzzz", *KEYS)), cleaned
                 assert "[removed]" in cleaned
     for text in HARMLESS:
-        assert bundle._clean("logs/driver.log", f"x\n{text}\ny", []) == f"x\n{text}\ny"
+        assert bundle._clean("logs/script.log", f"x\n{text}\ny", []) == f"x\n{text}\ny"
 
 
 def test_a_bundle_holds_what_support_needs_and_no_secret(world: World) -> None:
@@ -275,7 +275,7 @@ def test_a_bundle_holds_what_support_needs_and_no_secret(world: World) -> None:
     with tarfile.open(packed) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
         texts = "\n".join((archive.extractfile(one) or io.BytesIO()).read().decode() for one in archive.getmembers())
-    assert {"why.json", "status.json", "events.jsonl", "plan.json", "job.sh", "logs/driver.log"} <= names
+    assert {"why.json", "status.json", "events.jsonl", "plan.json", "job.sh", "logs/script.log"} <= names
     assert [secret for secret in PLANTED if secret in texts] == []
     assert "plain words stay" in texts
     again = world.run("why", "--bundle")
@@ -344,7 +344,7 @@ def test_a_run_that_goes_on_shows_what_it_has_warned_of(world: World) -> None:
     with (directory / "events.jsonl").open("a") as file:
         file.writelines(
             json.dumps({"time": 2.0, "attempt": 0, **facts}) + "\n"
-            for facts in ({"event": "driver-started"}, {"event": "warning", "sentence": said})
+            for facts in ({"event": "script-started"}, {"event": "warning", "sentence": said})
         )
     lines = world.run("why").stdout.splitlines()
     assert lines[0] == f"run        {directory.name}"

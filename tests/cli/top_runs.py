@@ -96,7 +96,7 @@ class Written:
 
 
 def status(nodes: Sequence[str], phase: str = "running", workers: int = 0, **facts: object) -> Status:
-    times = {"allocated": NOW - 735, "scheduler-up": NOW - 730, "workers-ready": NOW - 728, "driver-started": NOW - 725}
+    times = {"allocated": NOW - 735, "scheduler-up": NOW - 730, "workers-ready": NOW - 728, "script-started": NOW - 725}
     values: dict[str, Any] = {
         "phase": phase, "message": "the script runs", "job": "1234567", "nodes": tuple(nodes), "node_count": len(nodes),
         "workers": workers, "expected": workers, "times": {} if phase == "queued" else times} | facts  # fmt: skip
@@ -110,7 +110,7 @@ def cpu_run(folder: Path) -> view.View:
         run.node(name, node_tables(name, use=use))
     names = [f"lrdn000{node}-{worker}" for node in (1, 2) for worker in range(4)]
     lines(run.attempt.samples_of_kind("dask"), dask_tables(names))
-    run.paths.driver_log.write_text("".join(f"step {step}, loss {1 / step:.4f}\n" for step in range(1, 40)))
+    run.paths.script_log.write_text("".join(f"step {step}, loss {1 / step:.4f}\n" for step in range(1, 40)))
     return run.view(status(("lrdn0001", "lrdn0002"), workers=8))
 
 
@@ -124,5 +124,5 @@ def gpu_run(folder: Path, nodes: int = 2, late: str = "") -> view.View:
     lines(
         run.attempt.samples_of_kind("dask"), dask_tables([f"{name}-{worker}" for name in names for worker in range(4)])
     )
-    run.paths.driver_log.write_text("".join(f"step {step}\n" for step in range(1, 40)))
+    run.paths.script_log.write_text("".join(f"step {step}\n" for step in range(1, 40)))
     return run.view(status(names, workers=4 * nodes, warnings=("a worker on n001 was lost and started again",)))

@@ -119,7 +119,7 @@ def role(pid: int, processes: Mapping[int, Mapping[str, Any]]) -> str:
     words: list[str] = process["words"]
     modules = [after for word, after in itertools.pairwise(words) if word == "-m" and after.startswith("hpcml.")]
     if modules and words[-2:-1] == ["hpcml.kinds"]:
-        return {"driver": "supervisor", "rank": "agent", "mpi": "MPI task"}.get(words[-1], words[-1])
+        return {"rank": "agent", "mpi": "MPI task"}.get(words[-1], words[-1])
     if modules:
         short = modules[0].rpartition("hpcml.kinds.dask.node.")[2]
         return {"jupyter.server": "jupyter", "jupyter.kernel": "kernel", "elastic_worker": "elastic worker"}.get(

@@ -152,7 +152,7 @@ class Outside:
     def start_run(self, name: str, text: str, *options: str) -> tuple[str, Path]:
         """Submit a script and wait until it runs; return the run's id and directory."""
         _, directory = self.cluster.detach(text, "--name", name, "--time", "30", *options)
-        self.cluster.wait_event(directory, "driver-started", 60)
+        self.cluster.wait_event(directory, "script-started", 60)
         return directory.name, directory
 
     @contextlib.contextmanager

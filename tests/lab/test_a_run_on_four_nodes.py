@@ -108,7 +108,7 @@ def test_the_script_has_four_nodes_its_words_and_the_user_s_folder(whole: Whole)
     assert found["read"] == ["sirius\n"] * 2
     assert whole.ended.out == "780\nthat was all\n"
     names = {path.name for path in whole.ended.directory.glob("logs/*")}
-    assert names == {"job.log", "driver.log", "scheduler.log", *(f"worker-{node}.log" for node in ALL_NODES)}
+    assert names == {"job.log", "script.log", "scheduler.log", *(f"worker-{node}.log" for node in ALL_NODES)}
     assert whole.left == set()
 
 

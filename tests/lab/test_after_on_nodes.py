@@ -27,7 +27,7 @@ def test_runs_wait_for_one_that_fails(cluster: Cluster) -> None:
     _, well = cluster.detach("print('well')\n", *ONE, "--name", "well", "--after", "first")
     _, failed = cluster.detach("print('failed')\n", *ONE, "--name", "failed", "--after", "first:fail")
     _, last = cluster.detach("print('last')\n", *ONE, "--name", "last", "--after", "well:any", "--after", "failed")
-    cluster.wait_event(first, "driver-started", 60)
+    cluster.wait_event(first, "script-started", 60)
 
     def facts(run: str, command: str = "status") -> dict[str, object]:
         done = cluster.run("hpcml", command, run, "--json")

@@ -275,7 +275,7 @@ def test_mallory_leads_no_file_of_a_script_out_of_its_project(cluster: Cluster, 
     assert code == 0, err
     run = Path(json.loads(out)["directory"])
     assert (run / "lib.zip").stat().st_uid == pwd.getpwnam(ALICE).pw_uid
-    cluster.wait_event(run, "driver-started", 60)
+    cluster.wait_event(run, "script-started", 60)
     place.plant((project / "config.json", "link", str(secret / "config.json")), (project / "pipe.csv", "pipe", ""),
                 (project / "hers", "folder", ""), (project / "link", "link", str(secret)),
                 (project / f".hpcml-{run.name}-0123", "folder", ""), (go, "text", ""))  # fmt: skip

@@ -107,7 +107,7 @@ def test_floods_from_its_first_moment_and_planted_names_end_no_run(cluster: Clus
     ):
         run = cluster.submit(MEET, *FOUR, "--nodelist", ",".join(ALL_NODES), timeout=400)
     assert run.code == 0, (run.err, run.status, {path.name: path.read_text() for path in run.directory.glob("logs/*")})
-    assert run.log("driver.log").splitlines()[-1] == "said alices"
+    assert run.log("script.log").splitlines()[-1] == "said alices"
     assert not owned(cluster)
     dry = cluster.run(*cluster.command(MEET, "--dry-run", *FOUR))
     assert run.directory.name not in dry.stderr, dry.stderr
@@ -119,7 +119,7 @@ def test_calls_at_the_socket_of_mpi_s_tasks_keep_no_task_out(cluster: Cluster) -
         pytest.skip("this Slurm has no kind of PMI")
     with beside(cluster, NODES, mallory.CALLS):
         run = cluster.submit(ALLREDUCE, *MPI, "--mpi", kind, arguments=(library(cluster, kind),), timeout=300)
-    assert run.code == 0, (run.err, run.log("driver.log"))
+    assert run.code == 0, (run.err, run.log("script.log"))
 
 
 def test_who_listens_on_rank_0_s_port_is_named(cluster: Cluster) -> None:

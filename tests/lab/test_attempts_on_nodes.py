@@ -69,7 +69,7 @@ def set_state(cluster: Cluster, node: str, word: str) -> None:
 def test_attempts_until_it_is_done(cluster: Cluster) -> None:
     limits = ("--time", "10", "--set", "slurm.signal_lead=30s", "--until-done", "--max-node-hours", "3")
     first, directory = cluster.detach(SCRIPT, "--name", "goes-on", *WHERE, *limits, arguments=("killed",))
-    run, log = directory.name, directory / "logs/driver.log"
+    run, log = directory.name, directory / "logs/script.log"
     assert wait_for(lambda: log.exists() and "attempt 0" in log.read_text(), 240), queued(cluster)
     cluster.limit(directory)
     assert wait_for(lambda: log.exists() and "attempt 1" in log.read_text(), 240), queued(cluster)
@@ -102,7 +102,7 @@ def test_attempts_until_it_is_done(cluster: Cluster) -> None:
 
 def test_a_cancelled_run_leaves_nothing_in_the_queue(cluster: Cluster) -> None:
     _, directory = cluster.detach(SCRIPT, "--name", "given-up", "--time", "5", *WHERE, "--until-done")
-    log = directory / "logs/driver.log"
+    log = directory / "logs/script.log"
     assert wait_for(lambda: log.exists() and "attempt 0" in log.read_text(), 60)
     assert len(queued(cluster)) == 2
     assert cluster.run("hpcml", "cancel", "given-up").returncode == 0

@@ -89,7 +89,7 @@ def test_code_surroundings_and_umask_are_those_of_the_submission(cluster: Cluste
     cluster.write("held/main.py", "raise SystemExit('edited')\n")
     cluster.run("scancel", first)
     status = cluster.wait_status(directory, 120)
-    log = (directory / "logs/driver.log").read_text()
+    log = (directory / "logs/script.log").read_text()
     assert status["exit_status"] == 0, log
     said = json.loads(log.splitlines()[-1])
     assert list(said["modules"].values()) == [NAMES] * 4

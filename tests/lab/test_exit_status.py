@@ -31,7 +31,7 @@ signal.signal(signal.SIGTERM, save)
 
 
 def log(directory: Path) -> str:
-    path = directory / "logs/driver.log"
+    path = directory / "logs/script.log"
     return path.read_text() if path.exists() else ""
 
 

@@ -59,7 +59,7 @@ def filtered(cluster: Cluster, directory: Path, target: str) -> Iterator[None]:
 
 def begun(cluster: Cluster, directory: Path) -> float:
     """Return when the script began, by the events."""
-    event = cluster.wait_event(directory, "driver-started", 120)
+    event = cluster.wait_event(directory, "script-started", 120)
     return float(event["time"])
 
 
@@ -122,7 +122,7 @@ def test_floods_from_its_first_moment_end_no_run_of_dask(cluster: Cluster) -> No
     with beside(cluster, (*ALL_NODES, "login"), mallory.SWARM, ALICE, address_of(cluster, "n1"), str(file)):
         run = cluster.submit(SUM, *SMALL, timeout=400)
     assert run.code == 0, (run.err, run.status, {path.name: path.read_text() for path in run.directory.glob("logs/*")})
-    assert run.log("driver.log").splitlines()[-1] == "4950"
+    assert run.log("script.log").splitlines()[-1] == "4950"
     assert not owned(cluster)
     clean(cluster)
 
@@ -131,7 +131,7 @@ def test_a_stopped_supervisor_of_dask_is_ended_by_the_agent_of_its_node(cluster:
     text = "import hpcml, time\nclient = hpcml.connect()\nprint('waiting', flush=True)\ntime.sleep(300)\n"
     _, directory = cluster.detach(text, *SMALL, "--set", "deadlines.answer=8s")
     begun(cluster, directory)
-    cluster.run("kill", "-STOP", str(roles(cluster, directory, "driver", "n1")[0]), node="n1")
+    cluster.run("kill", "-STOP", str(roles(cluster, directory, "supervisor", "n1")[0]), node="n1")
     cluster.wait_gone(directory, 90)
     end = json.loads(cluster.run("hpcml", "status", directory.name, "--json").stdout)
     assert (end["state"], end["exit_status"]) == ("FAILED", errors.ROLE_LOST), end

@@ -61,8 +61,8 @@ def roles(cluster: Cluster, directory: Path, role: str, node: str) -> list[int]:
 
 def step(cluster: Cluster, directory: Path, role: str) -> int:
     """Return the pid of the srun of a role's step."""
-    assert wait_for(lambda: bool(roles(cluster, directory, "driver", "n1")), 30)
-    words = environment(roles(cluster, directory, "driver", "n1")[0])["HPCML_STEPS"].split()
+    assert wait_for(lambda: bool(roles(cluster, directory, "supervisor", "n1")), 30)
+    words = environment(roles(cluster, directory, "supervisor", "n1")[0])["HPCML_STEPS"].split()
     return int(words[("scheduler", "worker").index(role)])
 
 
@@ -83,7 +83,7 @@ def shell(cluster: Cluster, directory: Path, role: str, node: str) -> int:
 
 def batch(cluster: Cluster, directory: Path) -> int:
     """Return the pid of a run's batch script."""
-    return int(environment(roles(cluster, directory, "driver", "n1")[0])["HPCML_BATCH"])
+    return int(environment(roles(cluster, directory, "supervisor", "n1")[0])["HPCML_BATCH"])
 
 
 def state(pid: int) -> str:
@@ -92,13 +92,13 @@ def state(pid: int) -> str:
 
 def output(directory: Path) -> str:
     """Return what the script printed, then what hpcml said beside it."""
-    return "".join((directory / "logs" / name).read_text() for name in ("driver.log", "job.log"))
+    return "".join((directory / "logs" / name).read_text() for name in ("script.log", "job.log"))
 
 
 def start(cluster: Cluster, text: str, *options: str) -> Path:
     """Submit, and return the run's directory when its script has connected."""
     _, directory = cluster.detach(text, *options)
-    cluster.wait_event(directory, "driver-started", 60)
+    cluster.wait_event(directory, "script-started", 60)
     assert wait_for(lambda: "waiting" in output(directory), 30), output(directory)
     return directory
 
@@ -155,7 +155,7 @@ def test_what_is_stopped_at_the_end_does_not_keep_the_nodes(cluster: Cluster, st
     text = "import hpcml, time\nprint('waiting', flush=True)\nwhile not (hpcml.run.out / 'killed').exists():\n    time.sleep(0.1)\n"
     directory = start(cluster, text, *SMALL)
     script = batch(cluster, directory)
-    of_driver = shell(cluster, directory, "driver", "n1")
+    of_driver = shell(cluster, directory, "supervisor", "n1")
     steps = {step(cluster, directory, role) for role in ("scheduler", "worker")}
     sruns = [pid for pid, _ in cluster.lab.processes("alice") if name(pid) == "srun" and parents(pid)[0] == script]
     (of_srun,) = set(sruns) - steps

@@ -107,7 +107,7 @@ def test_a_long_run_that_is_put_back(preempting: Cluster) -> None:
     options = ("--partition", "later", "--set", 'slurm.extra=["--requeue"]', "--until-done")
     waiting = start(preempting, LONG, "goes-on", *options)
     directory = preempting.directory("goes-on")
-    log, jobs = directory / "logs/driver.log", []
+    log, jobs = directory / "logs/script.log", []
 
     def pending() -> list[list[str]]:
         lines = preempting.run("squeue", "--me", "--noheader", "--partition=later", "--format=%i %T").stdout

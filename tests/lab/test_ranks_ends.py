@@ -51,7 +51,7 @@ def ended(cluster: Cluster, directory: Path) -> tuple[int, str]:
 @pytest.mark.beside
 def test_a_supervisor_that_is_stopped_ends_the_run(cluster: Cluster) -> None:
     directory = start(cluster, DEAF, *GRACE, "--set", "deadlines.answer=8s")
-    os.kill(roles(cluster, directory, "driver", "n1")[0], signal.SIGSTOP)
+    os.kill(roles(cluster, directory, "supervisor", "n1")[0], signal.SIGSTOP)
     cluster.wait_gone(directory, 90)
     end = json.loads(cluster.run("hpcml", "status", directory.name, "--json").stdout)
     assert (end["state"], end["exit_status"]) == ("FAILED", errors.ROLE_LOST), end
@@ -80,7 +80,7 @@ def test_a_lost_agent_ends_the_run_with_what_killed_it(cluster: Cluster, killed:
 
 def rank_step(cluster: Cluster, directory: Path) -> int:
     """Return the srun of the agents: the first of the steps that the batch script has started."""
-    driver = roles(cluster, directory, "driver", "n1")[0]
+    driver = roles(cluster, directory, "supervisor", "n1")[0]
     words = Path(f"/proc/{driver}/environ").read_bytes().split(b"\0")
     steps = next(word.partition(b"=")[2] for word in words if word.startswith(b"HPCML_STEPS="))
     assert parents(int(steps.split()[0]))

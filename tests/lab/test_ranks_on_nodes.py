@@ -178,7 +178,7 @@ def test_a_child_of_a_rank_that_the_kernel_killed_is_out_of_memory(cluster: Clus
 @pytest.mark.parametrize("kind", LIBRARIES)
 def test_ranks_of_mpi_find_each_other_through_slurm(cluster: Cluster, kind: str) -> None:
     run = cluster.submit(ALLREDUCE, *MPI, "--mpi", kind, arguments=(library(cluster, kind),))
-    assert run.code == 0, (run.err, run.log("driver.log"), run.log("mpi-n2.log"))
+    assert run.code == 0, (run.err, run.log("script.log"), run.log("mpi-n2.log"))
     answers = [path.read_text() for path in sorted((run.directory / "out").iterdir())]
     assert answers == [f"4 1111 {node}" for node in ("n1", "n1", "n2", "n2")]
 
@@ -246,7 +246,7 @@ def test_another_account_finds_no_rendezvous_of_torchrun_to_replace(cluster: Clu
     directory = Path(json.loads(done.stdout)["directory"])
     try:
         met = wait_for(lambda: len(list(place.iterdir())) == 2, 240)
-        assert met, (directory / "logs/driver.log").read_text()
+        assert met, (directory / "logs/script.log").read_text()
         done = cluster.run("python3", "-c", mallory.STORES, directory.name, node="n1", user="mallory")
         assert done.returncode == 0, done.stderr
         stores = json.loads(done.stdout)

@@ -24,7 +24,7 @@ def test_the_allocation_is_cancelled(cluster: Cluster) -> None:
     process = cluster.lab.popen([*SALLOC, "hpcml", "run", *words[2:]], cwd=cluster.work)
     assert wait_for(lambda: cluster.run("hpcml", "status", name).returncode == 0, 30), process.communicate()
     directory = cluster.directory(name)
-    cluster.wait_event(directory, "driver-started")
+    cluster.wait_event(directory, "script-started")
     cluster.run("scancel", json.loads((directory / "submission.json").read_text())["job"])
     process.communicate(timeout=180)
     status = cluster.wait_status(directory)

@@ -72,8 +72,8 @@ class Target:
 def victim(cluster: Cluster, *options: str) -> Iterator[Target]:
     """A run of alice's that stays until it is left, and has survived what was tried till then; its keys go with it."""
     _, directory = cluster.detach(SCRIPT, *options, "--name", "victim")
-    path, log = directory / "out/addresses.json", directory / "logs/driver.log"
-    cluster.wait_event(directory, "driver-started", 60)
+    path, log = directory / "out/addresses.json", directory / "logs/script.log"
+    cluster.wait_event(directory, "script-started", 60)
     assert wait_for(path.exists, 60, 0.1), log.read_text()
     yield Target(directory, json.loads(path.read_text()))
     (directory / "out/enough").touch()

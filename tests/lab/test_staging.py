@@ -50,7 +50,7 @@ def _every_role_has_a_copy(directory: Path, nodes: int) -> None:
 
 
 def _said(directory: Path) -> list[str]:
-    path = directory / "logs/driver.log"
+    path = directory / "logs/script.log"
     return [line for line in path.read_text().splitlines() if line.startswith("{")] if path.exists() else []
 
 

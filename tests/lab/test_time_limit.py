@@ -89,10 +89,10 @@ def test_a_suspended_job_does_not_hang(cluster: Cluster) -> None:
     options = ("answer=15s", "workers=45s", f"idle={deadline}s", f"idle_notice={deadline}s")
     asked = [word for option in options for word in ("--set", f"deadlines.{option}")]
     directory = start(cluster, SAVES + WAIT, *TWO_BY_TWO, *asked)
-    began = cluster.wait_event(directory, "driver-started")["time"]
+    began = cluster.wait_event(directory, "script-started")["time"]
     job = json.loads((directory / "submission.json").read_text())["job"]
     assert cluster.run("scontrol", "suspend", job, user="root", node="ctl").returncode == 0
-    of_run = [*roles(cluster, directory, "driver", "n1"), *roles(cluster, directory, "scheduler", "n1")]
+    of_run = [*roles(cluster, directory, "supervisor", "n1"), *roles(cluster, directory, "scheduler", "n1")]
     assert len(of_run) == 2
     assert wait_for(lambda: at_rest(of_run), 30)
     stopped = time.time()

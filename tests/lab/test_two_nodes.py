@@ -33,7 +33,7 @@ def test_two_nodes_give_one_machine_s_figures(cluster: Cluster, subtests: pytest
     statuses = json.loads((out / "statuses.json").read_text())
     for name, figures in FIGURES.items():
         with subtests.test(name):
-            assert statuses[name]["error"] == "", (out.parent / "logs/driver.log").read_text()[-4000:]
+            assert statuses[name]["error"] == "", (out.parent / "logs/script.log").read_text()[-4000:]
             result = json.loads((out / name / "result.json").read_text())
             assert {figure: result[figure] for figure in figures} == figures
             assert (out / name / f"{name}.png").exists()

@@ -57,7 +57,7 @@ def test_within_a_job_of_other_sizes(cluster: Cluster) -> None:
     assert cluster.run("hpcml", "logs", job).stdout == "sum 6\n"
     submitted = Path(json.loads(log[log.index("{") :])["directory"])
     assert cluster.wait_status(submitted)["exit_status"] == 0
-    assert "inner 2" in (submitted / "logs/driver.log").read_text()
+    assert "inner 2" in (submitted / "logs/script.log").read_text()
 
 
 def said(text: str, title: str) -> str:

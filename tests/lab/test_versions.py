@@ -44,7 +44,7 @@ def test_a_node_with_another_environment(cluster: Cluster, where: str, request: 
     assert f"distributed is {version} in the script on n1, 2020.1.0 in the {role} on n2" in ended.err
     assert (ended.status["phase"], ended.status["by"]) == (phase, "hpcml")
     assert ("must be the same on all nodes" if where == "image" else "runtime.python") in ended.err
-    assert "driver-started" not in ended.times()
+    assert "script-started" not in ended.times()
     cluster.wait_gone(ended.directory)
 
 

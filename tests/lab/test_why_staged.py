@@ -63,7 +63,7 @@ class Stage(NamedTuple):
 STAGES = {
     "time limit in the tear-down": Stage(
         f"{GO}sys.exit(3)\n", (*ONE, *LIMITED, "--set", "deadlines.teardown=300s"), "exited with status 3",
-        limit="driver-ended",
+        limit="script-ended",
     ),
     "file system frozen": Stage(
         f"{GO}open('{FROZEN}/mount/data', 'rb').read()\n", (*N3, *LIMITED), "the script was blocked on a file system", ("n3",),
@@ -135,7 +135,7 @@ def staged(cluster: Cluster) -> Iterator[tuple[int, int]]:
 
 def stop_workers_step(cluster: Cluster, directory: Path) -> None:
     """Stop the srun of a run's workers, so that its tear-down lasts."""
-    drivers = [pid for pid, line in cluster.processes() if line.endswith("hpcml.kinds driver")]
+    drivers = [pid for pid, line in cluster.processes() if line.endswith("hpcml.kinds supervisor")]
     found = [words for pid in drivers if (words := environment(pid)).get("HPCML_RUN_DIR") == str(directory)]
     os.kill(int(found[0]["HPCML_STEPS"].split()[1]), signal.SIGSTOP)
 
@@ -161,7 +161,7 @@ def answers(cluster: Cluster) -> dict[str, dict[str, Any]]:
         started = {name: cluster.detach(stage.script, *stage.options)[1] for name, stage in STAGES.items()}
         waits = [name for name, stage in STAGES.items() if stage.script.startswith(GO)]
         for name in waits:
-            cluster.wait_event(started[name], "driver-started", 120)
+            cluster.wait_event(started[name], "script-started", 120)
         os.kill(frozen, signal.SIGSTOP)
         os.kill(dies, signal.SIGKILL)
         stop_workers_step(cluster, started["time limit in the tear-down"])
@@ -185,7 +185,7 @@ def test_a_staged_failure_names_its_cause(answers: dict[str, dict[str, Any]], na
 def test_a_controller_that_was_away_is_not_the_cause(cluster: Cluster) -> None:
     """The script fails meanwhile: asked then and afterwards, its own error is the cause."""
     _, directory = cluster.detach(f"{GO}raise ValueError('of its own')\n", *ONE)
-    cluster.wait_event(directory, "driver-started", 60)
+    cluster.wait_event(directory, "script-started", 60)
     services = cluster.lab.services()
     controller = services.state.daemons["slurmctld"]
     kept = cluster.lab.places.top / "state/job_state"  # of a job that is not in it yet the number is given again
@@ -208,10 +208,10 @@ N1_N2 = (*TWO, "--nodelist", "n1,n2")
 # The runs that lose n2, and the event until which each has come.
 DOWN = {
     "node down while workers are awaited": Stage(WAITS, (*N1_N2, *awaiting("worker", "workers")), "scheduler-up", ("n2",)),
-    "node down in the script": Stage(WAITS, N1_N2, "driver-started", ("n2",)),
-    "node down in the script, on_loss=fail": Stage(WAITS, (*N1_N2, "--set", "workers.on_loss=fail"), "driver-started", ("n2",)),
-    "node down in the tear-down": Stage(f"{GO}sys.exit(3)\n", (*N1_N2, "--set", "deadlines.teardown=300s"), "driver-started"),
-    "first node down": Stage(WAITS, (*TWO, "--nodelist", "n2,n3"), "driver-started", ("n2",)),
+    "node down in the script": Stage(WAITS, N1_N2, "script-started", ("n2",)),
+    "node down in the script, on_loss=fail": Stage(WAITS, (*N1_N2, "--set", "workers.on_loss=fail"), "script-started", ("n2",)),
+    "node down in the tear-down": Stage(f"{GO}sys.exit(3)\n", (*N1_N2, "--set", "deadlines.teardown=300s"), "script-started"),
+    "first node down": Stage(WAITS, (*TWO, "--nodelist", "n2,n3"), "script-started", ("n2",)),
 }  # fmt: skip
 
 
@@ -224,7 +224,7 @@ def test_a_node_that_goes_down_is_the_cause_in_each_phase(cluster: Cluster, subt
     ending = started["node down in the tear-down"]
     stop_workers_step(cluster, ending)
     cluster.run("touch", str(ending / "out/go"))
-    cluster.wait_event(ending, "driver-ended", 30)
+    cluster.wait_event(ending, "script-ended", 30)
     cluster.lab.node_down("n2", crash=True, tell=True)
     try:
         for name, stage in DOWN.items():

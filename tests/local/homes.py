@@ -58,7 +58,7 @@ class Here:
     def started(self, text: str, *options: str) -> Path:
         """Submit a script, and return the run's directory when it runs."""
         _, directory = self.detach(text, *options)
-        self.until(lambda: self.events(directory, "driver-started"), 90)
+        self.until(lambda: self.events(directory, "script-started"), 90)
         return directory
 
     def events(self, directory: Path, kind: str) -> list[dict[str, Any]]:

@@ -92,7 +92,7 @@ def test_jobs_after_one_another(here: Here, calls: Path) -> None:
     )
     assert asked.returncode == 0, asked.stderr
     directory = Path(json.loads(asked.stdout)["directory"])
-    log = directory / "logs/driver.log"
+    log = directory / "logs/script.log"
 
     assert start(here, directory, "101").wait(120) == errors.STOPPED, log.read_text()
     assert (job_of(directory), job_of(directory, "next-job")) == ("101", "102")

@@ -49,7 +49,7 @@ class Session(Here):
         self.server = Jupyter(self.facts["socket"], self.token)
 
     def log(self) -> str:
-        return (self.directory / "logs/driver.log").read_text()
+        return (self.directory / "logs/script.log").read_text()
 
     def end(self) -> dict[str, Any]:
         """Wait for the run's end; return its status, with nothing of it left."""
@@ -169,6 +169,7 @@ def test_nothing_listens_on_a_port(session: Session, kernel: Kernel) -> None:
     assert listening  # scheduler and workers do, behind TLS
     assert {ours[pid].split(" -m ")[1].strip() for pid in listening} <= {
         "hpcml.kinds scheduler",
+        "hpcml.kinds supervisor",
         "hpcml.kinds worker",
     }
 

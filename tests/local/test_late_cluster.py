@@ -61,7 +61,7 @@ def test_a_hidden_client_starts_the_cluster(here: Here) -> None:
     names = [
         json.loads(line)["event"] for line in (Path(status["directory"]) / "events.jsonl").read_text().splitlines()
     ]
-    order = ["cluster-waits", "driver-started", "cluster-wanted", "scheduler-up", "workers-ready", "driver-ended"]
+    order = ["cluster-waits", "script-started", "cluster-wanted", "scheduler-up", "workers-ready", "script-ended"]
     assert [name for name in names if name in order] == order
 
 

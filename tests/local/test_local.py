@@ -86,7 +86,7 @@ def test_a_profiler_that_is_not_there(here: Here) -> None:
     done = here.submit("print('never')", "--profile", "nsys")
     assert (done.returncode, done.stdout) == (errors.WORKERS_NEVER_CAME, "")
     assert "needs NVIDIA's nsys on PATH" in done.stderr
-    assert not here.events(Path(here.status()["directory"]), "driver-started")
+    assert not here.events(Path(here.status()["directory"]), "script-started")
 
 
 def test_an_interpreter_that_hangs(here: Here) -> None:

@@ -89,7 +89,7 @@ def test_cancelling_ends_all_attempts(here: Here) -> None:
         "time.sleep(600) if hpcml.run.attempt else hpcml.run.stop()\n"
     )
     _, directory = here.detach(text, "--until-done")
-    log = directory / "logs/driver.log"
+    log = directory / "logs/script.log"
     here.until(lambda: log.exists() and "attempt 1" in log.read_text(), 60)
     assert here.status()["state"] == "RUNNING"
     assert here.run("cancel", "last").returncode == 0

@@ -45,14 +45,14 @@ def test_its_script_runs_beside_its_processes(here: Here, copy: Path) -> None:
     (run,) = runs(here)
     assert (run / "logs/echo-local.log").read_text().startswith("the echo of ")
     assert [event["count"] for event in here.events(run, "echo-heard")][-1] == 1
-    assert here.events(run, "driver-ended")[0]["exit_status"] == 0
+    assert here.events(run, "script-ended")[0]["exit_status"] == 0
     here.until(lambda: not here.left())
 
 
 def test_a_lost_process_ends_it(here: Here, copy: Path) -> None:
     process = submit(here, copy, "import time\nprint('runs', flush=True)\ntime.sleep(600)\n")
     here.until(lambda: [line for line in here.processes().values() if line.endswith("hpcml.kinds echo")], 90)
-    here.until(lambda: any(here.events(run, "driver-started") for run in runs(here)), 90)
+    here.until(lambda: any(here.events(run, "script-started") for run in runs(here)), 90)
     for pid, line in here.processes().items():
         if line.endswith("hpcml.kinds echo"):
             os.kill(pid, signal.SIGKILL)

@@ -124,7 +124,7 @@ def test_the_first_rank_that_fails_is_named_and_nothing_is_left(here: Here) -> N
     status = here.status()
     assert status["message"] == "rank 2 on local exited with status 1"
     assert (status["rank"], status["node"], status["log"]) == (2, "local", "rank-local-2.log")
-    assert (Path(status["directory"]) / "logs/driver.log").read_text() == "rank 0 speaks\n"
+    assert (Path(status["directory"]) / "logs/script.log").read_text() == "rank 0 speaks\n"
     assert "RuntimeError: Timed out waiting 7ms for recv" in done.stdout
     assert "rank 0 speaks" in done.stdout
     together = here.run("logs").stdout.splitlines()

@@ -49,7 +49,7 @@ def test_what_ends_runs_is_told_and_nothing_is_left(here: Here) -> None:
 
     deaf = here.started(CONNECT + DEAF, "--nodes", "2", "--profile", "dask", "--set", "deadlines.teardown=120s",
                         "--set", "deadlines.script_grace=2s")  # fmt: skip
-    log = deaf / "logs/driver.log"
+    log = deaf / "logs/script.log"
     here.until(lambda: log.exists() and "waiting" in log.read_text(), 60)
     second = folders()
     assert len(second) >= 2
@@ -98,7 +98,7 @@ time.sleep(600)
 """
 
 
-@pytest.mark.parametrize("role", ["job.sh", "hpcml.kinds driver", "hpcml.kinds scheduler"])
+@pytest.mark.parametrize("role", ["job.sh", "hpcml.kinds supervisor", "hpcml.kinds scheduler"])
 def test_a_part_of_hpcml_is_killed(here: Here, role: str) -> None:
     """Whichever process dies, nothing of the run survives it for long, and the run is not left open.
 
@@ -110,7 +110,7 @@ def test_a_part_of_hpcml_is_killed(here: Here, role: str) -> None:
                     "--set", "deadlines.script_grace=1s", here.script(text), "pids")  # fmt: skip
     assert done.returncode == 0, done.stderr
     directory = Path(here.status()["directory"])
-    log, pids = directory / "logs/driver.log", here.folder / "pids"
+    log, pids = directory / "logs/script.log", here.folder / "pids"
     here.until(lambda: log.exists() and "runs" in log.read_text(), 90)
     try:
         for pid, line in here.processes().items():
@@ -131,7 +131,7 @@ def test_a_part_of_hpcml_is_killed(here: Here, role: str) -> None:
                 os.kill(pid, signal.SIGKILL)
     if role == "job.sh":
         assert os.listdir(directory / "attempts") == ["0"]
-    if role == "hpcml.kinds driver":  # the report that no supervisor made
+    if role == "hpcml.kinds supervisor":  # the report that no supervisor made
         assert not (directory / "report.html").exists()
         assert here.run("report").stdout.strip() == str(directory / "report.html")
         found = report(directory)

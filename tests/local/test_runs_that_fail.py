@@ -110,7 +110,7 @@ def test_a_script_that_fails_in_a_task_of_a_task(here: Here) -> None:
     assert words[-4:-1] == ["-m", "hpcml.kinds", "worker"]
     assert f"profile    nsys-ui {shlex.quote(str(report))}\n" in done.stderr
     if MEMRAY:
-        assert (run / "logs/driver.log").read_text().splitlines()[1] == "161700"
+        assert (run / "logs/script.log").read_text().splitlines()[1] == "161700"
         files = sorted((run / "profiles").glob("memray-*"))
         names = ["memray-script", "memray-worker-local-0", "memray-worker-local-1"]
         assert [path.name.split(".")[0] for path in files] == names
@@ -252,7 +252,7 @@ def test_a_worker_restarts_after_a_cuda_error_that_takes_its_gpu(here: Here, res
     assert done.returncode == 0, done.stdout + done.stderr
     status = here.status()
     run = Path(status["directory"])
-    printed = [line for line in (run / "logs/driver.log").read_text().splitlines() if "distributed.client" not in line]
+    printed = [line for line in (run / "logs/script.log").read_text().splitlines() if "distributed.client" not in line]
     assert printed == ["caught 700", "after 45.0", f"new {int(restarted)}"]
     lost = here.events(run, "worker-without-gpu")
     assert [event["error"] for event in lost] == ["cudaErrorIllegalAddress"] * restarted

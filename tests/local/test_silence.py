@@ -40,7 +40,7 @@ def test_what_waits_is_told_while_it_waits(here: Here) -> None:
     here.until(lambda: warned(here, directory, reserved), 60)
     assert here.status()["phase"] == "running"
     assert "Client() and hpcml.connect() connect to the cluster" in here.run("status", "last").stdout
-    script = here.events(directory, "driver-started")[0]["pid"]
+    script = here.events(directory, "script-started")[0]["pid"]
     supervisor = int(Path(f"/proc/{script}/stat").read_text().rpartition(")")[2].split()[1])
     scheduler = here.events(directory, "scheduler-up")[0]["pid"]
     for pid, name in ((supervisor, "hpcml's supervisor process"), (scheduler, "the Dask scheduler")):

@@ -34,7 +34,7 @@ def pid_of(here: Here, role: str) -> int:
 
 def test_a_supervisor_that_is_stopped_ends_the_run(here: Here) -> None:
     directory = here.started(DEAF, *PATIENT, "--set", "deadlines.answer=6s")
-    os.kill(pid_of(here, "driver"), signal.SIGSTOP)
+    os.kill(pid_of(here, "supervisor"), signal.SIGSTOP)
     end = here.ended(directory)
     assert end["exit_status"] == errors.ROLE_LOST, end
     assert "hpcml's supervisor process on local did not answer for" in end["message"]
@@ -52,7 +52,7 @@ def test_ranks_of_a_lost_agent_are_not_waited_for(here: Here) -> None:
     here.until(lambda: not here.left())
 
 
-@pytest.mark.parametrize("role", ["driver", "job.sh"])
+@pytest.mark.parametrize("role", ["supervisor", "job.sh"])
 def test_a_stopped_run_can_be_cancelled(here: Here, role: str) -> None:
     pid, directory = here.detach(WAITS, "--ranks", "2")
     here.until(lambda: here.events(directory, "ranks-running"), 90)
@@ -68,7 +68,7 @@ def test_a_cancelled_run_whose_supervisor_does_not_end_is_killed(here: Here) -> 
     directory = here.started(
         WAITS, "--ranks", "2", "--set", "deadlines.script_grace=0s", "--set", "deadlines.teardown=0s"
     )
-    driver = pid_of(here, "driver")
+    driver = pid_of(here, "supervisor")
     os.kill(driver, signal.SIGSTOP)
     assert here.run("cancel", directory.name).returncode == 0
 
@@ -85,6 +85,6 @@ def test_a_cancelled_run_whose_supervisor_does_not_end_is_killed(here: Here) -> 
 def test_a_signal_to_the_supervisor_alone_reaches_the_ranks(here: Here) -> None:
     directory = here.started(HEARS, *PATIENT)
     here.until(lambda: all((here.folder / f"ready{rank}").exists() for rank in (0, 1)))
-    os.kill(pid_of(here, "driver"), signal.SIGTERM)
+    os.kill(pid_of(here, "supervisor"), signal.SIGTERM)
     here.until(lambda: all((here.folder / f"told{rank}").exists() for rank in (0, 1)))
     here.ended(directory)

@@ -20,8 +20,8 @@ from hpcml.request.record import RunRequest, measure
 from hpcml.sites import layers, schema
 from node_settings import settings as settings_of
 
-STOPPED = End(errors.STOPPED, "driver", "script", "it stopped")
-TIME_LIMIT = End(errors.TIME_LIMIT, "driver", "scheduler", "the time limit was reached")
+STOPPED = End(errors.STOPPED, "script", "script", "it stopped")
+TIME_LIMIT = End(errors.TIME_LIMIT, "script", "scheduler", "the time limit was reached")
 
 
 def context(folder: Path, number: int = 0, **changes: object) -> Any:
@@ -50,13 +50,13 @@ def test_which_ends_are_followed_by_another_attempt(tmp_path: Path, subtests: py
     ends = (
         (STOPPED, True),
         (TIME_LIMIT, True),
-        (End(errors.PREEMPTED, "driver", "scheduler", ""), True),
-        (End(errors.ALLOCATION_LOST, "driver", "scheduler", ""), True),
-        (End(errors.CANCELLED, "driver", "scheduler", "", ended_as="REQUEUED"), True),
-        (End(0, "driver", "script", ""), False),
-        (End(1, "driver", "script", ""), False),
-        (End(errors.TIME_LIMIT, "driver", "script", "its own 85"), False),
-        (End(errors.CANCELLED, "driver", "user", ""), False),
+        (End(errors.PREEMPTED, "script", "scheduler", ""), True),
+        (End(errors.ALLOCATION_LOST, "script", "scheduler", ""), True),
+        (End(errors.CANCELLED, "script", "scheduler", "", ended_as="REQUEUED"), True),
+        (End(0, "script", "script", ""), False),
+        (End(1, "script", "script", ""), False),
+        (End(errors.TIME_LIMIT, "script", "script", "its own 85"), False),
+        (End(errors.CANCELLED, "script", "user", ""), False),
         (End(errors.WORKERS_NEVER_CAME, "workers", "hpcml", ""), False),
     )
     for number, (outcome, follows) in enumerate(ends):
@@ -86,7 +86,7 @@ def test_two_attempts_without_a_newer_checkpoint(tmp_path: Path) -> None:
 
 
 def test_attempts_that_others_ended_before_the_first_save_do_not_count(tmp_path: Path) -> None:
-    preempted = End(errors.PREEMPTED, "driver", "scheduler", "")
+    preempted = End(errors.PREEMPTED, "script", "scheduler", "")
     for number, outcome in enumerate((preempted, preempted, TIME_LIMIT, preempted)):
         here = context(tmp_path, number)
         assert attempts.decided(here, outcome).exit_status == outcome.exit_status

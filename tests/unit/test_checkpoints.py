@@ -232,11 +232,11 @@ def requests(run: RunPaths, **changes: object) -> end_cause.EndRequests:
 def test_the_margin_grows_with_the_cost_of_a_save(run: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_JOB_END_TIME", str(int(time.time()) + 90))
     short = requests(run)
-    short.check("driver")
+    short.check("script")
     assert not short.time_limit_near  # 90 s are left
     run.attempt(0).saves.write_text('{"longest": 50.0}')
     long = requests(run)
-    long.check("driver")
+    long.check("script")
     assert (long.lead, long.time_limit_near) == (100.0, True)
     assert run.attempt(0).time_limit.exists()
     assert "deadlines.script_grace" in long.slow_save()
@@ -251,7 +251,7 @@ def test_a_short_job_knows_its_limit_though_slurm_s_signal_came_before_it(
     monkeypatch.delenv("HPCML_ALLOCATION", raising=False)
     monkeypatch.setenv("HPCML_BEGAN", str(int(time.time()) - limit + 20))
     found = requests(run, job__time_limit=limit, job__signal_lead=30.0)
-    found.check("driver")
+    found.check("script")
     assert found.time_limit_near == near
     assert run.attempt(0).time_limit.exists() == near
 
@@ -259,7 +259,7 @@ def test_a_short_job_knows_its_limit_though_slurm_s_signal_came_before_it(
 def test_an_early_signal_is_told_with_the_time_that_is_left(run: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_JOB_END_TIME", str(int(time.time()) + 3600))
     run.attempt(0).time_limit.write_text("{}")
-    requests(run, job__signal_lead=30.0).check("driver")
+    requests(run, job__signal_lead=30.0).check("script")
     (event,) = (json.loads(line) for line in run.events.read_text().splitlines())
     assert (event["event"], event["seconds"] > 1800) == ("time-limit-near", True)
 
@@ -267,30 +267,30 @@ def test_an_early_signal_is_told_with_the_time_that_is_left(run: RunPaths, monke
 def test_a_cancellation_counts_though_the_time_limit_is_near(run: RunPaths) -> None:
     """On one machine, where nothing else ends a run before its limit; and though the script has seen it first."""
     found = requests(run, job__one_machine=True, job__signal_lead=3600.0, job__time_limit=3600)
-    found.check("driver")
-    assert (found.time_limit_near, found.asked("driver")) == (True, None)
+    found.check("script")
+    assert (found.time_limit_near, found.asked("script")) == (True, None)
     run.attempt(0).terminate.touch()
     found.look_again()
-    told = found.asked("driver")
+    told = found.asked("script")
     assert told
     assert (told.exit_status, told.by) == (errors.CANCELLED, "user")
     found.started -= 4000
-    told = found.asked("driver")
+    told = found.asked("script")
     assert told
     assert told.exit_status == errors.TIME_LIMIT
 
 
 def test_a_script_that_saw_first_that_the_time_limit_is_near(run: RunPaths) -> None:
     found = requests(run)
-    found.check("driver")
+    found.check("script")
     run.attempt(0).time_limit.touch()
     found.look_again()
-    assert (found.time_limit_near, found.asked("driver")) == (True, None)
+    assert (found.time_limit_near, found.asked("script")) == (True, None)
 
 
 def test_a_margin_that_cannot_grow_is_told(run: RunPaths) -> None:
     run.attempt(0).saves.write_text('{"longest": 50.0}')
     found = requests(run, deadlines__script_grace=200.0)
-    found.check("driver")
+    found.check("script")
     assert not found.time_limit_near
     assert "may not finish in the 60 s before the time limit (slurm.signal_lead)" in found.slow_save()

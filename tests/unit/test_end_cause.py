@@ -67,7 +67,7 @@ def test_a_job_that_ends_in_its_grace_time_is_put_back_if_it_may_be(
     (tmp_path / "scontrol").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setenv("SLURM_JOB_ID", "45")
-    told = End(errors.CANCELLED, "driver", "user", "the run was cancelled")
+    told = End(errors.CANCELLED, "script", "user", "the run was cancelled")
     monkeypatch.setenv("HPCML_ALLOCATION", "1")  # a run in a job of the user's own, which is not put back
     assert end_cause._by_cause(told, None).state == ("CANCELLED" if "None" in record else "PREEMPTED")
     assert not (tmp_path / "put-back").exists()

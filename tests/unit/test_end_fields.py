@@ -39,7 +39,7 @@ def test_each_rule_that_excludes_a_node_names_the_lost_node_of_every_kind(
     for rule in EXCLUDING:
         for text in TEXTS[rule.name]:
             with subtests.test(rule.name, text=text):
-                end = End(errors.ROLE_LOST, "driver", "hpcml", "any sentence", quote=(text,), node="n3")
+                end = End(errors.ROLE_LOST, "script", "hpcml", "any sentence", quote=(text,), node="n3")
                 cause = judged(parse(end.as_json()), kind)
                 assert (cause.rule, cause.retry) == (rule.name, Retry.EXCLUDE)
                 assert cause.nodes == ("n3",) or (rule.name in NAMED and cause.nodes)
@@ -49,7 +49,7 @@ def test_each_rule_that_excludes_a_node_names_the_lost_node_of_every_kind(
     "message", ["workers were lost: n1: it was killed", "rank 3 on n2 was killed: out of memory", "limit was reached"]
 )
 def test_memory_is_the_cause_by_its_field_alone(message: str) -> None:
-    end = End(errors.ROLE_LOST, "driver", "hpcml", message)
+    end = End(errors.ROLE_LOST, "script", "hpcml", message)
     assert judged(end).rule == ""
     assert judged(end._replace(message=f"{message} (out of memory)")).rule == ""
     assert judged(end._replace(memory_limit=MemoryLimit.NODE)).rule == "oom-kill"
@@ -59,7 +59,7 @@ def test_memory_is_the_cause_by_its_field_alone(message: str) -> None:
 
 def test_the_role_that_memory_ended_is_the_one_that_the_end_names() -> None:
     log = "slurmstepd-n1: error: Detected 1 oom_kill event in StepId=7.1. Some of the step tasks have been OOM Killed."
-    end = End(errors.ROLE_LOST, "driver", "hpcml", "any sentence", memory_limit=MemoryLimit.NODE)
+    end = End(errors.ROLE_LOST, "script", "hpcml", "any sentence", memory_limit=MemoryLimit.NODE)
     both = [*hits_in(Piece(log, 1), "scheduler"), *hits_in(Piece(log, 1), "worker")]
     for role in ("scheduler", "worker"):
         cause = judgement.judge(Case(end._replace(role=role)), both)
@@ -75,9 +75,9 @@ def test_the_role_that_memory_ended_is_the_one_that_the_end_names() -> None:
     ],
 )  # fmt: skip
 def test_a_reason_names_its_rule(reason: str, by: str, status: int) -> None:
-    cause = judged(End(status, "driver", by, "any sentence", "any step", reason=reason))
+    cause = judged(End(status, "script", by, "any sentence", "any step", reason=reason))
     assert (cause.what, cause.rule, cause.known, cause.remedy) == ("any sentence", reason, True, "any step")
-    assert judged(End(status, "driver", by, "any sentence", reason="of a newer version")).rule == ""
+    assert judged(End(status, "script", by, "any sentence", reason="of a newer version")).rule == ""
 
 
 def test_each_reason_has_its_row_and_image_sh_gives_no_other() -> None:
@@ -88,7 +88,7 @@ def test_each_reason_has_its_row_and_image_sh_gives_no_other() -> None:
 
 
 def test_the_end_that_an_older_version_wrote_has_the_first_lost_node() -> None:
-    end = End(errors.ROLE_LOST, "driver", "hpcml", "workers were lost: n3: …; n4: …", node="n3")
+    end = End(errors.ROLE_LOST, "script", "hpcml", "workers were lost: n3: …; n4: …", node="n3")
     new = ("memory_limit", "lost_nodes", "role", "reason")
     old = {name: value for name, value in end.as_json().items() if name not in new}
     assert parse(old) == end._replace(ended_as="FAILED", lost_nodes=("n3",))
@@ -102,9 +102,9 @@ def test_the_end_that_an_older_version_wrote_has_the_first_lost_node() -> None:
 def test_a_status_shows_the_fields_of_its_end(tmp_path: Path) -> None:
     from hpcml.runs.status import Status, _with_end
 
-    end = End(81, "driver", "hpcml", "m", memory_limit=MemoryLimit.NODE, lost_nodes=("n3", "n4"), role="worker")
+    end = End(81, "script", "hpcml", "m", memory_limit=MemoryLimit.NODE, lost_nodes=("n3", "n4"), role="worker")
     end = end._replace(reason="r", over=True)
     status = _with_end(Status(tmp_path.name), end)
-    assert status.end._replace(phase="driver", ended_as="") == end
+    assert status.end._replace(phase="script", ended_as="") == end
     shown = status.as_json()
     assert (shown["memory_limit"], shown["lost_nodes"], shown["role"]) == ("node", ("n3", "n4"), "worker")

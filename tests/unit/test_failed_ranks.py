@@ -37,13 +37,13 @@ SLURM_OOM = (
 @pytest.fixture
 def paths(tmp_path: Path) -> RunPaths:
     (tmp_path / "logs").mkdir()
-    for name in ("driver.log", "job.log", "rank-n1.log", "rank-n2.log"):
+    for name in ("script.log", "job.log", "rank-n1.log", "rank-n2.log"):
         (tmp_path / "logs" / name).touch()
     return RunPaths(tmp_path)
 
 
 def end_of(status: int, message: str = "", **facts: Any) -> End:
-    return End(status, "driver", "script", message, rank=2, node="n2", log=OWN, **facts)
+    return End(status, "script", "script", message, rank=2, node="n2", log=OWN, **facts)
 
 
 def why(paths: RunPaths, end: End, *chain: tuple[str, str], form: Form = Form.SCRIPT, most: int = 128) -> Cause:
@@ -106,7 +106,7 @@ def test_the_log_of_the_rank_that_failed_is_read_among_very_many(paths: RunPaths
 
 
 def test_another_rank_began_it(paths: RunPaths) -> None:
-    (paths.logs / "driver.log").write_text(f"{TEXTS['ecc'][0]}\n")
+    (paths.logs / "script.log").write_text(f"{TEXTS['ecc'][0]}\n")
     found = why(
         paths, end_of(1), ("DistBackendError", "ncclRemoteError: remote process exited or there was a network error")
     )
@@ -157,7 +157,7 @@ def test_a_rank_that_ended_well_before_the_others_is_the_cause_of_a_lost_connect
 
 def test_a_crash_that_another_rank_began_is_told_by_that_rank(paths: RunPaths) -> None:
     assert "task:0" in printed(paths, 134, f"{JAX}\n{PYTHON_ABORTS}").what
-    (paths.logs / "driver.log").write_text(f"{TEXTS['ecc'][0]}\n")
+    (paths.logs / "script.log").write_text(f"{TEXTS['ecc'][0]}\n")
     assert printed(paths, 134, f"{JAX}\n{PYTHON_ABORTS}").rule == "ecc"
 
 
@@ -180,7 +180,7 @@ def test_the_end_keeps_rank_node_and_log() -> None:
 @pytest.mark.parametrize("kind", [KIND, DASK])
 def test_a_lost_node_is_left_out_of_the_next_run(kind: Kind) -> None:
     line = TEXTS["stale-handle"][0]  # which the end quotes, and no log has
-    end = End(errors.ROLE_LOST, "driver", "hpcml", "n3 has not answered for 600 s", quote=(line,), node="n3")
+    end = End(errors.ROLE_LOST, "script", "hpcml", "n3 has not answered for 600 s", quote=(line,), node="n3")
     found = judgement.judge(Case(end, kind), [])
     assert found is not None
     assert (found.nodes, found.retry) == (("n3",), "exclude")
@@ -502,7 +502,7 @@ def test_a_rank_s_memory_needs_fewer_ranks_and_not_more_nodes(paths: RunPaths) -
 
 def test_the_memory_is_a_fact_and_no_words() -> None:
     for words in ("limit was reached (out of memory)", "killed"):
-        end = End(137, "driver", "script", f"rank 3 on n2 was killed: the node's memory {words}", rank=3, node="n2")
+        end = End(137, "script", "script", f"rank 3 on n2 was killed: the node's memory {words}", rank=3, node="n2")
         found = judgement.judge(Case(end, KIND), [])
         assert found is not None
         assert found.rule == "signal"

@@ -34,7 +34,7 @@ KILLED_WORKER = {"type": "KilledWorker", "message": "Attempted to run task 'f' o
 
 def ended(status: int, by: str, state: str, message: str, *, quote: tuple[str, ...] = (), **shown: Any) -> Case:
     """Return a run that has ended so; ``shown`` is what its files show."""
-    return Case(End(status, "driver", by, message, quote=quote, ended_as=state), KIND, **shown)
+    return Case(End(status, "script", by, message, quote=quote, ended_as=state), KIND, **shown)
 
 
 CASCADE = ended(1, "script", "FAILED", "the script exited with status 1", error={"chain": [KILLED_WORKER]})
@@ -314,7 +314,7 @@ def test_a_signal_has_its_meaning(number: int, rule: str) -> None:
 def test_the_place_of_a_crash_is_told() -> None:
     log = 'Fatal Python error: Segmentation fault\n\nCurrent thread 0x1 (most recent call first):\n  File "/a/job.py", line 9 in f\n'
     end = ended(139, "script", "FAILED", "the script was killed by SIGSEGV")
-    assert "/a/job.py, line 9, in f" in cause(end, hits(log, source="driver")).what
+    assert "/a/job.py, line 9, in f" in cause(end, hits(log, source="script")).what
 
 
 def test_a_run_that_ended_well_has_no_cause() -> None:
@@ -328,14 +328,14 @@ def test_the_time_limit_says_in_which_phase() -> None:
         (): "before the run began",
         ("allocated", "scheduler-up"): "before all workers had started",
         ("allocated", "scheduler-up", "workers-ready"): "while the interconnect was checked",
-        ("allocated", "scheduler-up", "workers-ready", "driver-started"): "while the script ran",
+        ("allocated", "scheduler-up", "workers-ready", "script-started"): "while the script ran",
     }
     for events, phase in words.items():
         assert cause(end._replace(times=dict.fromkeys(events, 1.0)), []).what.endswith(phase)
 
 
 def test_what_the_script_printed_does_not_begin_a_failure_that_others_began() -> None:
-    assert not cause(CASCADE, hits(TEXTS["disk-full"][0], source="driver")).known
+    assert not cause(CASCADE, hits(TEXTS["disk-full"][0], source="script")).known
 
 
 # -- files -------------------------------------------------------------------------------------------------------------
@@ -379,9 +379,9 @@ def test_the_note_of_the_script_s_error_is_read(paths: RunPaths) -> None:
 
 
 def test_an_error_that_the_script_s_own_hook_printed_is_told(paths: RunPaths) -> None:
-    paths.driver_log.write_text('Traceback (most recent call last):\n  File "a.py", line 1\nmy.OddError: words\n\n')
-    line = evidence.last_error(paths.driver_log)
-    assert line == Line("my.OddError: words", "driver", "logs/driver.log", 3)
+    paths.script_log.write_text('Traceback (most recent call last):\n  File "a.py", line 1\nmy.OddError: words\n\n')
+    line = evidence.last_error(paths.script_log)
+    assert line == Line("my.OddError: words", "script", "logs/script.log", 3)
     end = ended(1, "script", "FAILED", "the script exited with status 1", last_error=line)
     assert cause(end, []).short == "OddError"
 
@@ -469,7 +469,7 @@ def test_the_shortest_exchange_tells_another_clock(monkeypatch: pytest.MonkeyPat
 
 # -- a file system that does not answer --------------------------------------------------------------------------------
 
-FROZEN = ended(errors.TIME_LIMIT, "scheduler", "TIMEOUT", "the time limit was reached", times={"driver-started": 1.0})
+FROZEN = ended(errors.TIME_LIMIT, "scheduler", "TIMEOUT", "the time limit was reached", times={"script-started": 1.0})
 
 
 def test_a_file_system_that_does_not_answer_is_the_cause_of_a_time_limit() -> None:
@@ -520,7 +520,7 @@ def test_a_process_that_has_gone_waits_for_nothing(tmp_path: Path) -> None:
 def test_the_condition_of_a_gpu_assertion_is_in_the_cause() -> None:
     """The error itself does not name it: the line that the GPU printed before does."""
     message = "CUDA error: device-side assert triggered\nFor debugging consider passing CUDA_LAUNCH_BLOCKING=1\n"
-    printed = hits(TEXTS["device-assert"][0], source="driver")
+    printed = hits(TEXTS["device-assert"][0], source="script")
     found = cause(raised(("AcceleratorError", message)), printed)
     assert (found.rule, "`srcIndex < srcSelectDimSize`" in found.what) == ("device-assert", True), found
     assert "CUDA_LAUNCH_BLOCKING=1" in found.remedy
@@ -576,7 +576,7 @@ def test_a_text_that_is_made_to_be_slow_is_not(text: str) -> None:
     text = (text * (evidence.HEAD // len(text) * 6))[: evidence.HEAD + evidence.TAIL]
     text = f"[rank0]: Traceback (most recent call last):\n[rank0]: aError: a\n{text}"
     began = time.process_time()
-    evidence.hits_in(evidence.Piece(text, 1), "driver")
+    evidence.hits_in(evidence.Piece(text, 1), "script")
     output.child_error(evidence.Piece(text, 1))
     for rule in rules.RULES:
         re.findall(rule.pattern, text, re.MULTILINE)

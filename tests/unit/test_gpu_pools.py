@@ -32,7 +32,7 @@ def test_the_worker_that_has_the_memory_is_named(tmp_path: Path, process: int, n
     attempt.script_error.write_text(json.dumps({"chain": chain, "file": "train.py", "line": 3}))
     attempt.gpu_pools.write_text(json.dumps({"n1": {"pid": 1237, "pool": 122 * 2**30}, "n1-1": "damaged"}))
     cause = judgement.of_run(
-        run, attempt, judgement.Case(End(1, "driver", "script", "the script exited with status 1"))
+        run, attempt, judgement.Case(End(1, "script", "script", "the script exited with status 1"))
     )
     assert cause is not None
     assert cause.rule == "gpu-memory"

@@ -67,8 +67,8 @@ def test_a_socket_whose_process_is_unknown_has_no_row() -> None:
 
 def test_a_script_is_told_apart_from_hpcml_s_processes() -> None:
     table = {
-        1: {"name": "srun", "words": ["srun", *PYTHON, "driver"], "parent": 0, "mine": True},
-        2: {"name": "python", "words": [*PYTHON, "driver"], "parent": 0, "mine": True},
+        1: {"name": "srun", "words": ["srun", *PYTHON, "supervisor"], "parent": 0, "mine": True},
+        2: {"name": "python", "words": [*PYTHON, "supervisor"], "parent": 0, "mine": True},
         3: {"name": "python", "words": ["python", "-c", "launcher", "script.py"], "parent": 2, "mine": True},
         4: {"name": "nc", "words": ["nc", "-l", "1"], "parent": 3, "mine": True},
         5: {"name": "python", "words": [*PYTHON, "worker"], "parent": 0, "mine": True},

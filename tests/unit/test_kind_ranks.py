@@ -347,7 +347,7 @@ class Ended:
         self.events: list[tuple[str, dict[str, Any]]] = []
         context = SimpleNamespace(
             run=SimpleNamespace(
-                log=lambda role, node: folder / "logs" / f"{role}-{node}.log", driver_log=folder / "out"
+                log=lambda role, node: folder / "logs" / f"{role}-{node}.log", script_log=folder / "out"
             ),
             attempt=AttemptPaths(folder),
             node_names=("n1", "n2"),

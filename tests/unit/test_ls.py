@@ -16,7 +16,7 @@ from hpcml.runs.status import Status
 
 ID = "kmeans-20261122-223919-4499"
 NOW = 1795387159.0 + 65  # 65 s after ID
-TIMES = {"allocated": NOW - 60, "driver-ended": NOW - 3, "torn-down": NOW - 2}
+TIMES = {"allocated": NOW - 60, "script-ended": NOW - 3, "torn-down": NOW - 2}
 ROWS = [
     Status.of(ID, "leonardo", "ended", "the script exited with status 0", job="12345678", nodes=("a", "b"), times=TIMES,
            exit_status=0, ended_as="OUT_OF_MEMORY"),

@@ -79,7 +79,7 @@ def test_status_logs_and_why_speak_of_it(copy: Copy) -> None:
     shown = json.loads(copy.run("status", "--json", run.name).stdout)
     assert (shown["workers"], shown["expected"]) == (1, 2)
     assert "the echo of n1" in copy.run("logs", run.name, "echo").stdout
-    end = End(ROLE_LOST, "driver", "hpcml", "the echoes were lost", role="echo")
+    end = End(ROLE_LOST, "script", "hpcml", "the echoes were lost", role="echo")
     (run / "status.json").write_text(json.dumps(end.as_json()))
     assert json.loads(copy.run("status", "--json", run.name).stdout)["message"] == "the echoes were lost"
     why = json.loads(copy.run("why", "--json", run.name).stdout)

@@ -196,7 +196,7 @@ def test_the_way_to_jupyterlab_names_the_login_node(
     service = run.paths.attempt(0).service_of("jupyter")
     service.parent.mkdir(parents=True, mode=0o700)
     directories.write_json(service, {"node": "n1"})
-    event = {"event": "driver-started", "time": 1e9, "attempt": 0}
+    event = {"event": "script-started", "time": 1e9, "attempt": 0}
     run.paths.events.write_text(json.dumps(event) + "\n")
     for site, host in (({"login.host": {"value": "a b"}}, "'a b'"), ({}, f"me@{os.uname().nodename}")):
         directories.write_json(run.paths.request, {"site": site})

@@ -102,7 +102,7 @@ def test_the_script_s_lines_are_its_own(output: str, columns: int, tmp_path: Pat
         progress = Progress(stream, {"TERM": "xterm"}, tail)
         status = Status.of("r", "lab", "starting", nodes=("n1", "n2"), times=dict(STARTED), workers=1, expected=2)
         progress.show(status)
-        times = {**STARTED, "workers-ready": 3.0, "fabric-checked": 3.0, "driver-started": 4.0}
+        times = {**STARTED, "workers-ready": 3.0, "fabric-checked": 3.0, "script-started": 4.0}
         progress.show(status := status.changed(phase="running", workers=2, times=times))
         for character in output:  # it comes in pieces, as the script writes it
             with log.open("a") as file:
@@ -175,7 +175,7 @@ def test_an_end_is_explained_once_with_the_next_command(
     )
     monkeypatch.setattr(why, "of_status", lambda *_: answer)
     last = Status.of(
-        "r", "lab", "ended", reached, exit_status=85, by="slurm", hint="Increase --time.", times={"driver-started": 1.0}
+        "r", "lab", "ended", reached, exit_status=85, by="slurm", hint="Increase --time.", times={"script-started": 1.0}
     )
     run: Any = SimpleNamespace(id="r")
     submit._tell_end(run, last, as_json=False)

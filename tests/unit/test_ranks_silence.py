@@ -201,7 +201,7 @@ def state_of(nodes: tuple[str, ...] = ("n1", "n2", "n3"), seconds: float = 100.0
         run=None, node=nodes[0], node_names=nodes, settings=settings_of(deadlines__answer=ANSWER, workers__per_node=2,
         job__one_machine=False), worker_names=lambda _: ("a", "b"))  # fmt: skip
     clock = SimpleNamespace(seconds=seconds)
-    return SimpleNamespace(context=context, clock=clock, phase="driver", script_began=True, time_to_look=lambda: True)
+    return SimpleNamespace(context=context, clock=clock, phase="script", script_began=True, time_to_look=lambda: True)
 
 
 @pytest.fixture(autouse=True)
@@ -289,7 +289,7 @@ def test_a_full_disk_does_not_hide_the_status_of_a_rank(tmp_path: Path) -> None:
     run = RunPaths(tmp_path)
     run.attempt(0).directory.mkdir(parents=True)
     run.logs.mkdir()
-    run.driver_log.symlink_to("/dev/full")
+    run.script_log.symlink_to("/dev/full")
     state.context.run, state.context.attempt = run, run.attempt(0)
     state.events = SimpleNamespace(write=lambda *_, **__: None)
     processes: Any = SimpleNamespace(

@@ -563,9 +563,9 @@ def test_the_user_s_own_program_is_no_other_account(held: ports.Ports, monkeypat
 def test_the_account_that_listens_on_rank_0_s_port_is_named(
     held: ports.Ports, tmp_path: Path, said: str, rank: int, is_named: bool
 ) -> None:
-    log = tmp_path / "driver.log"
+    log = tmp_path / "script.log"
     log.write_text(f"Traceback:\n{said}\n")
-    context = SimpleNamespace(run=SimpleNamespace(driver_log=log), attempt=AttemptPaths(tmp_path))
+    context = SimpleNamespace(run=SimpleNamespace(script_log=log), attempt=AttemptPaths(tmp_path))
     events = SimpleNamespace(write=lambda *_, **__: None)
     state = SimpleNamespace(context=context, clock=SimpleNamespace(seconds=1.0), events=events)
     processes: Any = SimpleNamespace(state=state, world=World(nodes=1, each=2), ports=held)

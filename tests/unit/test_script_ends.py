@@ -64,7 +64,7 @@ def test_a_script_that_failed_says_why(
         cluster = Processes(state, folders)
         outcome = run_script(state, cluster, {**os.environ, "PYTHONFAULTHANDLER": "1"})
         said = capfd.readouterr()
-        run.driver_log.write_text(said.out + said.err)
+        run.script_log.write_text(said.out + said.err)
         tear_down(state, cluster, outcome)
     assert (outcome.exit_status, outcome.by, outcome.message) == (end.status, "script", end.message)
     assert outcome.reason == ("exit" if end.message == f"the script exited with status {end.status}" else "")

@@ -27,8 +27,10 @@ def test_all_workers_hash_a_string_alike(tmp_path: Path) -> None:
 
 
 def test_a_status_is_that_of_the_role_though_python_would_become_interactive(tmp_path: Path) -> None:
-    assert step(tmp_path, "driver", sys.executable, "-c", "import sys; sys.exit(0)", PYTHONINSPECT="1").returncode == 0
-    assert (RunPaths(tmp_path).attempt(0).exits / "driver@n1").read_text() == "0\n"
+    assert (
+        step(tmp_path, "supervisor", sys.executable, "-c", "import sys; sys.exit(0)", PYTHONINSPECT="1").returncode == 0
+    )
+    assert (RunPaths(tmp_path).attempt(0).exits / "supervisor@n1").read_text() == "0\n"
 
 
 def test_a_role_imports_nothing_of_the_working_folder(tmp_path: Path) -> None:

@@ -42,9 +42,9 @@ time.sleep(20)
 BY_ITSELF = "import time\ntime.sleep(0.3)\nraise SystemExit(1)\n"
 
 
-LOST = End(errors.ROLE_LOST, "driver", "hpcml", "the scheduler was lost")
-LIMIT = End(errors.TIME_LIMIT, "driver", "scheduler", "the time limit was reached")
-ENDED = End(0, "driver", "script", "the script ended")
+LOST = End(errors.ROLE_LOST, "script", "hpcml", "the scheduler was lost")
+LIMIT = End(errors.TIME_LIMIT, "script", "scheduler", "the time limit was reached")
+ENDED = End(0, "script", "script", "the script ended")
 
 
 class Broken(Processes):
@@ -134,7 +134,7 @@ def test_a_script_that_ignores_its_end_is_killed(cluster: Broken, monkeypatch: p
 
     monkeypatch.setattr(cluster, "check", check)
     assert end_of(cluster, None, BY_SUPERVISOR, monkeypatch) == LOST
-    assert [event["exit_status"] for event in events_of(cluster) if event["event"] == "driver-ended"] == [KILLED]
+    assert [event["exit_status"] for event in events_of(cluster) if event["event"] == "script-ended"] == [KILLED]
 
 
 @pytest.mark.parametrize("by_slurm", [False, True])
@@ -314,7 +314,7 @@ def test_a_full_disk_leaves_a_script_its_status(
     by: str, status: int, cluster: Broken, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(storage, "trouble", lambda _: "the disk is full")
-    end = or_a_full_disk(End(3, "driver", by, "it ended"), cluster.state.context)
+    end = or_a_full_disk(End(3, "script", by, "it ended"), cluster.state.context)
     assert (end.exit_status, "the disk is full" in end.message) == (status, True)
 
 

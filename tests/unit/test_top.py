@@ -41,7 +41,7 @@ def failed(folder: Path) -> View:
     """A run that has ended, with the cause."""
     run = Written(folder)
     run.node("n1", node_tables("n1", 2))
-    run.paths.driver_log.write_text("Traceback …\nMemoryError\n")
+    run.paths.script_log.write_text("Traceback …\nMemoryError\n")
     facts = status(("n1",), "ended", exit_status=137, ended_as="OUT_OF_MEMORY", message="a worker was killed: out of memory", hint="Ask for more memory.")  # fmt: skip
     return run.view(facts, cause="The node had no memory left (on n1).")
 
@@ -50,7 +50,7 @@ def wide(folder: Path) -> View:
     """Wide characters wherever somebody else writes."""
     run = Written(folder)
     run.node("n1", node_tables("n1"))
-    run.paths.driver_log.write_text("学習の進み具合を表示しています、" * 20 + "\n🚀🚀🚀 done\n")
+    run.paths.script_log.write_text("学習の進み具合を表示しています、" * 20 + "\n🚀🚀🚀 done\n")
     return run.view(status(("n1",), warnings=("警告です、" * 40,), hint="続きがあります" * 20, workers=1, expected=1))
 
 
@@ -163,7 +163,7 @@ def test_a_damaged_file_keeps_the_others_shown(tmp_path: Path, subtests: pytest.
         with subtests.test(kind=make.__name__):
             run = Written(tmp_path / make.__name__)
             run.node("n1", node_tables("n1", 1))
-            for path in (run.node("n2", node_tables("n2")), run.attempt.samples_of_kind("dask"), run.paths.driver_log):
+            for path in (run.node("n2", node_tables("n2")), run.attempt.samples_of_kind("dask"), run.paths.script_log):
                 put(path, make)
             shown = drawn(run.view(status(("n1", "n2"))), 80, 24)
             assert any(line.startswith("n1 ") and "71/141 GiB" in line for line in shown)
@@ -184,7 +184,7 @@ def test_output_loses_what_a_terminal_would_obey(written: str, shown: str) -> No
 
 
 def test_the_last_lines_are_those_that_stand_there(tmp_path: Path) -> None:
-    log = tmp_path / "driver.log"
+    log = tmp_path / "script.log"
     log.write_text("".join(f"line {number} {'.' * 100}\n\n" for number in range(1000)) + "now\rhere")
     assert [line.split(".")[0].strip() for line in views.last_lines(log, 3)] == ["line 998", "line 999", "here"]
     assert views.last_lines(tmp_path / "absent") == ()

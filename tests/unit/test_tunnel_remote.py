@@ -77,16 +77,16 @@ def test_a_damaged_service_file_is_said(run: directories.Run) -> None:
 
 
 def test_an_end_counts_until_the_job_is_started_again(run: directories.Run) -> None:
-    diary(run, "allocated", "driver-started", "driver-ended", "torn-down")
+    diary(run, "allocated", "script-started", "script-ended", "torn-down")
     ended = {"over": True, "state": "CANCELLED", "exit_status": 86, "message": "the run was cancelled", "by": "user"}
     run.paths.status.write_text(json.dumps(ended | {"hint": "", "quote": []}))
     assert status.status(run).state == "CANCELLED"
     diary(run, "allocated")
     again = status.status(run, ask=False)
     assert (again.state, again.phase, again.exit_status) == ("RUNNING", "starting", None)
-    diary(run, "driver-started")
+    diary(run, "script-started")
     assert status.status(run, ask=False).phase == "running"
-    diary(run, "driver-ended")
+    diary(run, "script-ended")
     assert status.status(run).state == "CANCELLED"
 
 

@@ -84,7 +84,7 @@ def test_a_check_of_the_wire_is_told_only_where_there_is_one(run: directories.Ru
 
 def test_a_silent_worker_is_told_with_its_seconds(run: directories.Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "time", lambda: 165.4)
-    diary(run, *UP, "workers-ready", "driver-started", "workers-silent")
+    diary(run, *UP, "workers-ready", "script-started", "workers-silent")
     status = run_status.status(run, ask=False)
     assert status.silences() == ("n4: a worker sent no heartbeat for 65 s",)
     assert status.silences(30) == ("n4: a worker sent no heartbeat for 60 s",)
@@ -111,7 +111,7 @@ def ranks(run: directories.Run, monkeypatch: pytest.MonkeyPatch) -> directories.
     directories.write_json(run.paths.plan, {"site": "lab", "inside": inside})
     events: tuple[tuple[str, dict[str, Any]], ...] = (
         ("allocated", {"nodes": ["n1", "n2"]}),
-        ("driver-started", {}),
+        ("script-started", {}),
         ("ranks-idle", {"since": 100.0}),
     )
     for name, facts in events:
@@ -212,7 +212,7 @@ def test_the_time_of_attempts_before_is_kept(run: directories.Run) -> None:
     """The table of runs shows the time of all attempts, as they are paid."""
     for attempt, (begin, end) in enumerate(((100, 160), (200, 243), (300, 320))):
         with run.paths.events.open("a") as file:
-            for name, at in (("allocated", begin), ("driver-started", begin + 5), ("torn-down", end)):
+            for name, at in (("allocated", begin), ("script-started", begin + 5), ("torn-down", end)):
                 file.write(json.dumps({"event": name, "time": at, "attempt": attempt, "nodes": ["n1"]}) + "\n")
     status = run_status.status(run, ask=False)
     assert (status.progress.attempt, status.progress.seconds_before) == (2, 103)
@@ -252,7 +252,7 @@ def test_the_state_is_slurm_s_word(facts: dict[str, Any], state: str) -> None:
 def test_what_the_nodes_write_is_slurm_s_word(
     run: directories.Run, exit_status: int, by: str, ended_as: str, state: str
 ) -> None:
-    end = End(exit_status, "driver", by, "it ended", ended_as=ended_as)
+    end = End(exit_status, "script", by, "it ended", ended_as=ended_as)
     write_status(end, cast("Context", SimpleNamespace(run=run.paths, number=0)))
     assert run_status.status(run, ask=False).state == state
 
@@ -304,7 +304,7 @@ def test_a_warning_is_said_once_and_kept(run: directories.Run, tmp_path: Path) -
     for _ in range(2):
         state.warn("n2 works with less memory")
     assert run.paths.job_log.read_text() == "hpcml: warning: n2 works with less memory\n"
-    write_status(End(0, "driver", "script", "the script ended"), context, state.warnings)
+    write_status(End(0, "script", "script", "the script ended"), context, state.warnings)
     assert run_status.status(run, ask=False).progress.warnings == ("n2 works with less memory",)
     events.write("allocated", nodes=["n1"], job="12", node="n1")  # Slurm has started the job again
     assert run_status.status(run, ask=False).progress.warnings == ()

@@ -1,6 +1,6 @@
 #!/bin/bash
 # hpcml 0.0.0: run until-done-20261121-074500-1a2b on site local.
-# Each job step runs a role: hpcml's supervisor (driver) on the first node, workers or ranks. Phases, deadlines and
+# Each job step runs a role: hpcml's supervisor on the first node, workers or ranks. Phases, deadlines and
 # teardown are in `python -m hpcml.kinds`. This script exits with the supervisor's status.
 set -u
 umask 077
@@ -47,10 +47,10 @@ set -m   # each step has its own process group, so a signal can end the whole st
 /bin/sh /scratch/alice/runs/until-done-20261121-074500-1a2b/step.sh scheduler /opt/hpcml/bin/python -P -m hpcml.kinds scheduler </dev/null >>/scratch/alice/runs/until-done-20261121-074500-1a2b/logs/scheduler.log 2>&1 & scheduler=$!
 /bin/sh /scratch/alice/runs/until-done-20261121-074500-1a2b/step.sh worker /opt/hpcml/bin/python -P -m hpcml.kinds worker </dev/null >>/scratch/alice/runs/until-done-20261121-074500-1a2b/logs/worker-local.log 2>&1 & worker=$!
 export HPCML_BATCH=$$ HPCML_STEPS="$scheduler $worker" HPCML_SETUP="${hpcml_failed-}"   # the supervisor waits until these steps end
-/bin/sh /scratch/alice/runs/until-done-20261121-074500-1a2b/step.sh driver /opt/hpcml/bin/python -P -m hpcml.kinds driver </dev/null >>/scratch/alice/runs/until-done-20261121-074500-1a2b/logs/driver.log 2>&1 & driver=$!
+/bin/sh /scratch/alice/runs/until-done-20261121-074500-1a2b/step.sh supervisor /opt/hpcml/bin/python -P -m hpcml.kinds supervisor </dev/null >>/scratch/alice/runs/until-done-20261121-074500-1a2b/logs/script.log 2>&1 & supervisor=$!
 set +m
 
-# The supervisor (driver step) checks for these files. In `wait`, bash loses one of two simultaneous signals, for example when
+# The supervisor checks for these files. In `wait`, bash loses one of two simultaneous signals, for example when
 # a suspended job continues. So bash reads from a pipe instead. The trap of the last signal and of a step's end writes to the pipe.
 exec {woken}<> <(:)
 trap ': >"$attempt/time-limit"' USR1
@@ -59,24 +59,24 @@ told=
 trap ': >"$attempt/terminate"; told=${told:-$SECONDS}' TERM INT HUP
 late() { [ $((SECONDS - ${told:-$SECONDS})) -ge 60 ]; }   # as Slurm kills a job that does not end
 trap 'echo >&"$woken"' CONT CHLD   # CONT: the supervisor sends it last, after it wrote its status
-own="$attempt/exit/driver@${HPCML_NODE:-local}"
-while kill -0 "$driver" 2>/dev/null && [ ! -s "$own" ]; do read -r -t 1 -u "$woken" || [ $? != 1 ] || sleep 1; late && kill -KILL -- "-$driver"; done
+own="$attempt/exit/supervisor@${HPCML_NODE:-local}"
+while kill -0 "$supervisor" 2>/dev/null && [ ! -s "$own" ]; do read -r -t 1 -u "$woken" || [ $? != 1 ] || sleep 1; late && kill -KILL -- "-$supervisor"; done
 trap : CONT; trap - CHLD
 # The step may be stopped (SIGSTOP) after its supervisor ended: wait half a minute for it.
-for _ in {1..600}; do kill -0 "$driver" 2>/dev/null || break; sleep 0.05; done
-if kill -0 "$driver" 2>/dev/null; then
+for _ in {1..600}; do kill -0 "$supervisor" 2>/dev/null || break; sleep 0.05; done
+if kill -0 "$supervisor" 2>/dev/null; then
   echo "hpcml: the script's step did not end after its supervisor, and was killed: it may have been stopped (SIGSTOP)" >&2
-  kill -KILL -- "-$driver" 2>/dev/null
+  kill -KILL -- "-$supervisor" 2>/dev/null
 fi
 status=127
-kill -0 "$driver" 2>/dev/null || { wait "$driver"; status=$?; }
+kill -0 "$supervisor" 2>/dev/null || { wait "$supervisor"; status=$?; }
 
 # Use the supervisor's own status: a launcher may exit with 1 if a process of the step ran out of memory.
 [ -s "$own" ] && read -r status <"$own"
 if late && [ ! -s "$own" ]; then
-  status=86; write_end 86 driver "the run was cancelled; its supervisor did not end and was killed" "Processes that the script started may still run."
+  status=86; write_end 86 script "the run was cancelled; its supervisor did not end and was killed" "Processes that the script started may still run."
 fi
-[ -e "$HPCML_RUN_DIR/events.jsonl" ] || [ "$status" = 74 ] || status=80   # the supervisor did not start: see logs/driver.log
+[ -e "$HPCML_RUN_DIR/events.jsonl" ] || [ "$status" = 74 ] || status=80   # the supervisor did not start: see logs/script.log
 
 # The supervisor has ended the other steps by now. Kill steps that still run.
 kill -KILL -- "-$scheduler" "-$worker" 2>/dev/null

@@ -10,7 +10,7 @@
 #SBATCH --no-requeue
 #SBATCH --exclusive
 # hpcml 0.0.0: run staged-20261121-074500-1a2b on site slurm.
-# Each job step runs a role: hpcml's supervisor (driver) on the first node, workers or ranks. Phases, deadlines and
+# Each job step runs a role: hpcml's supervisor on the first node, workers or ranks. Phases, deadlines and
 # teardown are in `python -m hpcml.kinds`. This script exits with the supervisor's status.
 set -u
 umask 077
@@ -65,32 +65,32 @@ srun --cpus-per-task="$cpus" --nodelist="$HPCML_NODE" --overlap --kill-on-bad-ex
 srun --cpus-per-task="$cpus" --overlap --kill-on-bad-exit=0 --wait=0 --cpu-bind=none --export=ALL --nodes=2 --ntasks=2 --ntasks-per-node=1 --job-name=worker --output=/scratch/alice/runs/staged-20261121-074500-1a2b/logs/worker-%N.log --open-mode=append /bin/sh -c 'export HPCML_NODE="${SLURMD_NODENAME:-$(uname -n)}"; exec "$@"' sh \
   /bin/sh /scratch/alice/runs/staged-20261121-074500-1a2b/step.sh worker "${entry[@]}" python3 -P -m hpcml.kinds worker </dev/null & worker=$!
 export HPCML_BATCH=$$ HPCML_STEPS="$scheduler $worker"   # the supervisor waits until these steps end
-srun --cpus-per-task="$cpus" --nodelist="$HPCML_NODE" --overlap --kill-on-bad-exit=1 --wait=0 --cpu-bind=none --export=ALL --nodes=1 --ntasks=1 --job-name=driver --output=/scratch/alice/runs/staged-20261121-074500-1a2b/logs/driver.log --open-mode=append /bin/sh -c 'export HPCML_NODE="${SLURMD_NODENAME:-$(uname -n)}"; exec "$@"' sh \
-  /bin/sh /scratch/alice/runs/staged-20261121-074500-1a2b/step.sh driver "${entry[@]}" python3 -P -m hpcml.kinds driver </dev/null & driver=$!
+srun --cpus-per-task="$cpus" --nodelist="$HPCML_NODE" --overlap --kill-on-bad-exit=1 --wait=0 --cpu-bind=none --export=ALL --nodes=1 --ntasks=1 --job-name=supervisor --output=/scratch/alice/runs/staged-20261121-074500-1a2b/logs/script.log --open-mode=append /bin/sh -c 'export HPCML_NODE="${SLURMD_NODENAME:-$(uname -n)}"; exec "$@"' sh \
+  /bin/sh /scratch/alice/runs/staged-20261121-074500-1a2b/step.sh supervisor "${entry[@]}" python3 -P -m hpcml.kinds supervisor </dev/null & supervisor=$!
 set +m
 
-# The supervisor (driver step) checks for these files. In `wait`, bash loses one of two simultaneous signals, for example when
+# The supervisor checks for these files. In `wait`, bash loses one of two simultaneous signals, for example when
 # a suspended job continues. So bash reads from a pipe instead. The trap of the last signal and of a step's end writes to the pipe.
 exec {woken}<> <(:)
 trap ': >"$attempt/time-limit"' USR1
 [ -z "${near-}" ] || : >"$attempt/time-limit"
 trap ': >"$attempt/terminate"' TERM INT HUP
 trap 'echo >&"$woken"' CONT CHLD   # CONT: the supervisor sends it last, after it wrote its status
-own="$attempt/exit/driver@${HPCML_NODE:-local}"
-while kill -0 "$driver" 2>/dev/null && [ ! -s "$own" ]; do read -r -t 1 -u "$woken" || [ $? != 1 ] || sleep 1; done
+own="$attempt/exit/supervisor@${HPCML_NODE:-local}"
+while kill -0 "$supervisor" 2>/dev/null && [ ! -s "$own" ]; do read -r -t 1 -u "$woken" || [ $? != 1 ] || sleep 1; done
 trap : CONT; trap - CHLD
 # The step may be stopped (SIGSTOP) after its supervisor ended: wait half a minute for it.
-for _ in {1..600}; do kill -0 "$driver" 2>/dev/null || break; sleep 0.05; done
-if kill -0 "$driver" 2>/dev/null; then
+for _ in {1..600}; do kill -0 "$supervisor" 2>/dev/null || break; sleep 0.05; done
+if kill -0 "$supervisor" 2>/dev/null; then
   echo "hpcml: the script's step did not end after its supervisor, and was killed: it may have been stopped (SIGSTOP)" >&2
-  kill -KILL -- "-$driver" 2>/dev/null
+  kill -KILL -- "-$supervisor" 2>/dev/null
 fi
 status=127
-kill -0 "$driver" 2>/dev/null || { wait "$driver"; status=$?; }
+kill -0 "$supervisor" 2>/dev/null || { wait "$supervisor"; status=$?; }
 
 # Use the supervisor's own status: a launcher may exit with 1 if a process of the step ran out of memory.
 [ -s "$own" ] && read -r status <"$own"
-grep -qs "\"attempt\": $HPCML_ATTEMPT, \"event\": \"allocated\"" "$HPCML_RUN_DIR/events.jsonl" || [ "$status" = 74 ] || status=88   # the image was not entered: see logs/driver.log
+grep -qs "\"attempt\": $HPCML_ATTEMPT, \"event\": \"allocated\"" "$HPCML_RUN_DIR/events.jsonl" || [ "$status" = 74 ] || status=88   # the image was not entered: see logs/script.log
 
 # The supervisor has ended the other steps by now. Kill steps that still run.
 # On SIGTERM a launcher kills its tasks. Otherwise tasks without a supervisor would occupy their nodes.

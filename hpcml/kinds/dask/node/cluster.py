@@ -195,7 +195,7 @@ class Processes:
         return None
 
     def _compare_versions(self) -> None:
-        """End the run if a role has other versions than the driver, or if a clock makes the certificate invalid."""
+        """End the run if a role has other versions than the supervisor, or if a clock makes the certificate invalid."""
         self.versions.look()
         self.state.judge(self.versions)
 

@@ -26,7 +26,7 @@ from hpcml.settings import Gpu
 GIB = 1024**3
 RESERVE = 3 * GIB  # least left beside the pool: a CUDA context (0.5 GiB), NCCL's buffers, cuBLAS's work space
 RESERVE_SHARE = 0.08
-HEAD_RESERVE = 4 * GIB  # more on the GPU that scheduler and driver share with a worker: their contexts and arrays
+HEAD_RESERVE = 4 * GIB  # more on the GPU that scheduler and script share with a worker: their contexts and arrays
 HEAD_RESERVE_SHARE = 0.05
 PINNED_SHARE = 0.6  # of a worker's memory
 PINNING_THREADS = 2  # a worker's, at most: more pin hardly faster, and keep its kernels from being launched
@@ -88,7 +88,7 @@ def pool_size(total: int, *, head: bool) -> int:
     """Return the size of the memory pool of one worker on a GPU that is free, in bytes.
 
     A pool of nearly the whole GPU is what keeps cuda_ipc fast: UCX opens each pool once. What is left is for the CUDA
-    context, NCCL and libraries that allocate by themselves, more on the ``head`` GPU, which scheduler and driver use
+    context, NCCL and libraries that allocate by themselves, more on the ``head`` GPU, which scheduler and script use
     too.
     """
     reserve = max(RESERVE, int(RESERVE_SHARE * total))
@@ -230,7 +230,7 @@ def ucx_settings(gpu: Gpu | None, *, worker: bool) -> dict[str, Any]:
     """Return Dask's settings for UCX in a role.
 
     With GPUs each process makes its CUDA context before UCX looks for devices, so that UCX picks the adapter nearest
-    to that GPU (docs.rapids.ai, dask-cuda, UCX integration); scheduler and driver get a small RMM pool as well, into
+    to that GPU (docs.rapids.ai, dask-cuda, UCX integration); scheduler and script get a small RMM pool as well, into
     which they receive what passes through them. Without the GPUs' driver there is no context to make, which is for the
     preflight of the workers to say in words, not for a traceback of the scheduler.
     """

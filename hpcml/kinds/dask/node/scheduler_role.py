@@ -12,7 +12,7 @@ from hpcml.node.settings import load
 
 def main() -> int:
     """Serve until the supervisor says close; do nothing in a run whose script opens no client."""
-    # Slurm signals every process at once when a job is cancelled or out of time: the driver answers, and the
+    # Slurm signals every process at once when a job is cancelled or out of time: the supervisor answers, and the
     # scheduler stays until the supervisor tells it to close.
     context = load()
     script_environment.answer_no_signals()

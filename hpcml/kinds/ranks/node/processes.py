@@ -331,7 +331,7 @@ class Ranks:
             self.first, self.first_end = rank, now
         if status not in (0, errors.STOPPED) and not self.told:
             self.failures.append((rank, end))
-            if rank == 0 and ports.IN_USE.search("\n".join(tail(self.state.context.run.driver_log, _SHOWN))):
+            if rank == 0 and ports.IN_USE.search("\n".join(tail(self.state.context.run.script_log, _SHOWN))):
                 self.taken = self.processes.ports.taken()
             if not self.first_failure:
                 self.first_failure = now

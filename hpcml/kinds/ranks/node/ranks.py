@@ -293,7 +293,7 @@ def numbers_of(context: Context, node: str) -> range:
 
 def log_of(context: Context, rank: int, node: str = "") -> Path:
     """Return the log of a rank of a node, by default of this one: that of rank 0 is the script's."""
-    return context.run.driver_log if rank == 0 else context.run.log(RANK.name, f"{node or context.node}-{rank}")
+    return context.run.script_log if rank == 0 else context.run.log(RANK.name, f"{node or context.node}-{rank}")
 
 
 def growth_of(context: Context) -> Path:
