@@ -30,8 +30,8 @@ async def serve(folder: Path, way: str) -> None:
     """Be the scheduler: answer each line of standard input with the figures of this process; ``close`` closes."""
     import distributed
 
-    from hpcml.kinds.dask.node import tls
     from hpcml.kinds.dask.node.scheduler import PrivateScheduler, Reporter
+    from hpcml.kinds.dask.node.security import tls
     from hpcml.paths import RunPaths
 
     attempt = RunPaths(folder).attempt(0)
@@ -103,8 +103,8 @@ async def measure(count: int, way: str) -> dict[str, Any]:
     from distributed.comm import connect
     from distributed.versions import get_versions
 
-    from hpcml.kinds.dask.node import tls
     from hpcml.kinds.dask.node.dask_worker import PrivateWorker
+    from hpcml.kinds.dask.node.security import tls
     from hpcml.node.processes import raise_file_limit
     from hpcml.paths import RunPaths
 

@@ -20,7 +20,7 @@ from distributed.comm import connect, listen
 from distributed.protocol import to_serialize
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
-from hpcml.kinds.dask.node import connection_limits, tls  # noqa: E402
+from hpcml.kinds.dask.node.security import connection_limits, tls  # noqa: E402
 from hpcml.repairs import switching  # noqa: E402
 
 MESSAGE = 64 << 20

@@ -736,7 +736,7 @@ def main() -> int:
             rows = on_lab(options, traced=options.part == "ops")
         case "crowd":
             import crowd
-            from hpcml.kinds.dask.node import connection_limits as own
+            from hpcml.kinds.dask.node.security import connection_limits as own
 
             document["limits"] = {
                 "files": own.FILES_OF_ITS_OWN,

@@ -19,7 +19,7 @@ _PACKAGE = Path(__file__).resolve().parent
 RENAMED = {
     "hpcml/cli/__init__.py": "hpcml/cli/__init__.py",
     **dict.fromkeys(("hpcml/__main__.py", "hpcml/cli/main.py"), "hpcml/node/command_line.py"),
-    "sitecustomize.py": "hpcml/kinds/dask/node/children.py",
+    "sitecustomize.py": "hpcml/kinds/dask/node/script/children.py",
 }
 
 

@@ -280,7 +280,7 @@ def connect(*, backend: str = "", **options: Any) -> Client:
         raise RuntimeError(reason) from error
     file_names.keep()
     if os.environ.get("HPCML_UCX_KEY"):  # it goes before UCX here, so Dask need not import what does that, and say so
-        from hpcml.kinds.dask.node import ucx_preload
+        from hpcml.kinds.dask.node.security import ucx_preload
 
         chosen = dask.config.get("distributed.client.preload", [])
         dask.config.set({"distributed.client.preload": [name for name in chosen if name != ucx_preload.__name__]})
@@ -288,12 +288,12 @@ def connect(*, backend: str = "", **options: Any) -> Client:
     of_cluster = {name: value for name, value in options.items() if name not in named or name in ("kwargs", "security")}
     of_client = {name: value for name, value in options.items() if name not in of_cluster}
     if dask.config.get("scheduler-address", None):  # the batch script's variable, or a worker's own setting in a task
-        from hpcml.kinds.dask.node import run_cluster
+        from hpcml.kinds.dask.node.script import run_cluster
 
         return run_cluster.connect(of_client, of_cluster, backend)
     if backend not in ("", "auto", "cpu"):
         raise ValueError(f"hpcml.connect(backend={backend!r}): outside a run, workers use no GPU; use auto or cpu")
-    from hpcml.kinds.dask.node.local_cluster import ClosedCluster
+    from hpcml.kinds.dask.node.script.local_cluster import ClosedCluster
 
     of_both = {name: options[name] for name in ("asynchronous", "loop") if name in options}
     client = Client(ClosedCluster(**of_both, **of_cluster), **of_client)
@@ -322,7 +322,7 @@ def polars_engine(client: Client | None = None, **options: Any) -> AbstractConte
     """
     if not run.gpus:
         return contextlib.nullcontext("streaming")
-    from hpcml.kinds.dask.node import polars_engine
+    from hpcml.kinds.dask.node.script import polars_engine
 
     return polars_engine.opened(client or _open_client() or connect(), options)
 
@@ -363,13 +363,13 @@ def connect_to(attempt: AttemptPaths, address: str, **options: Any) -> Client:
         )
         raise RuntimeError(reason) from error
     file_names.keep()
-    from hpcml.kinds.dask.node import tls
+    from hpcml.kinds.dask.node.security import tls
 
     return Client(address, security=tls.security(attempt), **options)
 
 
 def client_variables(attempt: AttemptPaths, address: str, protocol: str) -> dict[str, str]:
     """Return the variables with which a plain ``distributed.Client()`` finds the cluster of a run and is let in."""
-    from hpcml.kinds.dask.node import tls
+    from hpcml.kinds.dask.node.security import tls
 
     return tls.client_environment(attempt, address, protocol)

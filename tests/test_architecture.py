@@ -264,7 +264,7 @@ COMPLEX = {
     "failures.judgement._of": 24,
     "failures.judgement._out_of_memory": 24,
     "failures.judgement._signalled": 29,
-    "kinds.dask.node.run_cluster.__init__": 23,
+    "kinds.dask.node.script.run_cluster.__init__": 23,
     "node.interconnect.result._of_collective": 29,
     "runs.waiting.follow": 30,
 }
@@ -397,7 +397,7 @@ SERVER_MODULES = {
     "tornado.tcpserver": (), "flask": (), "uvicorn": (), "grpc": (), "bokeh.server": (), "waitress": (),
 }  # fmt: skip
 NO_SOCKET = {  # what has such a name and opens nothing
-    ("kinds.dask.node.run_cluster", "signature.bind"),  # of inspect
+    ("kinds.dask.node.script.run_cluster", "signature.bind"),  # of inspect
     ("remote.routes", "self.server.serve_forever"),  # a listener's threads
     ("remote.routes", "socketserver"),  # for its handlers
 }  # fmt: skip

@@ -13,7 +13,7 @@ _IMPORTS = {
     "hpcml.kinds": "hpcml",
     "dask": "dask",
     "distributed": "distributed",
-    "hpcml.kinds.dask.node.tls": "imported",
+    "hpcml.kinds.dask.node.security.tls": "imported",
     "cryptography": "cryptography",
 }
 _seen: set[str] = set()

@@ -24,7 +24,8 @@ from hpcml import assets, files, listening, records, schedulers, subprocesses, u
 from hpcml.api import job_request
 from hpcml.errors import ALLOCATION_LOST, HpcmlError, SiteError, SlurmUnreachableError, StorageError, UsageError
 from hpcml.forms import Form
-from hpcml.kinds.dask.node import connection_limits, temporary_directory, tls
+from hpcml.kinds.dask.node import temporary_directory
+from hpcml.kinds.dask.node.security import connection_limits, tls
 from hpcml.node import scratch
 from hpcml.node.files import remove_secrets
 from hpcml.node.hardware.network import NoAddressError, choose_address

@@ -11,7 +11,7 @@ from pathlib import Path
 from hpcml.errors import ScriptError
 from hpcml.sites import layers
 
-PROVIDED = ("hpcml", "dask_jobqueue", "dask_mpi")  # by the run itself (hpcml.kinds.dask.node.replacements)
+PROVIDED = ("hpcml", "dask_jobqueue", "dask_mpi")  # by the run itself (hpcml.kinds.dask.node.script.replacements)
 
 
 class Environment:

@@ -22,7 +22,7 @@ from distributed import Client, Security
 address, kind = sys.argv[1:]
 if kind == "wrong key":
     sys.path.insert(0, sys.argv[0] or ".")
-    from hpcml.kinds.dask.node import ucx_auth
+    from hpcml.kinds.dask.node.security import ucx_auth
     key = pathlib.Path(tempfile.mkdtemp()) / "key"
     key.touch(mode=0o600)
     key.write_bytes(secrets.token_bytes(32))

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcml.kinds.dask.node import tls
+from hpcml.kinds.dask.node.security import tls
 from hpcml.paths import AttemptPaths
 
 pytestmark = pytest.mark.local
@@ -26,9 +26,10 @@ MOST = FILES // 4
 ROLE = """
 import asyncio, sys
 from pathlib import Path
-from hpcml.kinds.dask.node import dask_worker, local_cluster, scheduler
-from hpcml.kinds.dask.node import connection_limits
-from hpcml.kinds.dask.node import tls
+from hpcml.kinds.dask.node import dask_worker, scheduler
+from hpcml.kinds.dask.node.script import local_cluster
+from hpcml.kinds.dask.node.security import connection_limits
+from hpcml.kinds.dask.node.security import tls
 from hpcml.paths import AttemptPaths
 role, paths, address = sys.argv[1], AttemptPaths(Path(sys.argv[2])), sys.argv[3]
 connection_limits.DEADLINE = 4.0
@@ -52,7 +53,7 @@ CLIENT = """
 import asyncio, sys
 from pathlib import Path
 from distributed.core import rpc
-from hpcml.kinds.dask.node import tls
+from hpcml.kinds.dask.node.security import tls
 from hpcml.paths import AttemptPaths
 
 async def main():

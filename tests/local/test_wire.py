@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 import mallory
-from hpcml.kinds.dask.node import tls
+from hpcml.kinds.dask.node.security import tls
 from hpcml.paths import AttemptPaths
 from wire_roles import MEMORY, PEER, Cluster, environment, identity, running
 
@@ -137,8 +137,8 @@ def test_raw_peers_are_dropped_and_silent_ones_hold_up_nobody(worker: Cluster) -
         + """
 async def main():
     install()
-    from hpcml.kinds.dask.node import ucx_auth
-    from hpcml.kinds.dask.node.ucx_auth import pack
+    from hpcml.kinds.dask.node.security import ucx_auth
+    from hpcml.kinds.dask.node.security.ucx_auth import pack
     ucx_auth.start_ucx()
     import ucxx
     hello = lambda: b"\\x01" + pack(host, port) + os.urandom(32)
@@ -190,7 +190,7 @@ def test_an_impostor_is_told_nothing(keyed: Cluster) -> None:
         + """
 async def main():
     install(deadline=2.0)
-    from hpcml.kinds.dask.node import ucx_auth
+    from hpcml.kinds.dask.node.security import ucx_auth
     ucx_auth.start_ucx()
     import ucxx
     from distributed.comm.registry import get_backend
@@ -227,7 +227,7 @@ import asyncio, os, re, sys
 from pathlib import Path
 from typing import Self
 from hpcml.node.hardware import network
-from hpcml.kinds.dask.node import ucx_auth
+from hpcml.kinds.dask.node.security import ucx_auth
 os.umask(0)
 os.environ.update(network.ucx_environment(single_node=True))
 ucx_auth.install(Path(sys.argv[1]))
@@ -288,7 +288,7 @@ import asyncio, os, signal, sys
 from pathlib import Path
 from typing import Self
 from hpcml.node.hardware import network
-from hpcml.kinds.dask.node import ucx_auth
+from hpcml.kinds.dask.node.security import ucx_auth
 os.environ.update(network.ucx_environment(single_node=True, tcp=sys.argv[2] == "True"), UCX_HANDLE_ERRORS="none")
 ucx_auth.install(Path(sys.argv[1]))
 from distributed.comm import listen
@@ -341,7 +341,7 @@ def test_a_process_that_cannot_be_made_safe(keyed: Cluster, tmp_path: Path) -> N
     wrong.write_bytes(secrets.token_bytes(32))
     wrong.chmod(0o600)
     code = f"""{PEER}
-from hpcml.kinds.dask.node import ucx_auth
+from hpcml.kinds.dask.node.security import ucx_auth
 for code in {list(UNSAFE)}:
     if not os.fork():
         try:

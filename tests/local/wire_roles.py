@@ -17,8 +17,8 @@ import asyncio, ctypes, sys
 from pathlib import Path
 role, key, scheduler = sys.argv[1:]
 if key:
-    from hpcml.kinds.dask.node import ucx_auth
-    from hpcml.kinds.dask.node import connection_limits
+    from hpcml.kinds.dask.node.security import ucx_auth
+    from hpcml.kinds.dask.node.security import connection_limits
     connection_limits.LINES_A_MINUTE = 1000
     ucx_auth.install(Path(key))
 import dask
@@ -49,8 +49,8 @@ location = parse_address(address)[1]
 host, port = parse_host_port(location)
 
 def install(deadline=10.0):
-    from hpcml.kinds.dask.node import ucx_auth
-    from hpcml.kinds.dask.node import connection_limits
+    from hpcml.kinds.dask.node.security import ucx_auth
+    from hpcml.kinds.dask.node.security import connection_limits
     ucx_auth.DEADLINE = deadline
     ucx_auth.install(Path(key))
 

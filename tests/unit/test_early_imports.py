@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from hpcml.forms import Form
-from hpcml.kinds.dask.node import gpus, replacements, workers
+from hpcml.kinds.dask.node import gpus, workers
+from hpcml.kinds.dask.node.script import replacements
 from hpcml.node import script_process
 from hpcml.node.script import launcher
 from hpcml.settings import Gpu

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from distributed.exceptions import WorkerStartTimeoutError
 
-from hpcml.kinds.dask.node import handover, opening, run_cluster
+from hpcml.kinds.dask.node.script import handover, opening, run_cluster
 from hpcml.node import script_module
 
 HOME = {"HOME": "/home/a", "OLD": "1", "PATH": "/bin"}

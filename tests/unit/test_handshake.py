@@ -13,10 +13,10 @@ from typing import Any
 import dask.config
 import pytest
 
-from hpcml.kinds.dask.node import connection_limits, ucx_auth
-from hpcml.kinds.dask.node import tls as secure
-from hpcml.kinds.dask.node.connection_limits import HalfOpen
-from hpcml.kinds.dask.node.ucx_auth import Handshake, RefusedError, UcxAuthError, pack, read_key
+from hpcml.kinds.dask.node.security import connection_limits, ucx_auth
+from hpcml.kinds.dask.node.security import tls as secure
+from hpcml.kinds.dask.node.security.connection_limits import HalfOpen
+from hpcml.kinds.dask.node.security.ucx_auth import Handshake, RefusedError, UcxAuthError, pack, read_key
 from hpcml.paths import AttemptPaths
 
 KEY, OTHER = b"k" * 32, b"o" * 32
@@ -222,8 +222,10 @@ def test_the_environment_of_the_script(tmp_path: Path) -> None:
     ucx = secure.client_environment(paths, "tls://127.0.0.1:1", "ucx")
     added = {name: ucx[name] for name in ucx.keys() - tls.keys()}
     preload = "DASK_DISTRIBUTED__CLIENT__PRELOAD"
-    assert added == {"HPCML_UCX_KEY": str(paths.ucx_key), preload: "['hpcml.kinds.dask.node.ucx_preload']"}
+    assert added == {"HPCML_UCX_KEY": str(paths.ucx_key), preload: "['hpcml.kinds.dask.node.security.ucx_preload']"}
     assert ucx["DASK_DISTRIBUTED__COMM__REQUIRE_ENCRYPTION"] == "True"
-    with dask.config.set({"distributed.client.preload": ["mine", "hpcml.kinds.dask.node.ucx_preload"]}):
+    with dask.config.set({"distributed.client.preload": ["mine", "hpcml.kinds.dask.node.security.ucx_preload"]}):
         ucx = secure.client_environment(paths, "tls://127.0.0.1:1", "ucx")
-    assert ucx[preload] == "['hpcml.kinds.dask.node.ucx_preload', 'mine']", "the key first: a preload may start UCX"
+    assert ucx[preload] == "['hpcml.kinds.dask.node.security.ucx_preload', 'mine']", (
+        "the key first: a preload may start UCX"
+    )

@@ -19,7 +19,8 @@ from absences import absence_of
 from hpcml import records
 from hpcml.files import write
 from hpcml.kinds.dask import KIND
-from hpcml.kinds.dask.node import dask_worker, gpus, interconnect, losses, messages, tls
+from hpcml.kinds.dask.node import dask_worker, gpus, interconnect, losses, messages
+from hpcml.kinds.dask.node.security import tls
 from hpcml.node import agent, files, processes, script_environment, storage
 from hpcml.node import settings as node_settings
 from hpcml.node.hardware import network, sysfs

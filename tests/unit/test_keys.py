@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 
-from hpcml.kinds.dask.node import tls
-from hpcml.kinds.dask.node.ucx_auth import read_key
+from hpcml.kinds.dask.node.security import tls
+from hpcml.kinds.dask.node.security.ucx_auth import read_key
 from hpcml.node import files
 from hpcml.paths import AttemptPaths, RunPaths
 

@@ -25,7 +25,7 @@ from hpcml.cli import submit
 from hpcml.cli.progress import Progress, Tail
 from hpcml.errors import StorageError
 from hpcml.failures.end import End
-from hpcml.kinds.dask.node import tls
+from hpcml.kinds.dask.node.security import tls
 from hpcml.runs import why
 from hpcml.runs.status import Status
 

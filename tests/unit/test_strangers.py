@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("distributed", reason="Dask is not installed (hpcml's extra node)")
 
-from hpcml.kinds.dask.node import connection_limits
+from hpcml.kinds.dask.node.security import connection_limits
 from hpcml.node.processes import raise_file_limit
 
 
@@ -31,7 +31,7 @@ def test_a_loud_logger_has_a_ration(caplog: pytest.LogCaptureFixture) -> None:
 
 LIMITS = """
 import os, resource
-from hpcml.kinds.dask.node import connection_limits
+from hpcml.kinds.dask.node.security import connection_limits
 for soft, hard in ((256, 1024), (1024, 1024), (64, 20000)):
     if not os.fork():
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from hpcml.kinds.dask.login import plan as dask_plan
-from hpcml.kinds.dask.node import tls
+from hpcml.kinds.dask.node.security import tls
 from hpcml.node.hardware import network, record, sysfs
 from hpcml.plan.plan import RunLocation, plan
 from hpcml.request.record import RunRequest

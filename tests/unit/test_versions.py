@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hpcml.kinds.dask import KIND
-from hpcml.kinds.dask.node import tls
+from hpcml.kinds.dask.node.security import tls
 from hpcml.kinds.ranks import KIND as RANKS
 from hpcml.node import files, versions
 from hpcml.node.settings import Context

@@ -10,7 +10,8 @@ import pytest
 
 from hpcml.errors import ConfigError
 from hpcml.kinds.dask.login import plan as workers
-from hpcml.kinds.dask.node import gpus, local_cluster
+from hpcml.kinds.dask.node import gpus
+from hpcml.kinds.dask.node.script import local_cluster
 from hpcml.request.record import RunRequest
 from hpcml.sites import schema
 from matrix import site_of

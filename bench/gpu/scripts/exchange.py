@@ -37,7 +37,7 @@ def parse() -> argparse.Namespace:
 def prepare(options: argparse.Namespace) -> Any:
     """Put the key before UCX, make the memory pool, and return the array that travels."""
     if options.key:
-        from hpcml.kinds.dask.node import ucx_auth
+        from hpcml.kinds.dask.node.security import ucx_auth
 
         ucx_auth.install(options.key)
     size = options.mib << 20

@@ -31,7 +31,7 @@ DEADLINE = 15.0  # seconds for connecting, and for an answer
 
 def install() -> None:
     if options.key:
-        from hpcml.kinds.dask.node import ucx_auth
+        from hpcml.kinds.dask.node.security import ucx_auth
 
         ucx_auth.install(Path(options.key).absolute())
 

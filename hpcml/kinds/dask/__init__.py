@@ -72,7 +72,7 @@ class DaskKind(Kind):
         Form.FABRIC: f"{_NODE}.interconnect",
         Form.DOCTOR: f"{_NODE}.checkup",
     }
-    in_script = f"{_NODE}.replacements"
+    in_script = f"{_NODE}.script.replacements"
     reset = f"{_NODE}.reset"
 
     def options(self) -> KindOptions:

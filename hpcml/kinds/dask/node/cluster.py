@@ -14,10 +14,11 @@ from hpcml.failures import job_log
 from hpcml.failures.end import End
 from hpcml.forms import Form
 from hpcml.kind import Hindrance
-from hpcml.kinds.dask.node import gpus, late, losses, temporary_directory, tls
+from hpcml.kinds.dask.node import gpus, late, losses, temporary_directory
 from hpcml.kinds.dask.node import messages as dask_messages
 from hpcml.kinds.dask.node.losses import Losses
 from hpcml.kinds.dask.node.messages import Channel
+from hpcml.kinds.dask.node.security import tls
 from hpcml.kinds.dask.roles import SCHEDULER
 from hpcml.node import files, scratch
 from hpcml.node.absence import Absence

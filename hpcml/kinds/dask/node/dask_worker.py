@@ -21,9 +21,10 @@ from distributed import Worker
 from distributed.system import MEMORY_LIMIT
 
 from hpcml import repairs
-from hpcml.kinds.dask.node import cuda_errors, dask_state, gpus, interconnect, tls, ucx_auth
-from hpcml.kinds.dask.node.connection_limits import Guarded
+from hpcml.kinds.dask.node import cuda_errors, dask_state, gpus, interconnect
 from hpcml.kinds.dask.node.messages import CLOCK_QUESTION, NO_GPU, TASK_OUTPUT, TOPIC, measure_clock, watch_output
+from hpcml.kinds.dask.node.security import tls, ucx_auth
+from hpcml.kinds.dask.node.security.connection_limits import Guarded
 from hpcml.node import files, job, processes, profilers, script_environment
 from hpcml.node.agent import Slot
 from hpcml.node.hardware.network import NoProtocolError, choose_address, choose_protocol, ucx_environment

@@ -19,8 +19,9 @@ from distributed import Worker
 
 from hpcml import repairs
 from hpcml.errors import STORAGE
-from hpcml.kinds.dask.node import connection_limits, cuda_errors, temporary_directory
+from hpcml.kinds.dask.node import cuda_errors, temporary_directory
 from hpcml.kinds.dask.node.dask_worker import Share
+from hpcml.kinds.dask.node.security import connection_limits
 from hpcml.node import scratch
 from hpcml.node.settings import Context, load
 from hpcml.paths import AttemptPaths

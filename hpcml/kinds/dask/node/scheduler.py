@@ -20,17 +20,10 @@ from distributed.scheduler import heartbeat_interval
 from hpcml import listening
 from hpcml.errors import START_FAILED
 from hpcml.failures.end import Reason
-from hpcml.kinds.dask.node import (
-    connection_limits,
-    dashboard,
-    dask_state,
-    interconnect,
-    losses,
-    tls,
-    ucx_auth,
-)
+from hpcml.kinds.dask.node import dashboard, dask_state, interconnect, losses
 from hpcml.kinds.dask.node.activity import Activity, TaskEnds, task_remarks
 from hpcml.kinds.dask.node.messages import CLOCK_QUESTION, NO_GPU, TASK_OUTPUT, TOPIC, time_here
+from hpcml.kinds.dask.node.security import connection_limits, tls, ucx_auth
 from hpcml.kinds.dask.roles import SCHEDULER
 from hpcml.node import files, scratch, script_environment
 from hpcml.node.hardware.network import (

@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpcml.errors import START_FAILED
-from hpcml.kinds.dask.node import tls
 from hpcml.kinds.dask.node.jupyter import config
+from hpcml.kinds.dask.node.security import tls
 from hpcml.node import files, script_environment
 from hpcml.node.settings import Context, load
 

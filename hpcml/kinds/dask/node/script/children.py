@@ -43,7 +43,7 @@ def _install(path):
         sentence = "Python did not find the run's copy of the module hpcml"
         sys.stderr.write("hpcml: " + sentence + ": this process cannot use the run's Dask cluster.\n")
         return False
-    from hpcml.kinds.dask.node import replacements
+    from hpcml.kinds.dask.node.script import replacements
 
     return replacements.install_in_child(path)
 

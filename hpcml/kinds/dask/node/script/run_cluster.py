@@ -34,7 +34,7 @@ from distributed.protocol.pickle import loads
 
 from hpcml import listening
 from hpcml.kinds.dask.node import late
-from hpcml.kinds.dask.node.opening import Opening, Place, module_for_workers, move_to_main
+from hpcml.kinds.dask.node.script.opening import Opening, Place, module_for_workers, move_to_main
 from hpcml.node.settings import load
 from hpcml.settings import Settings
 
@@ -231,7 +231,7 @@ class RunCluster(Cluster):  # type: ignore[misc]
                 await self._pool.close()
 
     def close(self, timeout: float | None = None) -> Any:
-        """Let go of the run's cluster, which goes on until the script ends."""
+        """Let go of the run's cluster, which continues until the script ends."""
         closing = super().close(timeout=timeout)
         if self._pool and not self.asynchronous:
             self._loop_runner.stop()
@@ -294,7 +294,7 @@ def _bounds(options: Mapping[str, Any]) -> dict[str, Any]:
 def subclass_of(original: type) -> type:
     """Return a LocalCluster class that opens its own cluster beside the run's, with no port for others, and says so."""
     from hpcml.kinds.dask.node.dask_worker import PrivateWorker
-    from hpcml.kinds.dask.node.local_cluster import ClosedCluster, NoHttpPort
+    from hpcml.kinds.dask.node.script.local_cluster import ClosedCluster, NoHttpPort
 
     of_cpus = original is LocalCluster
     base: tuple[type, ...] = (ClosedCluster,) if of_cpus else (NoHttpPort, original)

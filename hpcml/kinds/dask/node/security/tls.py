@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 EARLY = 86400.0  # seconds for which the certificate is valid before it was made: clocks of nodes differ
 LATE = 3600.0  # seconds for which it is valid beyond the longest time that the run may take
 _CONFIG_ROLES = ("scheduler", "worker", "client")
-_PRELOAD = "hpcml.kinds.dask.node.ucx_preload"
+_PRELOAD = "hpcml.kinds.dask.node.security.ucx_preload"
 
 
 def make_certificate(paths: AttemptPaths, lifetime: float) -> None:
@@ -90,7 +90,7 @@ def dask_settings(paths: AttemptPaths, address: str, protocol: str) -> dict[str,
     """Return Dask's settings that let a client into the cluster, also one made inside a task.
 
     ``address`` is the scheduler's, ``protocol`` what the workers move data by. Settings of TLS do nothing for
-    ``ucx://`` but say that every other connection must be encrypted; there Dask is told to import what authenticates
+    ``ucx://`` but say that every other connection must be encrypted; there Dask has to import what authenticates
     UCX first, before modules that the user has it import.
     """
     settings: dict[str, Any] = {

@@ -36,7 +36,7 @@ from distributed.comm.addressing import parse_host_port
 from distributed.comm.core import CommClosedError, FatalCommClosedError
 from distributed.utils import ensure_ip
 
-from hpcml.kinds.dask.node.connection_limits import HalfOpen, LineLimit
+from hpcml.kinds.dask.node.security.connection_limits import HalfOpen, LineLimit
 from hpcml.units import RDMA
 
 logger = logging.getLogger("hpcml.ucx")
@@ -194,7 +194,7 @@ class _Listener:
         await super().on_connection(comm, handshake_overrides)  # type: ignore[misc]
 
     def _own_addresses(self) -> set[bytes]:
-        """Return the address that peers are told to dial, or all of this node's if none was chosen."""
+        """Return the address that peers dial, or all of this node's if none was chosen."""
         if self.ip not in _EVERYWHERE:
             return {pack(ensure_ip(self.ip), self.port)}
         entries = [entry for several in psutil.net_if_addrs().values() for entry in several]

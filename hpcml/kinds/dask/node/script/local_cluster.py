@@ -11,8 +11,8 @@ from distributed.nanny import WorkerProcess
 
 from hpcml import listening
 from hpcml.kinds.dask.node import temporary_directory
-from hpcml.kinds.dask.node.connection_limits import Guarded
 from hpcml.kinds.dask.node.dask_worker import PrivateWorker
+from hpcml.kinds.dask.node.security.connection_limits import Guarded
 from hpcml.node import scratch
 
 WITHOUT_SCRIPT = "Dask worker of hpcml.connect()"  # the name of a process that multiprocessing starts
@@ -82,9 +82,9 @@ class NoHttpPort:
 class ClosedCluster(NoHttpPort, LocalCluster):  # type: ignore[misc]
     """Dask's LocalCluster with mutual TLS on loopback, nothing else that listens, and a folder of its own.
 
-    Dask's folder in ``/tmp`` has a fixed name, may be anybody's, and comes first on ``sys.path``. This one is made anew
+    Dask's folder in ``/tmp`` has a fixed name, may be anybody's, and comes first on ``sys.path``. This one is new,
     in ``local_directory``, else in Dask's ``temporary-directory``, else in TMPDIR or ``/tmp``, gone with the cluster;
-    a RuntimeError if somebody else could replace what lies in that place.
+    a RuntimeError if somebody else could replace what is in that place.
     """
 
     def __init__(self, **options: Any) -> None:

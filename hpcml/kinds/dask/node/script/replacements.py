@@ -133,7 +133,7 @@ def _replace(package: str) -> None:
 
         file_names.keep()
         return
-    from hpcml.kinds.dask.node import run_cluster
+    from hpcml.kinds.dask.node.script import run_cluster
 
     interpreter.name_originals()
     modules = [module for name, module in list(sys.modules.items()) if name.partition(".")[0] == package]
@@ -163,7 +163,7 @@ class _Absent:
         """Fill it."""
         import distributed  # noqa: F401 - replaced itself before run_cluster is imported
 
-        from hpcml.kinds.dask.node import run_cluster
+        from hpcml.kinds.dask.node.script import run_cluster
 
         for name, kind in NAMES[module.__name__.partition(".")[0]].items():
             setattr(module, name, run_cluster.replacement(kind, type(name, (), {})))

@@ -18,7 +18,7 @@ from dask.utils import format_bytes, parse_bytes
 from distributed.core import Status
 from distributed.protocol.pickle import dumps
 
-from hpcml.kinds.dask.node import handover
+from hpcml.kinds.dask.node.script import handover
 from hpcml.node import script_module
 from hpcml.node.settings import load
 

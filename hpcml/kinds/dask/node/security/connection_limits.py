@@ -56,7 +56,7 @@ class Guarded:
 
 
 def too_few_files(workers: int) -> str:
-    """Return that a scheduler here cannot have so many workers for want of open files, and what to do; empty if it can.
+    """Return that the limit of open files is too low here for so many workers, and what to do; empty if it is not.
 
     Otherwise its listener would accept nobody once the files have run out, and the run wait for its workers' deadline.
     """
