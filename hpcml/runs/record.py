@@ -6,12 +6,11 @@ import os
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from hpcml import files, kinds, schedulers
 from hpcml.errors import ANSWER_LOST, CANCELLED, StorageError
 from hpcml.failures.end import End
-from hpcml.failures.note import Note, read_note
 from hpcml.forms import Form
 from hpcml.paths import SCRIPT, RunPaths
 from hpcml.recorded import Event, Recorded
@@ -20,6 +19,9 @@ from hpcml.runs import directories
 from hpcml.runs.directories import complete
 from hpcml.schedulers import Submission
 from hpcml.states import State
+
+if TYPE_CHECKING:
+    from hpcml.failures.note import Note
 
 
 class Planned(NamedTuple):
@@ -155,6 +157,8 @@ class DriverEnd(NamedTuple):
 
 def driver_exit(paths: RunPaths) -> DriverEnd | None:
     """Return what step.sh recorded of the newest attempt's driver, if it did."""
+    from hpcml.failures.note import read_note
+
     path = driver_record(paths)
     with directories.storage(paths.directory):
         text = files.read(path, 100).decode(errors="replace").strip() if path else ""

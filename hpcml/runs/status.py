@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hpcml import files, kinds, repairs, schedulers, written
+from hpcml import files, kinds, schedulers, written
 from hpcml.errors import (
     ALLOCATION_LOST,
     ANSWER_LOST,
@@ -23,7 +23,6 @@ from hpcml.errors import (
     SlurmUnreachableError,
     StorageError,
 )
-from hpcml.failures import role_end
 from hpcml.failures.end import SLURM, End, Reason
 from hpcml.forms import Form
 from hpcml.kind import Stage
@@ -420,7 +419,9 @@ def _after(current: Status, event: Event) -> Status:
         case "environment-ready":
             return current.changed(versions=fields.get("words", str), differences=fields.texts("differences"))
         case "repairs":
-            decisions = read(dict[str, repairs.Decision], fields.facts["repairs"])
+            from hpcml.repairs import Decision
+
+            decisions = read(dict[str, Decision], fields.facts["repairs"])
             return current.changed(repairs={name: decision._asdict() for name, decision in decisions.items()})
         case "clock":
             clock = {fields.get("node", str): (fields.number("ahead"), fields.number("within"))}
@@ -648,6 +649,8 @@ def _ended_without_word(current: Status, run: directories.Run, job: JobState) ->
 
 def _step_ended(before: Status, run: directories.Run, driver: records.DriverEnd) -> Status:
     """The driver's step has ended without the supervisor's word: it never started, or it was killed."""
+    from hpcml.failures import role_end
+
     exit_status = driver.exit_status
     if "allocated" in before.progress.times:  # what its log says is the script's
         ended = role_end.of_role(exit_status, ()).what
