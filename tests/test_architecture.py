@@ -280,7 +280,7 @@ COMPLEX = {
 }
 # The lines of each package, which may only fall: a commit that raises a number says what this buys.
 MOST_LINES = {
-    ".": 5471,
+    ".": 5527,
     "api": 966,
     "cli": 7321,
     "doctor": 1538,

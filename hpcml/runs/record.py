@@ -55,7 +55,8 @@ class Planned(NamedTuple):
 class Record(Recorded):
     """The files of a run, each read at its first use; one that is damaged or cannot be read is a StorageError."""
 
-    def refuse(self, path: Path, error: OSError | ValueError) -> None:
+    @staticmethod
+    def unusable(paths: RunPaths, problems: list[str], path: Path, error: OSError | ValueError) -> None:  # noqa: ARG004
         """Raise the StorageError that names the file."""
         with directories.readable(path):
             raise error
@@ -90,7 +91,7 @@ def _planned(record: Record) -> Planned:
         return Planned(
             site=plan.site,
             scheduler=plan.scheduler,
-            kind=_kind(inside.kind),
+            kind=_kind(plan.kind),
             image=inside.job.image,
             form=inside.code.form,
             node_count=inside.job.nodes,

@@ -349,17 +349,19 @@ def _from_files(run: directories.Run) -> Status:
             hint=refusal.hint,
             quote=refusal.quote,
         )
-    current = new
+    times: dict[str, float] = {}
+    current = new.changed(times=times)
     for event in record.events:
         if event.attempt != current.progress.attempt:  # Slurm has started the job again
-            times = current.progress.times
             took = round(max(times.values()) - times["allocated"]) if "allocated" in times else 0
             current = current.changed(seconds_before=current.progress.seconds_before + max(took, 0))
+            times = {}
             current = current.changed(
-                attempt=event.attempt, phase=Phase.STARTING, times={}, clocks={}, silent_workers={}
+                attempt=event.attempt, phase=Phase.STARTING, times=times, clocks={}, silent_workers={}
             )
             current = current.changed(idle_since=0.0)
             current = current.changed(versions="", fabric="", fabric_ok=True, differences=(), repairs={})
+        times[event.name] = event.time  # of the status too, which is not copied for each
         current = _after(current, event)
     current = current.changed(message=_message(current))
     if end := record.end:
@@ -394,12 +396,10 @@ def _with_end(current: Status, end: End) -> Status:
 
 
 def _after_any(current: Status, event: Event) -> Status:
-    """Return a status with an event's time, and with what the kind of the run has made of the event."""
-    reported = current.progress
-    current = current._replace(progress=reported._replace(times={**reported.times, event.name: event.time}))
+    """Return a status with what the kind of the run has made of an event."""
     changes = kinds.get(current.planned.kind).seen(event.name, event.facts)
     if "differences" in changes:
-        changes["differences"] = reported.differences + changes["differences"]
+        changes["differences"] = current.progress.differences + changes["differences"]
     if "security" in event.facts.facts:
         changes["security"] = event.facts.get("security", str)
     return current.changed(**changes) if changes else current  # most events tell no more than their time
