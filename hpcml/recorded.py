@@ -1,7 +1,6 @@
 """What a run's own files hold, as typed records: its plan, its request, its events, its end and its attempts."""
 
-from __future__ import annotations
-
+# No `from __future__ import annotations`: hpcml/records.py reads the types of fields, and from texts that takes long.
 import json
 import os
 from collections.abc import Mapping

@@ -11,7 +11,7 @@ import types
 from collections.abc import Callable, Mapping
 from enum import Enum
 from functools import cache
-from typing import Annotated, Any, NamedTuple, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ForwardRef, NamedTuple, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
 _MOST_NUMBER = 1e21  # a larger number is no amount of anything, and some are no float
@@ -152,7 +152,9 @@ def blank(kind: Any) -> Any:
 @cache
 def fields_of(kind: type) -> dict[str, Any]:
     """Return the types of a record's fields by name."""
-    return get_type_hints(kind, include_extras=True)
+    if any(isinstance(hint, ForwardRef) for hint in kind.__annotations__.values()):
+        return get_type_hints(kind, include_extras=True)  # of a module whose annotations are texts
+    return kind.__annotations__
 
 
 @cache
