@@ -1,7 +1,6 @@
 """A run's own files, read once: its plan, events and end, and the job that a lost answer or a typed line gave it."""
 
-from __future__ import annotations
-
+# No `from __future__ import annotations`: hpcml/records.py reads the types of fields, and from texts that takes long.
 import os
 import time
 from collections.abc import Iterable, Sequence
@@ -153,7 +152,7 @@ class DriverEnd(NamedTuple):
 
     node: str
     exit_status: int
-    note: Note
+    note: "Note"
 
 
 def driver_exit(paths: RunPaths) -> DriverEnd | None:

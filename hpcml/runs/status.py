@@ -1,14 +1,13 @@
 """How a run stands: its own files first, then its scheduler; an answer that nobody has is UNKNOWN, not a guess."""
 
-from __future__ import annotations
-
+# No `from __future__ import annotations`: hpcml/records.py reads the types of fields, and from texts that takes long.
 import contextlib
 import os
 import shlex
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from hpcml import files, kinds, schedulers, written
 from hpcml.errors import (
@@ -130,11 +129,11 @@ class Status(NamedTuple):
     ended: End | None = None  # how it ended, is ending, or why it was refused; None before
 
     @classmethod
-    def of(cls, run: str, site: str = "", phase: str = Phase.UNKNOWN, message: str = "", **values: Any) -> Status:
+    def of(cls, run: str, site: str = "", phase: str = Phase.UNKNOWN, message: str = "", **values: Any) -> Self:
         """Return the status of a run; ``values`` as for :meth:`changed`."""
         return cls(run, phase=phase, message=message).changed(site=site, **values)
 
-    def changed(self, **values: Any) -> Status:
+    def changed(self, **values: Any) -> Self:
         """Return a copy with these values; a field of a group or of the end goes by its own name."""
         by_group: dict[str, dict[str, Any]] = {}
         top: dict[str, Any] = {}
