@@ -144,6 +144,7 @@ def test_a_look_at_runs_imports_neither_options_nor_rules(tmp_path: Path) -> Non
                           capture_output=True, text=True, check=True, cwd=tmp_path)  # fmt: skip
     needless = r"hpcml\.(?:options\.table|kinds\.\w+\.login|repairs|failures\.(?:rules|evidence|judgement)|runs\.(?:why|submit)|plan\.plan)\S*"
     assert not re.findall(needless, done.stderr.splitlines()[-1])
+    assert "_hashlib" not in done.stderr.split(), "OpenSSL takes some milliseconds"
 
 
 def test_one_kind_of_run_is_imported_by_few() -> None:
@@ -280,7 +281,7 @@ COMPLEX = {
 }
 # The lines of each package, which may only fall: a commit that raises a number says what this buys.
 MOST_LINES = {
-    ".": 5527,
+    ".": 5530,
     "api": 966,
     "cli": 7321,
     "doctor": 1538,

@@ -28,7 +28,7 @@ from hpcml.kind import Stage
 from hpcml.recorded import Event
 from hpcml.records import read
 from hpcml.request.record import Awaited
-from hpcml.runs import directories, settling
+from hpcml.runs import directories
 from hpcml.runs import record as records
 from hpcml.runs.directories import complete
 from hpcml.runs.record import Planned
@@ -302,6 +302,8 @@ def settled(run: directories.Run, current: Status) -> Status:
     known = written.of(run.paths)
     if known and known.attempt == current.progress.attempt:
         return current
+    from hpcml.runs import settling
+
     try:
         result = settling.settle(run.paths, current.progress.attempt)
     except OSError as error:
