@@ -1,11 +1,10 @@
 """What a run's own files hold, as typed records: its plan, its request, its events, its end and its attempts."""
 
-from __future__ import annotations
-
+# No `from __future__ import annotations`: hpcml/records.py reads the types of fields, and from texts that takes long.
 import json
 import os
 from collections.abc import Mapping
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -30,6 +29,7 @@ class RecordedStep(NamedTuple):
 class RecordedPlan(NamedTuple):
     """A run's plan as plan.json has it; what is not there is empty."""
 
+    inside: Settings
     name: str = ""
     site: str = ""  # the name of the machine's profile
     version: str = ""  # of hpcml
@@ -40,11 +40,15 @@ class RecordedPlan(NamedTuple):
     environment: tuple[tuple[str, str], ...] = ()  # variables of all roles
     steps: tuple[RecordedStep, ...] = ()  # the supervisor's last
     after: tuple[str, ...] = ()  # runs that it waits for, as ``ID:ok``
-    inside: Settings = records.blank(Settings)._replace(kind=KIND)
 
     def directive(self, name: str) -> str:
         """Return the value of an option of the batch script, empty if it leaves it to Slurm."""
         return dict(self.directives).get(name, "").strip()
+
+    @property
+    def kind(self) -> str:
+        """What the run is made of: a name in hpcml.kinds."""
+        return self.inside.kind or KIND
 
     @property
     def memory(self) -> float:
@@ -125,17 +129,19 @@ class Recorded:
     """The files of a run, each read at its first use.
 
     What is damaged counts as empty or as the default, and ``problems`` says so in a sentence. Who cannot go on with
-    that overrides :meth:`refuse`.
+    that overrides :meth:`unusable`.
     """
 
     def __init__(self, paths: RunPaths) -> None:
         self.paths = paths
         self.problems: list[str] = []
+        self.refuse = partial(self.unusable, paths, self.problems)  # no method: the plan has it, and would hold its run
 
-    def refuse(self, path: Path, error: OSError | ValueError) -> None:
+    @staticmethod
+    def unusable(paths: RunPaths, problems: list[str], path: Path, error: OSError | ValueError) -> None:
         """Take note of a file that cannot be read, or is damaged."""
         why = error.strerror if isinstance(error, OSError) and error.strerror else error
-        self.problems.append(f"{path.relative_to(self.paths.directory)} cannot be used: {why}.")
+        problems.append(f"{path.relative_to(paths.directory)} cannot be used: {why}.")
 
     def table(self, path: Path) -> dict[str, Any] | None:
         """Return the table of a JSON file, None if it is not there."""
@@ -159,9 +165,12 @@ class Recorded:
 
     @cached_property
     def plan(self) -> RecordedPlan:
-        """What the run was to be; of a run without plan.json nothing."""
-        plan = self.record(RecordedPlan, self.table(self.paths.plan) or {}, self.paths.plan)
-        return plan if plan.inside.kind else plan._replace(inside=plan.inside._replace(kind=KIND))
+        """What the run was to be; of a run without plan.json nothing. Its parts are read at their first use."""
+        path, refuse = self.paths.plan, self.refuse
+        table = self.table(path) or {}
+        return records.on_demand(
+            RecordedPlan, table, lambda problem: refuse(path, records.DamagedError(problem)), (Settings,)
+        )
 
     @cached_property
     def request(self) -> RecordedRequest | None:

@@ -11,7 +11,7 @@ import types
 from collections.abc import Callable, Mapping
 from enum import Enum
 from functools import cache
-from typing import Annotated, Any, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ForwardRef, NamedTuple, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
 _MOST_NUMBER = 1e21  # a larger number is no amount of anything, and some are no float
@@ -54,6 +54,50 @@ def salvage(kind: type[T], table: object) -> tuple[T, list[str]]:
     form: Any = kind
     record: T = _reader(form, "all", ())(table, problems)
     return record, [problem.lstrip() for problem in problems]
+
+
+def _refuse(problem: str) -> None:
+    raise DamagedError(problem.lstrip())
+
+
+def on_demand(kind: type[T], table: object, tell: Callable[[str], None] = _refuse, within: tuple[type, ...] = ()) -> T:
+    """Return a record whose fields are read from a table of JSON at their first use.
+
+    What is missing is the field's default, or empty. So is what is damaged, if ``tell`` returns.
+
+    Parameters
+    ----------
+    tell
+        It is called with each problem, and raises DamagedError if none is given.
+    within
+        Records that are read in the same way where they are fields of it. All others are read whole.
+    """
+    return cast("T", _OnDemand(kind, table, tell, within))
+
+
+class _OnDemand:
+    """In place of a record: its fields, properties and methods, of which each field is read at its first use."""
+
+    def __init__(self, kind: Any, table: object, tell: Callable[[str], None], within: tuple[type, ...]) -> None:
+        if not isinstance(table, dict):
+            tell(" is not a table")
+            table = {}
+        self._kind, self._table, self._tell, self._within = kind, table, tell, within
+
+    def __getattr__(self, name: str) -> Any:
+        """Return a field, which then is an attribute, or what a property or a method makes of the fields."""
+        kind, table, tell = self._kind, self._table, self._tell
+        if name not in kind._fields:
+            return getattr(kind, name).__get__(self)  # kept as an attribute, a method would hold its own object
+        if (inner := fields_of(kind)[name]) in self._within:
+            value = on_demand(inner, table.get(name, {}), lambda problem: tell(_below(name, problem)), self._within)
+        else:
+            problems: list[str] = []
+            value = _read_damaged(_field(kind, name, "all", ()), table, problems)
+            for problem in problems:
+                tell(problem)
+        self.__dict__[name] = value
+        return value
 
 
 def plain(value: Any, *, digits: int | None = None, brief: bool = False, spread: tuple[type, ...] = ()) -> Any:
@@ -108,7 +152,9 @@ def blank(kind: Any) -> Any:
 @cache
 def fields_of(kind: type) -> dict[str, Any]:
     """Return the types of a record's fields by name."""
-    return get_type_hints(kind, include_extras=True)
+    if any(isinstance(hint, ForwardRef) for hint in kind.__annotations__.values()):
+        return get_type_hints(kind, include_extras=True)  # of a module whose annotations are texts
+    return kind.__annotations__
 
 
 @cache
@@ -119,10 +165,10 @@ def _reader(kind: Any, may_miss: str, spread: tuple[type, ...]) -> _Read:
         return _checked(arguments[1], blank(arguments[0]))
     if origin in (Union, types.UnionType):
         inner = [part for part in arguments if part is not type(None)]
-        read_one = _number if set(inner) == {int, float} else _reader(inner[0], may_miss, spread)
         if len(inner) == len(arguments):
-            return read_one
-        return lambda value, problems: None if value is None else read_one(value, problems)
+            return _number if set(inner) == {int, float} else _reader(inner[0], may_miss, spread)
+        part: Any = Union[tuple(inner)]  # noqa: UP007 - there may be one
+        return lambda value, problems: None if value is None else _reader(part, may_miss, spread)(value, problems)
     if hasattr(kind, "_fields"):
         return _of_record(kind, may_miss, spread)
     if origin is not None and issubclass(origin, Mapping):
@@ -225,18 +271,20 @@ class _Field(NamedTuple):
     is_spread: bool
 
 
+@cache
+def _field(kind: Any, name: str, may_miss: str, spread: tuple[type, ...]) -> _Field:
+    hint, defaults = fields_of(kind)[name], kind._field_defaults
+    return _Field(
+        name,
+        _reader(hint, may_miss, spread),
+        defaults[name] if name in defaults else blank(hint),
+        may_miss == "all" or (may_miss == "defaults" and name in defaults),
+        hint in spread,
+    )
+
+
 def _of_record(kind: Any, may_miss: str, spread: tuple[type, ...]) -> _Read:
-    defaults = kind._field_defaults
-    fields = [
-        _Field(
-            name,
-            _reader(hint, may_miss, spread),
-            defaults[name] if name in defaults else blank(hint),
-            may_miss == "all" or (may_miss == "defaults" and name in defaults),
-            hint in spread,
-        )
-        for name, hint in fields_of(kind).items()
-    ]
+    fields = [_field(kind, name, may_miss, spread) for name in fields_of(kind)]
     empty, make = [field.empty for field in fields], tuple.__new__  # kind._make takes twice the time
     # By key the field's place, its reader, and the type of which a value needs no reader.
     by_name = {
@@ -252,10 +300,10 @@ def _of_record(kind: Any, may_miss: str, spread: tuple[type, ...]) -> _Read:
             return blank(kind)
         table = table | dict.fromkeys(spread_names, table) if spread_names else table
         count, values = len(problems), empty.copy()
-        for name in by_name.keys() & table.keys():
-            value = table[name]
-            place, read_value, easy = by_name[name]
-            values[place] = value if type(value) is easy else read_value(value, problems)
+        for name, value in table.items():
+            if field := by_name.get(name):
+                place, read_value, easy = field
+                values[place] = value if type(value) is easy else read_value(value, problems)
         if len(problems) == count and needed <= table.keys():
             return make(kind, values)
         del problems[count:]

@@ -1,7 +1,6 @@
 """The decisions of a plan that a run's processes need: in plan.json under ``inside``, read on nodes and login node."""
 
-from __future__ import annotations
-
+# No `from __future__ import annotations`: hpcml/records.py reads the types of fields, and from texts that takes long.
 import shlex
 from typing import NamedTuple
 

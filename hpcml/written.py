@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import hashlib
 import json
 import os
 import shutil
@@ -320,6 +319,8 @@ class _Bringing:
 
     def _meet(self, name: str, source: Path, folder: int, last: str, known: str) -> str:
         """Take the place of a file that is still what the copy began with; its content is kept in the run."""
+        import hashlib
+
         there = os.stat(last, dir_fd=folder, follow_symlinks=False)
         own = source.lstat()
         if os.path.samestat(there, own):
@@ -482,6 +483,8 @@ def _digest_of(path: Path) -> str:
 
 
 def _digest(descriptor: int) -> str:
+    import hashlib  # with OpenSSL behind it some milliseconds, which status and ls do not need
+
     with open(descriptor, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

@@ -7,7 +7,7 @@ import shlex
 import sys
 from typing import TYPE_CHECKING
 
-from hpcml import hooks, repairs
+from hpcml import hooks
 from hpcml.cli import commands, common
 from hpcml.errors import MEANING, STOPPED, UNREACHABLE
 from hpcml.states import Phase
@@ -118,8 +118,7 @@ def _lines(
     keys = ("jupyter", "versions", "protocol", "address", "security", "fabric")
     lines += [(key, values[key]) for key in keys if values[key]]
     lines += [("differ", difference) for difference in progress.differences]
-    decisions = {name: repairs.Decision(**row) for name, row in progress.repairs.items()}
-    lines += [("repair", one.sentence(name)) for name, one in decisions.items() if one.state != repairs.APPLIED]
+    lines += [("repair", text) for text in _of_repairs(progress.repairs)]
     lines += [("warning", warning) for warning in (*progress.warnings, *status.silences())]
     if names := status.written.brought:
         shown = ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
@@ -130,6 +129,16 @@ def _lines(
         meaning = "from the script" if by_script else MEANING.get(exit_status, "")
         lines.append(("exit", f"{exit_status} ({meaning})" if meaning else str(exit_status)))
     return [*lines, ("directory", common.typed(status.directory, sys.stdout))]
+
+
+def _of_repairs(rows: Mapping[str, Mapping[str, str]]) -> list[str]:
+    """Return a sentence for each repair that is not applied."""
+    if not rows:
+        return []
+    from hpcml import repairs
+
+    decisions = {name: repairs.Decision(**row) for name, row in rows.items()}
+    return [one.sentence(name) for name, one in decisions.items() if one.state != repairs.APPLIED]
 
 
 def _of_allocation(allocation: run_status.Allocation) -> list[tuple[str, str]]:

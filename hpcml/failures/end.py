@@ -1,7 +1,6 @@
 """How a run ended: one record from the node that writes it (status.json) to the report that reads it."""
 
-from __future__ import annotations
-
+# No `from __future__ import annotations`: hpcml/records.py reads the types of fields, and from texts that takes long.
 from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any, NamedTuple

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import functools
 import itertools
 import math
 import os
@@ -27,7 +28,6 @@ _COUNTED = 64 << 20  # bytes; of a longer log the numbers of its last lines are 
 _LONGEST = 400  # characters of a line that are kept
 _TIME = r"(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)"
 _STAMP = re.compile(rf"^(?:\[?{_TIME}(?:[.,](\d{{1,6}}))?|.*CANCELLED AT {_TIME})")
-_PATTERNS = [(rule, re.compile(rule.pattern, re.MULTILINE)) for rule in RULES if Where.LOG in rule.where]
 _NO_END = " - INFO - "  # Dask's level for what is no trouble
 _OWN_WARNING = "hpcml: warning: "  # what hpcml itself warns of ends no run, whatever error it quotes
 _PLACE = re.compile(r'^  File "(.+)", line (\d+) in (\S+)')
@@ -188,6 +188,12 @@ def _changed(path: Path) -> float:
         return 0.0
 
 
+@functools.cache
+def _patterns() -> list[tuple[Rule, re.Pattern[str]]]:
+    """Return the rules about logs with their patterns, which take long to compile."""
+    return [(rule, re.compile(rule.pattern, re.MULTILINE)) for rule in RULES if Where.LOG in rule.where]
+
+
 def hits_in(piece: Piece, source: str, node: str = "", name: str = "", changed: float = 0.0) -> list[Hit]:
     """Return the lines of a text that a rule knows, in order; each mechanism's first and as many more as there are.
 
@@ -199,7 +205,7 @@ def hits_in(piece: Piece, source: str, node: str = "", name: str = "", changed: 
         starts.append(starts[-1] + len(line) + 1)
     times: _Times | None = None  # most logs have no such line
     hit_by_line: dict[tuple[int, str], Hit] = {}
-    for rule, pattern in _PATTERNS:
+    for rule, pattern in _patterns():
         for match in pattern.finditer(piece.text):
             index = bisect.bisect_right(starts, match.start()) - 1
             if _NO_END in lines[index] and rule.name not in _TOLD_AS_INFO:

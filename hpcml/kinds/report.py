@@ -18,7 +18,7 @@ MOST_SAMPLES = 12 << 20  # bytes of the nodes' samples: a second and a half of a
 for _number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
     signal.signal(_number, signal.SIG_IGN)
 paths = RunPaths(Path(sys.argv[1]))
-kind = kinds.get(Recorded(paths).plan.inside.kind)
+kind = kinds.get(Recorded(paths).plan.kind)
 accounting_of(kind)  # its import too
 if sys.stdin.readline():
     make(paths, int(sys.argv[2]), kind, most=MOST_SAMPLES)

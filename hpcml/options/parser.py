@@ -8,12 +8,13 @@ import re
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from hpcml import errors
-from hpcml.options import sbatch_options, table
-from hpcml.request.option import Option
 from hpcml.terminal import folded
+
+if TYPE_CHECKING:
+    from hpcml.request.option import Option
 
 WIDEST = 118  # columns; longer lines are hard to read
 _GAP = re.compile(r"(?<=\S) {2,}(?=\S)")  # between an example and what it says
@@ -52,6 +53,7 @@ class Parser(argparse.ArgumentParser):
 
     def show_site_defaults(self, site: str, settings: Iterable[str]) -> None:
         """Put the site's own defaults into the help, if a site is recognised and its settings are valid."""
+        from hpcml.options import table
         from hpcml.sites import layers, lookup
 
         try:
@@ -86,8 +88,12 @@ class Parser(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Write out the value of an option that may have none, so that the word after it is not taken for it."""
-        alone = {word: option.alone for word, option in table.BY_WORD.items() if option.alone}
         mine = {word for action in self._actions for word in action.option_strings if action.nargs == "?"}
+        if not mine:
+            return super().parse_known_args(args, namespace)
+        from hpcml.options import table
+
+        alone = {word: option.alone for word, option in table.BY_WORD.items() if option.alone}
         arguments = [f"{word}={alone[word]}" if word in alone and word in mine else word for word in args or ()]
         return super().parse_known_args(arguments, namespace)
 
@@ -131,6 +137,8 @@ class _Help(argparse.Action):
 
 def add_to(parser: Parser, verb: str) -> None:
     """Add the options that a verb takes, by group."""
+    from hpcml.options import table
+
     parser.help_all.help = "show all options"
     for title, group in table.GROUPS.items():
         if taken := [option for option in group if verb in option.takers]:
@@ -157,6 +165,8 @@ def _settings(option: Option) -> dict[str, Any]:
 
 def no_option(unknown: list[str], parser: Parser, suggested: str = "") -> errors.UsageError:
     """Return the error for words that a command does not have, with hpcml's word for the first or the nearest one."""
+    from hpcml.options import sbatch_options
+
     word, suggested = unknown[0], suggested or f"Try {parser.prog} --help."
     if not word.startswith("-"):
         message = f"Unrecognized arguments: {' '.join(unknown)}"

@@ -5,16 +5,17 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hpcml import records
-from hpcml.failures import judgement
 from hpcml.failures.end import End
-from hpcml.failures.evidence import Line
-from hpcml.kind import Kind
 from hpcml.paths import AttemptPaths, RunPaths
 from hpcml.recorded import Recorded
 from hpcml.states import State
+
+if TYPE_CHECKING:
+    from hpcml.failures.evidence import Line
+    from hpcml.kind import Kind
 
 _OPENS = (  # the beginning of a profile's name, and the command that opens one
     ("dask.html", "python -m webbrowser"),
@@ -45,6 +46,8 @@ class Ending(NamedTuple):
 
 def ending_of(recorded: Recorded, attempt: AttemptPaths, kind: Kind, times: Mapping[str, float]) -> Ending:
     """Return how the run ended by its own status.json, and why, by its logs."""
+    from hpcml.failures import judgement
+
     if recorded.end is None:
         return Ending()
     end = recorded.end._replace(over=True)  # the report is made while the roles are torn down

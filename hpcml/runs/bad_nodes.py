@@ -20,7 +20,6 @@ from hpcml.failures.rules import BY_NAME
 from hpcml.request.record import RunRequest
 from hpcml.runs import directories
 from hpcml.runs.status import Status, status
-from hpcml.runs.submit import EXCLUDE_FAILED
 from hpcml.sites.layers import process_environment
 from hpcml.sites.schema import Site
 from hpcml.states import Phase
@@ -205,6 +204,8 @@ def excluded(site: Site, spec: RunRequest, *, look: bool) -> tuple[RunRequest, l
 
     ``look``: the runs that ended within a day are judged first.
     """
+    from hpcml.runs.submit import EXCLUDE_FAILED
+
     options = schedulers.get(site.scheduler).NODE_OPTIONS
     if not options or set(options) & dict(spec.place.sbatch).keys():
         return spec, []  # there are no nodes to choose, or the user chooses them

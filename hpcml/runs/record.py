@@ -1,17 +1,15 @@
 """A run's own files, read once: its plan, events and end, and the job that a lost answer or a typed line gave it."""
 
-from __future__ import annotations
-
+# No `from __future__ import annotations`: hpcml/records.py reads the types of fields, and from texts that takes long.
 import os
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from hpcml import earlier_names, files, kinds, schedulers
 from hpcml.errors import ANSWER_LOST, CANCELLED, StorageError
 from hpcml.failures.end import End
-from hpcml.failures.note import Note, read_note
 from hpcml.forms import Form
 from hpcml.paths import SUPERVISOR, RunPaths
 from hpcml.recorded import Event, Recorded
@@ -20,6 +18,9 @@ from hpcml.runs import directories
 from hpcml.runs.directories import complete
 from hpcml.schedulers import Submission
 from hpcml.states import State
+
+if TYPE_CHECKING:
+    from hpcml.failures.note import Note
 
 
 class Planned(NamedTuple):
@@ -53,7 +54,8 @@ class Planned(NamedTuple):
 class Record(Recorded):
     """The files of a run, each read at its first use; one that is damaged or cannot be read is a StorageError."""
 
-    def refuse(self, path: Path, error: OSError | ValueError) -> None:
+    @staticmethod
+    def unusable(paths: RunPaths, problems: list[str], path: Path, error: OSError | ValueError) -> None:  # noqa: ARG004
         """Raise the StorageError that names the file."""
         with directories.readable(path):
             raise error
@@ -88,7 +90,7 @@ def _planned(record: Record) -> Planned:
         return Planned(
             site=plan.site,
             scheduler=plan.scheduler,
-            kind=_kind(inside.kind),
+            kind=_kind(plan.kind),
             image=inside.job.image,
             form=inside.code.form,
             node_count=inside.job.nodes,
@@ -152,11 +154,13 @@ class SupervisorEnd(NamedTuple):
 
     node: str
     exit_status: int
-    note: Note
+    note: "Note"
 
 
 def supervisor_exit(paths: RunPaths) -> SupervisorEnd | None:
     """Return what step.sh recorded of the newest attempt's supervisor, if it did."""
+    from hpcml.failures.note import read_note
+
     path = supervisor_record(paths)
     with directories.storage(paths.directory):
         text = files.read(path, 100).decode(errors="replace").strip() if path else ""

@@ -9,7 +9,7 @@ from typing import Any
 from hpcml import files, kinds, schedulers
 from hpcml.errors import NotFoundError, StorageError
 from hpcml.report.ending import Ending
-from hpcml.runs import directories, why
+from hpcml.runs import directories
 from hpcml.runs import record as records
 from hpcml.runs import status as run_status
 from hpcml.states import Phase
@@ -26,6 +26,7 @@ def make(run: directories.Run) -> Path:
         If its files cannot be read, or the report cannot be written.
     """
     from hpcml.report.page import make as write
+    from hpcml.runs import why
 
     status = run_status.status(run)
     attempt = records.newest_attempt(run.paths)

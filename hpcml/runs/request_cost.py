@@ -54,13 +54,10 @@ def _recorded(run: directories.Run, planned: Planned) -> dict[str, Any]:
         if not (record.request and record.plan.directives):
             return {}
         with complete(run.paths.directory):
-            site = lookup.recorded(record.request.site)
+            site, limits = lookup.recorded(record.request.site), record.plan.inside.attempts
     except (ConfigError, StorageError):  # another version of hpcml wrote it, or it is damaged
         return {}
-    one, limits = (
-        cost.request(site, record.plan.directives, planned.node_count, planned.time_limit),
-        record.plan.inside.attempts,
-    )
+    one = cost.request(site, record.plan.directives, planned.node_count, planned.time_limit)
     if not planned.time_limit:
         return {"gpus": one.gpus}
     billed, _ = bill(site, one)

@@ -1,16 +1,15 @@
 """How a run stands: its own files first, then its scheduler; an answer that nobody has is UNKNOWN, not a guess."""
 
-from __future__ import annotations
-
+# No `from __future__ import annotations`: hpcml/records.py reads the types of fields, and from texts that takes long.
 import contextlib
 import os
 import shlex
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
-from hpcml import earlier_names, files, kinds, repairs, schedulers, written
+from hpcml import earlier_names, files, kinds, schedulers, written
 from hpcml.errors import (
     ALLOCATION_LOST,
     ANSWER_LOST,
@@ -23,14 +22,13 @@ from hpcml.errors import (
     SlurmUnreachableError,
     StorageError,
 )
-from hpcml.failures import role_end
 from hpcml.failures.end import SLURM, End, Reason
 from hpcml.forms import Form
 from hpcml.kind import Stage
 from hpcml.recorded import Event
 from hpcml.records import read
 from hpcml.request.record import Awaited
-from hpcml.runs import directories, settling
+from hpcml.runs import directories
 from hpcml.runs import record as records
 from hpcml.runs.directories import complete
 from hpcml.runs.record import Planned
@@ -131,11 +129,11 @@ class Status(NamedTuple):
     ended: End | None = None  # how it ended, is ending, or why it was refused; None before
 
     @classmethod
-    def of(cls, run: str, site: str = "", phase: str = Phase.UNKNOWN, message: str = "", **values: Any) -> Status:
+    def of(cls, run: str, site: str = "", phase: str = Phase.UNKNOWN, message: str = "", **values: Any) -> Self:
         """Return the status of a run; ``values`` as for :meth:`changed`."""
         return cls(run, phase=phase, message=message).changed(site=site, **values)
 
-    def changed(self, **values: Any) -> Status:
+    def changed(self, **values: Any) -> Self:
         """Return a copy with these values; a field of a group or of the end goes by its own name."""
         by_group: dict[str, dict[str, Any]] = {}
         top: dict[str, Any] = {}
@@ -305,6 +303,8 @@ def settled(run: directories.Run, current: Status) -> Status:
     known = written.of(run.paths)
     if known and known.attempt == current.progress.attempt:
         return current
+    from hpcml.runs import settling
+
     try:
         result = settling.settle(run.paths, current.progress.attempt)
     except OSError as error:
@@ -351,17 +351,19 @@ def _from_files(run: directories.Run) -> Status:
             hint=refusal.hint,
             quote=refusal.quote,
         )
-    current = new
+    times: dict[str, float] = {}
+    current = new.changed(times=times)
     for event in record.events:
         if event.attempt != current.progress.attempt:  # Slurm has started the job again
-            times = current.progress.times
             took = round(max(times.values()) - times["allocated"]) if "allocated" in times else 0
             current = current.changed(seconds_before=current.progress.seconds_before + max(took, 0))
+            times = {}
             current = current.changed(
-                attempt=event.attempt, phase=Phase.STARTING, times={}, clocks={}, silent_workers={}
+                attempt=event.attempt, phase=Phase.STARTING, times=times, clocks={}, silent_workers={}
             )
             current = current.changed(idle_since=0.0)
             current = current.changed(versions="", fabric="", fabric_ok=True, differences=(), repairs={})
+        times[event.name] = event.time  # of the status too, which is not copied for each
         current = _after(current, event)
     current = current.changed(message=_message(current))
     if end := record.end:
@@ -396,12 +398,10 @@ def _with_end(current: Status, end: End) -> Status:
 
 
 def _after_any(current: Status, event: Event) -> Status:
-    """Return a status with an event's time, and with what the kind of the run has made of the event."""
-    reported = current.progress
-    current = current._replace(progress=reported._replace(times={**reported.times, event.name: event.time}))
+    """Return a status with what the kind of the run has made of an event."""
     changes = kinds.get(current.planned.kind).seen(event.name, event.facts)
     if "differences" in changes:
-        changes["differences"] = reported.differences + changes["differences"]
+        changes["differences"] = current.progress.differences + changes["differences"]
     if "security" in event.facts.facts:
         changes["security"] = event.facts.get("security", str)
     return current.changed(**changes) if changes else current  # most events tell no more than their time
@@ -421,7 +421,9 @@ def _after(current: Status, event: Event) -> Status:
         case "environment-ready":
             return current.changed(versions=fields.get("words", str), differences=fields.texts("differences"))
         case "repairs":
-            decisions = read(dict[str, repairs.Decision], fields.facts["repairs"])
+            from hpcml.repairs import Decision
+
+            decisions = read(dict[str, Decision], fields.facts["repairs"])
             return current.changed(repairs={name: decision._asdict() for name, decision in decisions.items()})
         case "clock":
             clock = {fields.get("node", str): (fields.number("ahead"), fields.number("within"))}
@@ -649,6 +651,8 @@ def _ended_without_word(current: Status, run: directories.Run, job: JobState) ->
 
 def _step_ended(before: Status, run: directories.Run, supervisor: records.SupervisorEnd) -> Status:
     """The supervisor's step has ended without a status: it never started, or it was killed."""
+    from hpcml.failures import role_end
+
     exit_status = supervisor.exit_status
     if "allocated" in before.progress.times:  # what its log says is the script's
         ended = role_end.of_role(exit_status, ()).what

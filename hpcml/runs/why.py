@@ -312,7 +312,7 @@ def options(run: directories.Run, cause: Cause) -> tuple[str, ...]:
 def _within_limits(run: directories.Run, wanted: tuple[str, ...], remedy: str) -> tuple[tuple[str, ...], str]:
     """Return options that the run's site takes, and the next step: other ones where it gives no more."""
     record = Record(run.paths)
-    request, inside = record.request, record.plan.inside
+    request, plan, inside = record.request, record.plan, record.plan.inside
     if not wanted or wanted[0] == "--exclude" or request is None or not inside.job.nodes:
         return wanted, remedy
     with complete(run.paths.directory):
@@ -331,7 +331,7 @@ def _within_limits(run: directories.Run, wanted: tuple[str, ...], remedy: str) -
             return wanted, remedy
         if option == "--time":
             return (), _NO_MORE_TIME
-        kind = kinds.get(inside.kind)
+        kind = kinds.get(plan.kind)
         fewer = [f"fewer threads for each {kind.noun} (--set {kind.threads}=…)"] if kind.threads else []
         if kind.ranks:  # more nodes have as many ranks each
             few = f" (--ranks {workers // 2})" if workers > 1 else ""
@@ -339,7 +339,7 @@ def _within_limits(run: directories.Run, wanted: tuple[str, ...], remedy: str) -
             return (("--ranks", str(workers // 2)) if few else ()), remedy
         *ways, last = "smaller chunks", "more nodes (--nodes)", *fewer
         remedy = f"The site does not allow more memory per node: use {', '.join(ways)} or {last}."
-        threads = inside.workers.threads or record.plan.cpus // max(workers, 1)
+        threads = inside.workers.threads or plan.cpus // max(workers, 1)
         if kind.threads and threads > 1:
             return ("--set", f"{kind.threads}={threads // 2}"), remedy
         twice = asked.changed(nodes=2 * asked.size.nodes)

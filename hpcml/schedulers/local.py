@@ -58,7 +58,7 @@ def lay_out(site: Site, request: JobRequest) -> JobLayout:
 def submit(site: Site, run: RunPaths) -> Submission:
     """Start the batch script in the background, or what waits for other runs and then becomes it."""
     command, blocked = ["bash", str(run.script)], []
-    if records.read(RecordedPlan, files.read_json(run.plan)).after:
+    if records.on_demand(RecordedPlan, files.read_json(run.plan)).after:
         command = [sys.executable, "-P", "-c", _WAIT, str(assets.package_root()), str(run.directory)]
         blocked = [signal.SIGTERM]  # until it can write that it was cancelled
     environment = clean_environment()

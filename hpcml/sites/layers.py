@@ -11,7 +11,6 @@ from typing import Any, NamedTuple, TypeVar, get_args, get_origin
 from hpcml import files
 from hpcml.errors import ConfigError, NotFoundError, did_you_mean, nearest
 from hpcml.origins import HPCML, Named, Origin
-from hpcml.repairs.table import REPAIRS
 from hpcml.sites import powers, renamed
 from hpcml.units import Memory, Seconds, TimeLimit
 
@@ -91,6 +90,8 @@ def _flatten(table: Mapping[str, object], prefix: str = "") -> Iterator[tuple[st
     for name, value in table.items():
         key = f"{prefix}{_escape(name)}"
         if key == _SWITCHES and isinstance(value, bool):
+            from hpcml.repairs.table import REPAIRS
+
             yield from ((f"{key}.{row.module}", value) for row in REPAIRS)
         elif isinstance(value, dict) and value:
             yield from _flatten(value, f"{key}.")

@@ -646,6 +646,8 @@ FAULTS = (
     F("hpcml/plan/plan.py", '({"PYTHONOPTIMIZE": str(optimize)} if optimize else {})', "{}", "tasks run the asserts that python -O leaves out of the script", True),
     F("hpcml/node/end_cause.py", '"TIME LIMIT": _TIME_LIMIT,', '"TIME LIMIT": _CANCELLED,', "a run that Slurm's time limit ended counts as cancelled by its user"),
     F("hpcml/records.py", "    if problems:\n        raise DamagedError", "    if not problems and False:\n        raise DamagedError", "a record of which values are missing or of another type is believed"),
+    F("hpcml/records.py", "            for problem in problems:\n                tell(problem)\n", "", "a damaged value of a run's plan is believed"),
+    F("hpcml/recorded.py", "partial(self.unusable, paths, self.problems)", "lambda *what: self.unusable(paths, self.problems, *what)", "a listing keeps the plans of all runs in memory for a while"),
     F("hpcml/runs/script_checks.py", "raise _does_not_compile(error, where) from error", "return []", "a script with a syntax error waits for nodes"),
     F("hpcml/failures/job_log.py", 'if line.startswith("srun: ")', "if line", "any line of the job's log is told as srun's"),
     F("hpcml/node/link/mailbox.py", "os.O_APPEND | os.O_NOFOLLOW", "os.O_APPEND", "a link in the place of an agent's messages leads them into another file"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import weakref
 from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated, Any, NamedTuple
@@ -92,6 +93,42 @@ def test_what_is_no_table(table: object) -> None:
     with pytest.raises(records.DamagedError, match=r"^is not a table"):
         records.read(Outer, table)
     assert records.salvage(Outer, table)[0] == Outer("", Inner(0))
+
+
+class Whole(NamedTuple):
+    outer: Outer
+    inner: Inner = Inner(1)
+    name: str = "?"
+
+    @property
+    def shout(self) -> str:
+        return self.name.upper()
+
+    def sized(self, size: int) -> tuple[str, int]:
+        return self.name, self.outer.inner.size + size
+
+
+def test_a_record_on_demand_tells_of_what_is_damaged_when_that_is_used() -> None:
+    told: list[str] = []
+    table = {"name": "a", "inner": {"size": []}, "outer": {"inner": {"size": 2}, "flag": 3}}
+    record = records.on_demand(Whole, table, told.append, (Outer,))
+    assert (record.shout, record.sized(1), record.outer.port, told) == ("A", ("a", 3), 1, [])
+    assert (record.outer.flag, record.outer.flag, told) == (False, False, ["outer.flag is not true or false"])
+    assert (record.inner, told[1:]) == (Inner(0), ["inner.size is not a whole number"])
+    assert not hasattr(record, "nothing")
+    with pytest.raises(records.DamagedError, match=r"inner\.size is not"):
+        _ = records.on_demand(Whole, table).inner
+    assert records.on_demand(Whole, {"outer": 3}, told.append, (Outer,)).outer.name == ""
+    assert told[2:] == ["outer is not a table"]
+
+
+def test_a_record_on_demand_is_freed_at_once() -> None:
+    """A listing reads thousands of plans: none may wait for the collector of cycles."""
+    record = records.on_demand(Whole, {}, print, (Outer,))
+    assert (record.sized(1), record.shout) == (("?", 1), "?")
+    gone = weakref.ref(record)
+    del record
+    assert gone() is None
 
 
 def test_a_record_may_be_spread_in_the_table_of_its_holder() -> None:

@@ -12,6 +12,7 @@ import stat
 import subprocess
 import sys
 import time
+import weakref
 import zipfile
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,7 +26,7 @@ from hpcml import assets, files, records
 from hpcml.errors import NotFoundError, StorageError
 from hpcml.paths import RunPaths
 from hpcml.request.record import Awaited
-from hpcml.runs import directories, snapshot, waiting
+from hpcml.runs import directories, record, snapshot, waiting
 from hpcml.runs.status import Status
 from hpcml.sites.schema import Code
 from hpcml.units import Memory
@@ -506,6 +507,28 @@ def test_a_script_is_told_to_stop(note: str, stops: bool, tmp_path: Path, monkey
     if note:
         getattr(attempt, note).touch()
     assert hpcml.run.should_stop() == stops
+
+
+def test_what_status_does_not_need_of_a_plan_may_be_damaged(tmp_path: Path) -> None:
+    paths = RunPaths(tmp_path)
+    table: dict[str, Any] = {"environment": 3, "inside": {"job": {"nodes": 2}, "deadlines": {"scheduler": []}, "report": 1}}
+    paths.plan.write_text(json.dumps(table))
+    run = directories.Run("a", paths, None)
+    assert (record.planned(run).node_count, record.planned(run).kind) == (2, "dask")
+    table["inside"]["job"]["nodes"] = "two"
+    paths.plan.write_text(json.dumps(table))
+    with pytest.raises(StorageError, match=r"inside\.job\.nodes is not a whole number"):
+        record.planned(run)
+
+
+def test_a_record_of_a_run_is_freed_at_once(tmp_path: Path) -> None:
+    """A listing reads thousands of them: none may wait for the collector of cycles."""
+    (tmp_path / "plan.json").write_text("{}")
+    read = record.Record(RunPaths(tmp_path))
+    assert (read.plan.memory, read.plan.inside.job.nodes, read.problems) == (0.0, 0, [])
+    gone = weakref.ref(read)
+    del read
+    assert gone() is None
 
 
 def test_each_point_of_a_sweep_has_results_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
