@@ -289,7 +289,7 @@ MOST_LINES = {
     "images": 1048,
     "kinds": 10118,
     "node": 11248,
-    "options": 824,
+    "options": 834,
     "plan": 835,
     "remote": 3548,
     "repairs": 984,
