@@ -511,7 +511,10 @@ def test_a_script_is_told_to_stop(note: str, stops: bool, tmp_path: Path, monkey
 
 def test_what_status_does_not_need_of_a_plan_may_be_damaged(tmp_path: Path) -> None:
     paths = RunPaths(tmp_path)
-    table: dict[str, Any] = {"environment": 3, "inside": {"job": {"nodes": 2}, "deadlines": {"scheduler": []}, "report": 1}}
+    table: dict[str, Any] = {
+        "environment": 3,
+        "inside": {"job": {"nodes": 2}, "deadlines": {"scheduler": []}, "report": 1},
+    }
     paths.plan.write_text(json.dumps(table))
     run = directories.Run("a", paths, None)
     assert (record.planned(run).node_count, record.planned(run).kind) == (2, "dask")
