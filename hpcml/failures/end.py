@@ -89,6 +89,8 @@ def parse(table: Mapping[str, Any]) -> End:
     if missing := [name for name in _NEEDED if name not in table]:
         raise records.DamagedError(f"{missing[0]} is missing")
     end = records.read(End, earlier_names.of_end({**table, "ended_as": table["state"]}))
-    if end.by != "script" and end.node and not end.lost_nodes:  # an older version wrote only the first
-        return end._replace(lost_nodes=(end.node,))
-    return end
+    if end.by != "script":  # an older version wrote only the first of the nodes
+        return end._replace(lost_nodes=(end.node,)) if end.node and not end.lost_nodes else end
+    if "reason" in table or end.rank is not None or end.exit_status >= 128:  # a signal may have killed the script
+        return end
+    return end._replace(reason=Reason.EXIT)  # of an older version

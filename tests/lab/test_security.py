@@ -114,10 +114,12 @@ def listeners(cluster: Cluster, node: str) -> set[int]:
     return ports
 
 
-def test_nothing_listens_but_the_tls_comms(cluster: Cluster, target: Target) -> None:
+def test_nothing_listens_but_the_tls_comms_and_the_link(cluster: Cluster, target: Target) -> None:
     expected: dict[str, set[int]] = {node: set() for node in ALL_NODES}
     for name, address in target.addresses.items():
         expected["n1" if name == "scheduler" else name].add(int(address.rsplit(":", 1)[1]))
+    (link,) = target.directory.glob("attempts/0/link.json")
+    expected["n1"] |= {port for _, port in json.loads(link.read_text())["places"]}  # the supervisor's, for the agents
     # srun's own ports on the batch node carry the steps' input and output, guarded by munge.
     found = {node: listeners(cluster, node) for node in ALL_NODES}
     srun = found["n1"] - expected["n1"]

@@ -93,7 +93,10 @@ def test_the_end_that_an_older_version_wrote_has_the_first_lost_node() -> None:
     old = {name: value for name, value in end.as_json().items() if name not in new}
     assert parse(old) == end._replace(ended_as="FAILED", lost_nodes=("n3",))
     by_script = {**old, "by": "script", "rank": 1}
-    assert parse(by_script).lost_nodes == ()
+    assert (parse(by_script).lost_nodes, parse(by_script).reason) == ((), "")
+    by_itself = {**old, "by": "script", "exit_status": 3}
+    assert parse(by_itself).reason == Reason.EXIT
+    assert parse({**by_itself, "exit_status": 137}).reason == ""
     for name in new:
         with pytest.raises(DamagedError, match="is not a"):
             parse({**old, name: 1})

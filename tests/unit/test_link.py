@@ -302,7 +302,7 @@ def test_stacks_are_asked_for_and_answered_by_the_line(run: Run, monkeypatch: py
     run.agents.begin()
     node = agent.begin(run.context("n2"), agent.Members("worker", 3, 81))
     run.folders.callback(node.link.close)
-    run.until(lambda: "n2" in run.agents.hub.lines)
+    run.until(lambda: "n2" in run.agents.hub.lines and node.link.is_up)
     listed: list[Path] = []
     monkeypatch.setattr(node.requests, "look", lambda: listed.append(run.run.directory))
 
