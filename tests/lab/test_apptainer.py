@@ -108,5 +108,5 @@ def test_a_node_without_the_program(cluster: Cluster, image: Path) -> None:
         ended = cluster.submit("import dask\nprint('the script ran')", "--nodes", "2", "--image", str(image))
     cluster.run("rm", "-rf", "/tmp/hidden", node="n2", user="root")
     assert ended.code == errors.IMAGE, ended.err
-    assert "n2: the container program apptainer is missing" in ended.err
+    assert "n2: there is no apptainer on n2" in ended.err
     assert "runtime.modules" in ended.err

@@ -133,7 +133,7 @@ def test_no_port_speaks(session: Lab) -> None:
     owners = {line.split('(("')[1].split('"')[0] for line in ours}
     pids = {line.split("pid=")[1].split(",")[0] for line in ours if '"python' in line}
     roles = {Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ").strip().rpartition("-m ")[2] for pid in pids}
-    assert roles == {"hpcml.kinds scheduler", "hpcml.kinds worker"}
+    assert roles == {"hpcml.kinds scheduler", "hpcml.kinds supervisor", "hpcml.kinds worker"}
     assert owners <= {"python", "python3", "srun"}
     address = session.cluster.run("hostname", "-I", node="n1").stdout.split()
     ports = {line.split()[3].rpartition(":")[2] for line in lines}

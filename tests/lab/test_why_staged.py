@@ -82,7 +82,7 @@ STAGES = {
         "a process of the run did not find the module hpcml_test_tool", ("n4",),
     ),
     "other versions on one node": Stage("import dask\n", (*BOTH, "--set", f"runtime.python={OLD}"), "missing in the workers on n4"),
-    "wrong interface": Stage("import dask\n", (*BOTH, "--set", "network.interface=ib7"), "network interface ib7 has no address"),
+    "wrong interface": Stage("import dask\n", (*BOTH, "--set", "network.interface=ib7"), "interface ib7 has no IPv4 address"),
     "scheduler out of memory": Stage(
         f"{CONNECT}client.run_on_scheduler(lambda: [bytearray(10**7) for _ in range(10**4)])\n",
         ("--nodes", "1", "--memory-per-node", "900M", "--cpus-per-node", "2", "--set", "workers.memory_limit=300M"),
