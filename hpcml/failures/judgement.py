@@ -29,7 +29,6 @@ from hpcml.units import format_bytes
 MOST_LOGS = 16  # workers' logs that are read where a run ends
 KINDS = ("oom", "timeout", "node", "error", "unknown")  # of failures, by what may help
 _NO_ROLES = ("job", "library", "record")  # sources of lines that are no role's log
-_LOG = f"{SCRIPT}.log"
 _LOGS = "hpcml logs RUN"  # the command, in a remedy
 _SENT = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)  # by others
 # How programs and libraries say that SIGKILL ended a process which they had started.
