@@ -24,7 +24,6 @@ export PYTHONPATH
 node=${HPCML_NODE:-local}
 trap : HUP INT TERM USR1 USR2   # the role handles signals; this shell must outlive the role
 exits=$HPCML_RUN_DIR/attempts/$HPCML_ATTEMPT/exit
-file=$exits/$role@$node
 killed=0
 if [ "$role" = supervisor ]; then   # scancel --signal reaches only this shell; a shell handles no signal during a foreground command
   trap ': >"${exits%/exit}/terminate"' HUP INT TERM
@@ -43,6 +42,7 @@ done
 # The program may be for another processor. A note has two lines: a word and a clause (hpcml/failures/note.py).
 [ "$status" -ne 126 ] || printf '\n%s\n' "$node is $(uname -m)" >"$exits/note@$role@$node"
 [ "$role" = supervisor ] && [ -s "${exits%/exit}/lost" ] && read -r status <"${exits%/exit}/lost"   # Dask's scheduler ended the supervisor
-printf '%s\n' "$status" >"$file.$$" && mv "$file.$$" "$file"   # all MPI tasks of a node write this file
+new=$exits/.$role@$node.$$   # all MPI tasks of a node write the file
+printf '%s\n' "$status" >"$new" && mv "$new" "$exits/$role@$node"
 [ "$role" = supervisor ] && [ -e "$HPCML_RUN_DIR/sweep.sh" ] && bash "$HPCML_RUN_DIR/sweep.sh"   # only in a run without Slurm
 exit "$status"

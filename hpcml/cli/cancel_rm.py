@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from hpcml.runs import handle
 
+_ENDING = 30.0  # seconds for which rm waits for the job of a named run whose end is recorded
 _RULES = ("name", "older_than", "larger_than", "failed", "keep", "until_free")  # of what rm removes
 
 
@@ -282,7 +283,11 @@ def _named(folder: Path, names: Sequence[str]) -> tuple[list[Path], dict[str, st
             have = "runs have" if len(others) > 1 else "run has"
             older = f"{len(others)} older {have} this name (to remove all: --name {name})"
             note(f"'{name}' means {run.id}, the newest run; {older}")
-    standings = handle.standings(list({run.id: run for run in runs}.values()))
+    meant = list({run.id: run for run in runs}.values())
+    standings, deadline = handle.standings(meant), time.monotonic() + _ENDING
+    while any(map(_is_ending, standings)) and time.monotonic() < deadline:
+        time.sleep(1)
+        standings = handle.standings(meant)
     staying = {one.run.id: _why_alive(one) for one in standings if one.alive}
     return [one.run.paths.directory for one in standings if not one.alive], staying
 
@@ -336,8 +341,13 @@ def _taken(ended: Sequence[Path], least: int, missing: float | None) -> dict[Pat
     return sizes
 
 
+def _is_ending(one: handle.Standing) -> bool:
+    """Whether a run's end is recorded, but its job is still there: the batch script's last second, or Slurm's."""
+    return bool(one.alive and one.status and one.status.over and not one.problem)
+
+
 def _why_alive(one: handle.Standing) -> str:
-    if one.status and one.status.over and not one.problem:
+    if _is_ending(one):
         return "the run's job has not ended yet: try again in a minute"
     return one.problem or (one.status.message if one.status else "") or "the run has not ended"
 

@@ -83,7 +83,9 @@ def test_a_program_has_the_cluster_and_its_status_is_the_run_s(here: Here) -> No
     done = submit(here, "--set", f"environment.{'='.join(inspect)}", "--", "bin/run", "a b", "--nodes",
                   **dict([inspect]), PYTHON=sys.executable)  # fmt: skip
     assert done.returncode == 7, done.stderr
-    (end,) = Path(here.status()["directory"]).glob("attempts/0/exit/supervisor@*")
+    exits = Path(here.status()["directory"]) / "attempts/0/exit"
+    here.until(lambda: [*exits.glob("supervisor@*")])  # the step writes it after the run's end is known
+    (end,) = exits.glob("supervisor@*")
     assert end.read_text() == "7\n"
     note = "hpcml: LocalCluster(n_workers=7) in {}line 3: this run's 1 worker on 1 node is used."
     said = ["a b", "--nodes", str(here.folder), "data", "tls", note.format("use.py, "), "2 1"]
