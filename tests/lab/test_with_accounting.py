@@ -65,6 +65,7 @@ print(json.dumps(state))
     assert done.returncode == 0, done.stderr
     found = json.loads(accounted.run("hpcml", "logs", "alone").stdout.splitlines()[-1])
     assert found == {"total": 1, "attempts": [0, 1]}
+    assert accounted.job_end(job, 60)["JobState"] == "COMPLETED"  # its batch script ends a moment after the run
     assert accounted.run("squeue", "--noheader").stdout == ""
 
     def booked() -> str:

@@ -94,7 +94,7 @@ def test_it_is_full_when_the_script_does_not_mind(here: Here, small: Path) -> No
     assert (ended["exit_status"], ended["state"], ended["by"]) == (7, "FAILED", "script"), ended
     assert ended["message"].startswith("the script exited with status 7; the file system is full")
     assert any("is full" in warning for warning in ended["warnings"])
-    assert not (directory / "reserve").exists()
+    here.until(lambda: not (directory / "reserve").exists())  # it goes after the end is written
 
 
 def test_it_is_full_when_the_run_begins(here: Here, small: Path) -> None:

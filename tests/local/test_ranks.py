@@ -137,7 +137,7 @@ def test_the_first_rank_that_fails_is_named_and_nothing_is_left(here: Here) -> N
     assert "3 processes at my script.py:13 <module>: rank 0 (local), rank 1 (local), rank 3 (local)" in [
         line["text"] for line in answer["evidence"]
     ]
-    assert not [line for line in here.processes().values() if "while :" in line]
+    here.until(lambda: not [line for line in here.processes().values() if "while :" in line])
 
 
 def test_a_rank_begins_once_whatever_its_exit_status(here: Here) -> None:

@@ -124,7 +124,7 @@ def test_a_part_of_hpcml_is_killed(here: Here, role: str) -> None:
         here.until(lambda: not here.left(), 20)
         if role != "job.sh":  # which ends them
             here.until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids.read_text().split()))
-            assert "remained and is ended" in (directory / "logs/job.log").read_text()
+            here.until(lambda: "remained and is ended" in (directory / "logs/job.log").read_text())
     finally:
         for pid in map(int, pids.read_text().split()):
             if Path(f"/proc/{pid}").exists():
