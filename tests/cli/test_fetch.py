@@ -74,7 +74,7 @@ def test_fetch_says_that_a_run_has_not_ended_until_its_report_is_there(laptop: L
         (run / "status.json").write_text(json.dumps(status))
         done = laptop.run("fetch", "last", "results")
         assert done.returncode == 0, done.stderr
-        assert ("the run has not ended; fetch the results again" in done.stderr) is told, status
+        assert ("the run has not ended; fetch the results" in done.stderr) is told, status
 
 
 def test_fetch_follows_no_link_of_the_laptop(laptop: Laptop) -> None:

@@ -64,8 +64,8 @@ def test_ls_by_name_date_and_failure(world: World) -> None:
     assert listed("--failed", "--since", "7d", "--name", "bad*") == [bad.name]
     assert listed("--since", "2020-01-03") == [good.name, bad.name, waiting.name, refused]
     assert listed("--name", "bad-one.py") == [old.name, bad.name]
-    assert "hpcml did not search for older runs that failed" in world.run("ls", "--failed", "--last", "1").stderr
-    assert world.run("ls", "--name", "*d*", "--last", "1").stderr == "3 older runs are not shown (hpcml ls --all).\n"
+    assert "hpcml did not search for older runs" in world.run("ls", "--failed", "--last", "1").stderr
+    assert "3 older runs are not shown (hpcml ls --all)." in world.run("ls", "--name", "*d*", "--last", "1").stderr
     assert world.run("ls", "--name", "*d*", "--last", "3").stderr == "1 older run is not shown (hpcml ls --all).\n"
     assert world.run("ls", "--name", "bad").stderr == "No run matches --name bad. Did you mean --name bad-one?\n"
     assert json.loads(world.run("why", "--json").stdout)["run"] == refused

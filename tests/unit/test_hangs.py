@@ -39,7 +39,7 @@ def test_a_script_that_never_connects_is_told_and_goes_on() -> None:
     run.at(61, connected=False, idle=61)
     run.at(90, connected=False, idle=90)
     (said,) = run.said
-    assert "has not connected to its Dask cluster for 60 s" in said
+    assert "not connected to its Dask cluster for 60" in said
 
 
 def test_a_scheduler_that_is_held_up_reports_no_idle_script() -> None:

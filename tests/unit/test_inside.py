@@ -176,7 +176,7 @@ def test_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
     own[:] = [(socket.AF_INET, 0, 0, "", ("10.79.0.12", 0))]  # a wrong /etc/hosts: the address of another node
     address, why = network.choose_address("", single_node=False)
     assert address == "10.0.0.5"
-    assert why == "interface eth0 (n1 resolves to 10.79.0.12, which is not an address of this node)"
+    assert "eth0 (n1 resolves to 10.79.0.12" in why
 
 
 def test_a_scratch_folder_is_as_long_as_its_bytes(context: node_settings.Context, tmp_path: Path) -> None:

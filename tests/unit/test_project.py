@@ -61,7 +61,7 @@ def test_a_search_upwards_copies_from_the_marker(proj: Path) -> None:
     (proj / "scripts" / "train.py").write_text(SEARCH)
     none = decided(proj / "scripts" / "train.py")
     assert none.in_place
-    assert "no project root was found: the run uses the original files" in none.note
+    assert "no project root was found: the run uses" in none.note
     (proj / ".git").mkdir()
     assert decided(proj / "scripts" / "train.py").root == str(proj)
 

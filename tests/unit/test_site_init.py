@@ -176,10 +176,7 @@ def test_a_node_adds_what_only_it_knows(monkeypatch: pytest.MonkeyPatch) -> None
     assert facts["paths.said.SCRATCH"] == "/scratch/me, lustre"
     assert found["facts"]["gpu.cuda"]["confidence"] == "guessed", "the driver's number alone says so"
     draft = profile.write(answer(monkeypatch, "marenostrum5"), LOGIN, NODE, "2026-11-23")
-    assert any(
-        "counts 2 threads of each core: is 80, the number of cores, the correct value" in question
-        for question in draft.questions
-    )
+    assert any("counts 2 threads of each core: is 80" in question for question in draft.questions)
 
 
 def test_a_node_is_looked_at_without_any_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,10 +244,7 @@ def test_a_partition_that_forbids_memory_is_asked_without(monkeypatch: pytest.Mo
     survey.check()
     assert survey.draft.values["slurm",]["remove"] == ["--mem"]
     assert "memory is not yours" in survey.draft.facts["slurm.remove"].source
-    assert any(
-        "a whole node of partition gpp: Batch job submission failed: too many CPUs" in one
-        for one in survey.draft.questions
-    )
+    assert any("job submission failed: too many CPUs" in one for one in survey.draft.questions)
 
 
 def test_a_draft_is_toml_whatever_it_holds() -> None:

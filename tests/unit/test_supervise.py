@@ -374,7 +374,7 @@ def test_an_address_that_cannot_be_bound_is_no_full_disk(cluster: Broken, monkey
         with pytest.raises(RunEndedError) as caught:
             supervisor._processes(cluster.state, folders)
         assert caught.value.end.exit_status == errors.START_FAILED
-        assert caught.value.end.message == "hpcml's supervisor cannot listen on n1: Cannot assign requested address"
+        assert "hpcml's supervisor cannot listen on n1" in caught.value.end.message
         assert "network.interface" in caught.value.end.hint
         with pytest.raises(OSError, match="No space left"):
             supervisor._processes(cluster.state, folders)

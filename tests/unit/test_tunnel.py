@@ -289,7 +289,7 @@ def test_a_run_of_this_machine_takes_the_route_without_ssh(tmp_path: Path, monke
     Tunnel(run, TunnelRequest(RUN), said.append, lambda *words: opened.append(words[3])).run()
     assert (opened, said) == (["local"], [f"{RUN} has ended: it succeeded."])
     wrong[0] = "another service responds"
-    with pytest.raises(ServiceGoneError, match="The dashboard does not respond: another service responds"):
+    with pytest.raises(ServiceGoneError, match="The dashboard does not respond: another"):
         Tunnel(run, TunnelRequest(RUN), said.append, lambda *_: None).run()
     assert not bridges
 
