@@ -64,7 +64,7 @@ def test_what_ends_runs_is_told_and_nothing_is_left(here: Here) -> None:
             break
     assert limit.returncode == errors.TIME_LIMIT, limit.stderr
     assert limit.stdout == "1\ntold\n"
-    assert "  tasks      output of the Dask tasks: hpcml logs " in limit.stderr
+    assert "tasks      output of the Dask tasks" in limit.stderr
     assert (why["failed"], why["known"], why["short"]) == (True, True, "time limit"), why
     assert "while the script ran" in why["cause"]
     assert "to run the script again: hpcml rerun" in limit.stderr
