@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from hpcml import errors
+from tests.said import says
 from world import World, write_end, write_events
 
 
@@ -58,7 +59,7 @@ def test_an_attempt_that_waits_for_the_one_before_was_not_requeued(world: World,
     (waiting / "job").unlink()
     jobs = world.jobs()
     world.set_jobs({**jobs, "102": {**jobs["102"], "reason": "Dependency"}})
-    message = "the next attempt waits: waiting for the jobs that this job depends on"
+    message = says("the next attempt waits: waiting")
     assert world.answers("status", "long")["message"] == message
 
 

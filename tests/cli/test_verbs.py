@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 from hpcml import errors
+from tests.said import says
 from world import World, write_end
 
 
@@ -92,7 +93,7 @@ def test_status_shows_the_command_the_request_and_the_results(world: World) -> N
 
 def test_ls_finds_a_text_in_ids_and_commands(world: World) -> None:
     done = world.run("ls", "--site", "slurm")
-    assert (done.stdout, done.stderr) == ("", "You have no runs yet. Submit a run: hpcml submit SCRIPT.\n")
+    assert (done.stdout, done.stderr) == ("", says("yet. Submit a run: hpcml submit SCRIPT"))
     runs = [world.submit("--name", name) for name in ("Alpha", "beta", "gamma")]
     for text, found in (("ALPHA", runs[:1]), (world.script.name.upper(), runs), ("job.py -", [])):
         rows = world.answers("ls", "--grep", text)

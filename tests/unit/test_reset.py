@@ -15,6 +15,7 @@ import pytest
 from hpcml.kinds.dask.node import reset
 from hpcml.node.hardware import nvidia
 from hpcml.node.sweep import records
+from tests.said import says
 
 MIB, GIB = 1 << 20, 1 << 30
 
@@ -117,7 +118,7 @@ def test_workers_whose_gpu_memory_has_not_come_back_are_restarted(monkeypatch: p
     for used in (70.0, 71.5, 72.0, 76.0, 70.5):  # after each point
         gpu.used = {os.getpid(): used}
         said.append(cluster.reset())
-    assert said == ["", "", "", "1 of the workers kept up to 6144 MiB of GPU memory", ""]
+    assert said == ["", "", "", says("1 of the workers kept up to 6144 MiB", "of GPU"), ""]
     assert cluster.client.ended == 1
     gpu.used = {os.getpid(): 79.0}
     cluster.gpus = False  # a run without GPUs asks nobody

@@ -30,6 +30,7 @@ from hpcml.node.supervisor import run_script, tear_down
 from hpcml.paths import RunPaths
 from hpcml.units import Seconds
 from node_settings import settings as settings_of
+from tests.said import says
 
 KILLED = 128 + signal.SIGKILL
 BY_KERNEL = "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n"
@@ -157,7 +158,7 @@ def test_a_script_that_dies_of_its_time_limit_has_waited_for_the_file_system(
         monkeypatch.setattr(supervisor, "_must_end", lambda *_: None)
     end_of(cluster, LIMIT, BY_ITSELF, monkeypatch)
     assert [text for text in cluster.state.warnings if "file system" in text] == [
-        "n1: the script has been blocked on a file system for 20 s: the file system does not respond (/data/a.npy, request_wait_answer)."
+        says("n1", "has been blocked on a file system for 20", "(/data/a.npy, request_wait_answer)")
     ]
 
 
@@ -395,7 +396,7 @@ def test_a_signal_that_only_the_supervisor_got_is_passed_on(cluster: Broken, not
     ("facts", "said"),
     [
         ({"gpus": 1.0, "gpus_unused": 1.0}, "The script did not use the run's GPU."),
-        ({"gpus": 4.0, "gpus_unused": 3.0}, "The script did not use 3 of the run's 4 GPUs."),
+        ({"gpus": 4.0, "gpus_unused": 3.0}, says("did not use 3 of the run's 4 GPUs")),
         ({"gpus": 4.0, "gpus_unused": 0.0}, ""),
         ({}, ""),
     ],
