@@ -125,4 +125,4 @@ def test_bash_env_that_ends_bash(here: Here) -> None:
     here.environment["BASH_ENV"] = str(hook)
     done = here.submit(CONNECT)
     assert done.returncode == errors.ALLOCATION_LOST
-    assert f"BASH_ENV was set at the submission, so bash reads {hook} before the batch script." in done.stderr
+    assert f"at the submission, so bash reads {hook} before the batch script." in done.stderr

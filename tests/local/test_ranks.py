@@ -111,8 +111,8 @@ def test_all_ranks_meet_by_their_variables_alone(here: Here) -> None:
 
     assert (status["workers"], status["expected"], status["state"]) == (4, 4, "COMPLETED")
     assert (status["address"], status["protocol"]) == ("127.0.0.1", "")
-    assert "other users who reach the ports of TCPStore, Gloo, NCCL, UCX or MPI can connect" in status["security"]
-    assert any("hpcml ignores GLOO_SOCKET_IFNAME=^lo and uses lo" in one for one in status["warnings"])
+    assert "TCPStore, Gloo, NCCL, UCX or MPI can connect" in status["security"]
+    assert any("ignores GLOO_SOCKET_IFNAME=^lo and uses lo" in one for one in status["warnings"])
     assert json.loads((run / "report.json").read_text())["ledger"]["paid"] > 0
     assert "Dask" not in (run / "report.html").read_text()
     assert list((run / "attempts/0/secret").iterdir()) == []

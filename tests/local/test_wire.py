@@ -209,7 +209,7 @@ asyncio.run(main())
     assert len(lines) == len(IMPOSTORS), done.stderr
     for (what, (_, error)), line in zip(IMPOSTORS.items(), lines, strict=True):
         assert line.startswith(error + " "), what
-        assert "refused the connection: the peer has another key" in line, what
+        assert "the peer has another key" in line, what
 
 
 def test_a_peer_cannot_read_memory(worker: Cluster, plain: Cluster) -> None:

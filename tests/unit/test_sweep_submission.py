@@ -69,7 +69,7 @@ def test_of_which_kind_a_point_s_failure_is(tmp_path: Path, subtests: pytest.Sub
     run.point_records.mkdir()
     log = run.log_of("abc")
     killed = {"chain": [{"type": "KilledWorker", "message": "Attempted to run task 'f' on 4 different workers"}]}
-    cuda = says("cudaErrorECCUncorrectable", "uncorrectable ECC")
+    cuda = "cudaErrorECCUncorrectable: uncorrectable ECC error encountered"
     cases: tuple[tuple[int, dict[str, Any], str, str, str], ...] = (
         (1, {"chain": [{"type": "ValueError", "message": "no"}]}, "", "", "error"),
         (1, {"chain": [{"type": "MemoryError", "message": "Unable to allocate 3 GiB"}]}, "", "", "oom"),

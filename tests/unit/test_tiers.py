@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 from pathlib import Path
@@ -19,6 +20,10 @@ UNNAMED = (
     "ranks_on_nodes", "script_variables", "stacks_on_nodes", "submit", "sweep_in_jobs", "sweep_on_nodes", "two_nodes",
     "typed_line", "ucx", "why_staged",
 )  # fmt: skip
+
+# Texts of 45 characters and more in the functions of tests; the number may only fall. A message of hpcml's is on the page
+# tests/golden/messages.txt: a test asserts its values (tests/said.py). A program stands above the test, with a name.
+LONG, MOST_LONG = 45, 757
 
 
 def _files() -> set[str]:
@@ -87,6 +92,22 @@ def _named() -> set[str]:
 def test_each_file_is_named_by_a_planted_fault() -> None:
     """A file whose tests notice none of them keeps no promise that anybody knows of."""
     assert _files() - _named() == {f"tests/lab/test_{name}.py" for name in UNNAMED}
+
+
+def _long_texts(path: str) -> int:
+    tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
+    tests = [one for one in ast.walk(tree) if isinstance(one, ast.FunctionDef) and one.name.startswith("test_")]
+    parts = [(ast.get_docstring(test, clean=False), part) for test in tests for part in ast.walk(test)]
+    texts = [
+        (said, part.value) for said, part in parts if isinstance(part, ast.Constant) and isinstance(part.value, str)
+    ]
+    return sum(len(text) >= LONG and text != said for said, text in texts)
+
+
+def test_tests_quote_few_long_texts() -> None:
+    counts = {path: _long_texts(path) for path in _files()}
+    most = sorted(counts, key=counts.__getitem__)[-5:]
+    assert sum(counts.values()) <= MOST_LONG, {path: counts[path] for path in most}
 
 
 def test_make_test_notices_nearly_all_planted_faults() -> None:
