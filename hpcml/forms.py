@@ -38,6 +38,7 @@ class Traits(NamedTuple):
     has_code: bool = True  # code of the user's runs in it and in its tasks
     is_main: bool = False  # tasks find its functions in __main__
     packages: tuple[str, ...] = ()  # modules that the run's Python must have for it
+    web_service: str = ""  # the one that it offers; it is ready once services/NAME.json says where that is
     socket_room: int = 70  # bytes that the name of the folder for its unix sockets may have; a kernel's are long
 
 
@@ -46,7 +47,9 @@ _TRAITS = {
     Form.MODULE: Traits(is_main=True),
     Form.NOTEBOOK: Traits(packages=("nbclient", "nbformat", "ipykernel"), socket_room=38),
     Form.PROGRAM: Traits(),
-    Form.JUPYTER: Traits("JupyterLab", is_script=False, packages=("jupyterlab",), socket_room=38),
+    Form.JUPYTER: Traits(
+        "JupyterLab", is_script=False, packages=("jupyterlab",), web_service="jupyter", socket_room=38
+    ),
     Form.FABRIC: Traits("the interconnect check", is_script=False, has_code=False),
     Form.DOCTOR: Traits("the node check", is_script=False, has_code=False),
     Form.MAP: Traits(is_script=False, has_code=False),

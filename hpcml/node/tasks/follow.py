@@ -13,7 +13,7 @@ from hpcml.node.kernel import HUNG_AFTER, FileSystemHang
 from hpcml.node.outcome import RunEndedError, end_of_hindrance, say
 from hpcml.node.processes import Process
 from hpcml.node.run_state import RunState
-from hpcml.node.tasks.process import next_step
+from hpcml.node.tasks.error_hint import next_step
 from hpcml.node.tasks.task import Queue, Task
 from hpcml.paths import SCRIPT
 from hpcml.states import State

@@ -12,7 +12,6 @@ from typing import Any
 from hpcml import errors
 from hpcml.failures import job_log
 from hpcml.failures.end import End
-from hpcml.forms import Form
 from hpcml.kind import Hindrance
 from hpcml.kinds.dask.node import gpus, late, losses, temporary_directory
 from hpcml.kinds.dask.node import messages as dask_messages
@@ -413,7 +412,7 @@ class Hangs:
         ``missing`` workers are not there; ``final``: none of them can come back.
         """
         self._look_at_scheduler()
-        if self.context.settings.code.form is Form.JUPYTER or not self.use:
+        if self.context.settings.code.form.traits.web_service or not self.use:
             return  # a service ends for idleness by itself
         ran = self.heard - self.began  # a scheduler that is held up has not reported what happened since
         idle = min(float(self.use["idle"]), ran)
