@@ -25,6 +25,7 @@ Schema = Any  # hpcml.samples.Schema
 Progress = Any  # hpcml.samples.Progress
 Accounting = Any  # hpcml.report.ledger.Accounting
 RunState = Any  # hpcml.node.run_state.RunState
+Task = Any  # hpcml.node.tasks.task.Task
 
 
 class Role(NamedTuple):
@@ -78,8 +79,8 @@ class FailedProcess(NamedTuple):
     log_begin: int = 0  # bytes of that file, or of the script's log, that earlier attempts wrote
 
 
-class RunningScript(Protocol):
-    """The user's script, as the supervisor follows it: one process beside it, or the kind's own processes."""
+class RunningTask(Protocol):
+    """A task, as the supervisor follows it: one process beside it, or the kind's own processes on all nodes."""
 
     @property
     def pid(self) -> int:
@@ -153,7 +154,7 @@ def seen_of_interconnect(event: str, fields: Facts) -> dict[str, Any]:
 class Processes(Protocol):
     """The processes of a kind, as the supervisor sees them. ``Kind.processes`` makes one object for each attempt.
 
-    The supervisor calls ``start`` and ``run_script`` once each. Until the script has ended it calls ``step`` and
+    The supervisor calls ``start`` once, and ``run`` for each task. Until all have ended it calls ``step`` and
     ``check`` in turns. Then it calls ``hindrance`` if the script ended by itself, ``close``, and ``remarks`` after a
     script that ended well. It also calls ``close`` after an error of the others. ``start`` and ``check`` may raise
     RunEndedError (:mod:`hpcml.node.outcome`), which says how the run ends.
@@ -175,8 +176,8 @@ class Processes(Protocol):
     def check(self) -> None:
         """End the run if a process was lost that it needs, with the exit status that this means."""
 
-    def run_script(self, environment: dict[str, str]) -> RunningScript:
-        """Start the script with these variables, and return it; OSError if it cannot be started."""
+    def run(self, task: Task, environment: dict[str, str]) -> RunningTask:
+        """Start a task with these variables, and return it; OSError if it cannot be started."""
 
     def hindrance(self, status: int) -> Hindrance | None:
         """Return what ended or spoiled the script that exited with a status, None if it is the script's own end.

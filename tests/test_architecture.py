@@ -281,14 +281,14 @@ COMPLEX = {
 }
 # The lines of each package, which may only fall: a commit that raises a number says what this buys.
 MOST_LINES = {
-    ".": 5619,
+    ".": 5620,
     "api": 967,
     "cli": 7355,
     "doctor": 1538,
     "failures": 2898,
     "images": 1048,
-    "kinds": 10116,
-    "node": 11248,
+    "kinds": 10118,
+    "node": 11443,
     "options": 834,
     "plan": 835,
     "remote": 3549,

@@ -28,9 +28,10 @@ from hpcml.node.interconnect import record
 from hpcml.node.outcome import RunEndedError
 from hpcml.node.processes import OwnTime
 from hpcml.node.run_state import LAST_WORDS, TICK, RunState
-from hpcml.node.script_process import Script, can_wait, world_of_one
 from hpcml.node.settings import Context
 from hpcml.node.silence import warn_after
+from hpcml.node.tasks.process import Script, can_wait, world_of_one
+from hpcml.node.tasks.task import Task, of_run
 from hpcml.node.versions import Comparison
 from hpcml.paths import SCRIPT
 from hpcml.units import format_deadline
@@ -148,10 +149,10 @@ class Processes:
 
     def _start_script(self, environment: dict[str, str]) -> None:
         """Start the script's interpreter, which imports Dask and waits: the workers need longer."""
-        programs = self.state.kind.programs
+        task, programs = of_run(self.context), self.state.kind.programs
         if can_wait(self.context, programs):
-            with contextlib.suppress(OSError):  # then it cannot be started later either, which run_script() says
-                self.waiting = Script(self.context, environment, programs, waits=True)
+            with contextlib.suppress(OSError):  # then it cannot be started later either, which run() says
+                self.waiting = Script(self.context, task, environment, programs, waits=True)
                 self.folders.callback(self.waiting.end_unbegun)
 
     def _dask_folder(self) -> str:
@@ -341,9 +342,9 @@ class Processes:
 
     # -- its end --------------------------------------------------------------------------------------------------
 
-    def run_script(self, environment: dict[str, str]) -> Script:
-        """Start the script, and begin to watch whether it uses the cluster."""
-        script = self.waiting or Script(self.context, environment, self.state.kind.programs)
+    def run(self, task: Task, environment: dict[str, str]) -> Script:
+        """Start a task, and begin to watch whether it uses the cluster."""
+        script = self.waiting or Script(self.context, task, environment, self.state.kind.programs)
         script.begin()
         self.hangs.begin()
         self.script = script

@@ -25,6 +25,7 @@ from hpcml.node.interconnect import record
 from hpcml.node.link.messages import NUMBER, Events
 from hpcml.node.outcome import RunEndedError, end_of_hindrance, say
 from hpcml.node.run_state import TICK, RunState
+from hpcml.node.tasks.task import Task
 from hpcml.node.versions import Comparison
 from hpcml.paths import SCRIPT
 from hpcml.repairs.table import REPAIRS
@@ -269,8 +270,8 @@ class Processes:
 
     # -- its end --------------------------------------------------------------------------------------------------
 
-    def run_script(self, environment: dict[str, str]) -> Ranks:  # noqa: ARG002 - each rank has its own
-        """Start the ranks on all nodes."""
+    def run(self, task: Task, environment: dict[str, str]) -> Ranks:  # noqa: ARG002 - the agents know both
+        """Start the task in the ranks of all nodes."""
         if taken := self.ports.reserve_again():
             raise self.state.end(errors.PORT_TAKEN, taken.clause, ports.HINT)
         numbers = self.ports.numbers

@@ -23,8 +23,8 @@ from hpcml.node.hardware import sysfs
 from hpcml.node.hardware.preflight import Inspection, UnfitError
 from hpcml.node.link.messages import sign_every
 from hpcml.node.script import worlds
-from hpcml.node.script_process import command_of_script, variables_of_script, world_of_one
 from hpcml.node.settings import Context, load
+from hpcml.node.tasks.process import command_of_script, variables_of_script, world_of_one
 
 AGAIN = 0.5  # seconds until a supervisor that was not reached is tried again
 GROWTH = 1.0  # seconds between two looks at the sizes of the logs, and more in long runs:
