@@ -5,6 +5,8 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import NamedTuple
 
+from hpcml import earlier_names
+
 
 class Form(StrEnum):
     """What a run starts; plan.json and request.json have the value."""
@@ -14,10 +16,15 @@ class Form(StrEnum):
     NOTEBOOK = "notebook"  # a notebook that is executed
     PROGRAM = "program"  # any other program
     JUPYTER = "jupyter"  # JupyterLab
-    FABRIC = "fabric"  # the check of the interconnect
+    INTERCONNECT = "interconnect"  # the check of the interconnect
     DOCTOR = "doctor"  # the check of the nodes
     MAP = "map"  # no run: one job for each point, by submitit
     ELASTIC = "elastic"  # no run: workers as jobs, by dask-jobqueue
+
+    @classmethod
+    def _missing_(cls, value: object) -> Form | None:
+        name = earlier_names.current(value) if isinstance(value, str) else value
+        return next((form for form in cls if form.value == name), None)
 
     @property
     def traits(self) -> Traits:
@@ -50,7 +57,7 @@ _TRAITS = {
     Form.JUPYTER: Traits(
         "JupyterLab", is_script=False, packages=("jupyterlab",), web_service="jupyter", socket_room=38
     ),
-    Form.FABRIC: Traits("the interconnect check", is_script=False, has_code=False),
+    Form.INTERCONNECT: Traits("the interconnect check", is_script=False, has_code=False),
     Form.DOCTOR: Traits("the node check", is_script=False, has_code=False),
     Form.MAP: Traits(is_script=False, has_code=False),
     Form.ELASTIC: Traits(is_script=False, has_code=False),

@@ -57,16 +57,16 @@ class Stage(NamedTuple):
     good: str = ""  # the field that is false where the stage ended badly; empty without one
 
 
-FABRIC = Stage(
-    "fabric",
+INTERCONNECT = Stage(
+    "interconnect",
     begin="",
-    end="fabric-checked",
+    end="interconnect-checked",
     waiting="checking the interconnect",
     short="checking the interconnect",
-    done="{fabric}",
+    done="{interconnect}",
     during="while the interconnect was checked",
-    asked="fabric-checking",
-    good="fabric_ok",
+    asked="interconnect-checking",
+    good="interconnect_ok",
 )  # of every kind that checks its interconnect; ``begin`` is the kind's own
 
 
@@ -141,14 +141,14 @@ class Facts(Protocol):
         """Return a table of numbers."""
 
 
-def seen_of_fabric(event: str, fields: Facts) -> dict[str, Any]:
+def seen_of_interconnect(event: str, fields: Facts) -> dict[str, Any]:
     """Return what the interconnect's check, or a look at it later, means for a status's fields (see ``Kind.seen``)."""
-    if event not in ("fabric-checked", "fabric-seen"):
+    if event not in ("interconnect-checked", "interconnect-seen"):
         return {}
     line, problem = fields.get("line", str), fields.get("problem", str)
     text = line if line and problem in line else "; ".join(part for part in (line, problem) if part)
     is_good = fields.get("ok", bool) and not problem
-    return {"fabric": text, "fabric_ok": is_good, "differences": fields.texts("differences")}
+    return {"interconnect": text, "interconnect_ok": is_good, "differences": fields.texts("differences")}
 
 
 class Processes(Protocol):
@@ -320,7 +320,7 @@ class Kind(ABC):
 
         ``status`` calls it for each event of events.jsonl, in order. KeyError or TypeError mean a damaged event.
         """
-        return seen_of_fabric(event, fields)
+        return seen_of_interconnect(event, fields)
 
     def progress(self, samples: Sequence[Any], nodes: Sequence[str]) -> Progress | None:
         """Return what ``hpcml top`` shows of its newest samples, the oldest first, on these nodes; None: nothing.

@@ -100,8 +100,8 @@ class Cluster(NamedTuple):
     protocol: str = ""  # how workers exchange data, and why so
     address: str = ""  # at which the ranks meet: their MASTER_ADDR
     security: str = ""  # who may connect, in a sentence
-    fabric: str = ""  # the result of the interconnect's check, in a sentence, empty without one
-    fabric_ok: bool = True  # False if the interconnect is not as it was asked for
+    interconnect: str = ""  # the result of the interconnect's check, in a sentence, empty without one
+    interconnect_ok: bool = True  # False if the interconnect is not as it was asked for
 
 
 class Files(NamedTuple):
@@ -240,7 +240,7 @@ class Status(NamedTuple):
         values = {"run": self.run, "state": self.state, "seconds": self.seconds(), **self.fields()}
         values |= {"in_image": self.planned.in_image, "service": self.planned.form.service}
         values["times"] = earlier_names.with_earlier(self.progress.times)
-        return {name: value for name, value in values.items() if name not in _NOT_PRINTED}
+        return earlier_names.with_earlier({name: values[name] for name in values if name not in _NOT_PRINTED})
 
 
 GROUPS = tuple(name for name, default in Status._field_defaults.items() if hasattr(default, "_fields"))
@@ -361,7 +361,7 @@ def _from_files(run: directories.Run) -> Status:
                 attempt=event.attempt, phase=Phase.STARTING, times=times, clocks={}, silent_workers={}
             )
             current = current.changed(idle_since=0.0)
-            current = current.changed(versions="", fabric="", fabric_ok=True, differences=(), repairs={})
+            current = current.changed(versions="", interconnect="", interconnect_ok=True, differences=(), repairs={})
         times[event.name] = event.time  # of the status too, which is not copied for each
         current = _after(current, event)
     current = current.changed(message=_message(current))

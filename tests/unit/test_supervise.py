@@ -223,7 +223,7 @@ def test_a_slow_interconnect_ends_a_run_that_requires_a_fast_one(cluster: Broken
     with pytest.raises(RunEndedError) if require == "rdma" else contextlib.nullcontext() as ended:
         record.obey(state, found)
     assert "UCX uses TCP across nodes" in state.context.run.job_log.read_text()
-    assert ended is None or ended.value.end.exit_status == errors.FABRIC
+    assert ended is None or ended.value.end.exit_status == errors.INTERCONNECT
 
 
 HEARS = """

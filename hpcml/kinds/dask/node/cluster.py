@@ -63,7 +63,7 @@ class Processes:
         self.present: set[str] = set()  # the names of the workers that have registered
         self.without_gpu = False  # whether a worker was said to restart after a CUDA error
         self.pools: dict[str, dict[str, int]] = {}  # by worker of this node: its process and its GPU memory pool
-        self.fabric: dict[str, Any] | None = None  # the result of the interconnect's check
+        self.interconnect: dict[str, Any] | None = None  # the result of the interconnect's check
         self.of_tasks: list[str] = []  # what to say of the script's tasks if it ended with 0
         self.released = False  # whether the script closed the cluster itself
         self.has_client = False  # whether a Dask client ever connected
@@ -109,8 +109,8 @@ class Processes:
         if settings.interconnect.require != "none" and (
             settings.workers.gpu or settings.interconnect.require == "rdma" or self.protocol == "ucx"
         ):
-            state.phase = "fabric"
-            self._check_fabric()
+            state.phase = "interconnect"
+            self._check_interconnect()
         return environment
 
     def _start_late(self) -> None:
@@ -189,10 +189,10 @@ class Processes:
     def _workers_missing(self, late: float) -> End | None:
         return losses.of_the_workers(self.losses.absence, self.present, late)
 
-    def _fabric_missing(self, late: float) -> End | None:
+    def _interconnect_missing(self, late: float) -> End | None:
         if late:
-            self.fabric = record.too_late(late)
-            self.state.events.write("fabric-checked", **self.fabric)
+            self.interconnect = record.too_late(late)
+            self.state.events.write("interconnect-checked", **self.interconnect)
         return None
 
     def _compare_versions(self) -> None:
@@ -207,13 +207,13 @@ class Processes:
             if self.versions.complete and not (self.versions.ends or self.versions.clocks.fatal):
                 self.state.judge(self.versions)
 
-    def _check_fabric(self) -> None:
+    def _check_interconnect(self) -> None:
         """Have the scheduler measure the network between the workers; the policy decides what its answer means."""
         state, settings = self.state, self.settings
-        state.events.write("fabric-checking")
-        self.channel.send(do="check-fabric")
-        self._until(lambda: self.fabric is not None, settings.deadlines.interconnect, self._fabric_missing)
-        record.obey(state, self.fabric or {})
+        state.events.write("interconnect-checking")
+        self.channel.send(do="check-interconnect")
+        self._until(lambda: self.interconnect is not None, settings.deadlines.interconnect, self._interconnect_missing)
+        record.obey(state, self.interconnect or {})
 
     # -- what it reports ------------------------------------------------------------------------------------------
 
@@ -239,8 +239,8 @@ class Processes:
                     return
             case "scheduler-closed":
                 self.released = True
-            case "fabric-checked":
-                self.fabric = message
+            case "interconnect-checked":
+                self.interconnect = message
             case "alive":
                 self.hangs.take(message)
                 self._note_silent(message.get("silent", {}))

@@ -116,7 +116,7 @@ class Ranks:
         if self.world and time.time() >= self.next_growth:
             self._note_growth()
         if self.check and (answer := self.check.look()):
-            self.link.send(event="fabric", interface=self.interface, **answer)
+            self.link.send(event="interconnect", interface=self.interface, **answer)
         self._look_for_mpi()
         if self.nccl and (log := self.nccl.look()):
             self.link.send(event="nccl", interface=self.interface, log=log)
