@@ -669,6 +669,7 @@ FAULTS = (
     F("hpcml/cli/shell.py", "    if node not in status.allocation.nodes:", "    if not node:", "hpcml shell asks Slurm for a node that the run does not have", True),
     F("hpcml/schedulers/slurm.py", "if job_id := _look_again(run_id, min(timeout, _LOOK_AGAIN)):", "if job_id := None:", "a job that Slurm took while its controller was silent counts as refused", True),
     F("hpcml/sweeps/submission.py", "_capped(max(sizes), partition.memory_per_node)) > now", "_capped(min(sizes), partition.memory_per_node)) < now", "points that failed for want of memory fail again for want of memory", True),
+    F("hpcml/schedulers/slurm.py", 'weights = {name: weight for name, _, weight in pairs if weight}', "weights = {name: weight for name, _, weight in pairs if not weight}", "a partition's billing weights are compared with nothing"),
     F("hpcml/failures/judgement.py", "ahead, within = clocks.get(line.node, (0.0, _NOT_MEASURED))", "ahead, within = (0.0, _NOT_MEASURED)", "with a wrong clock on one node why names the later of two crashes"),
     F("hpcml/kinds/dask/accounting.py", '            "shared files, and copy data to the nodes\' own disks first.",\n            above=20,', '            "shared files, and copy data to the nodes\' own disks first.",\n            above=101,', "a report does not say that tasks waited for the file system"),
     F("hpcml/kinds/dask/node/security/connection_limits.py", "soft // SHARE_OF_FILES)", "soft)", "who floods a run's port takes all its files", True),
@@ -677,4 +678,5 @@ FAULTS = (
     F("hpcml/kinds/dask/node/activity.py", "            or any(scheduler.queued for scheduler in self.schedulers)\n", "", "a cluster whose tasks are queued counts as idle"),
     F("docs/security.md", "| `$TMPDIR/hpcml_…`, a process's folder |", "| `$TMPDIR/hpcml-…`, a process's folder |", "the page on security names other folders than runs make"),
     F("hpcml/cli/cancel_rm.py", "for path in () if options.yes else ended:", "for path in ():", "hpcml rm removes the only copy of what a script wrote", True),
+    F("hpcml/runs/status.py", 'if bash_env := run.submission.bash_env if run.submission else "":', "if bash_env := '':", "nobody is told of a BASH_ENV that ends each job at once"),
 )  # fmt: skip
