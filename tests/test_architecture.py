@@ -281,13 +281,13 @@ COMPLEX = {
 }
 # The lines of each package, which may only fall: a commit that raises a number says what this buys.
 MOST_LINES = {
-    ".": 5596,
+    ".": 5604,
     "api": 967,
     "cli": 7333,
     "doctor": 1538,
-    "failures": 2898,
+    "failures": 2917,
     "images": 1048,
-    "kinds": 10116,
+    "kinds": 10150,
     "node": 11248,
     "options": 834,
     "plan": 835,
@@ -295,7 +295,7 @@ MOST_LINES = {
     "repairs": 984,
     "report": 2289,
     "request": 537,
-    "runs": 7837,
+    "runs": 7839,
     "schedulers": 2626,
     "sites": 1479,
     "survey": 1070,

@@ -108,6 +108,7 @@ def _lines(
     lines += [(key, text) for key, text in rows if text]
     if progress.attempt:
         lines.append(("attempt", f"{progress.attempt + 1} of this run"))
+    lines += [("also", other.sentence) for other in status.ending.others]
     lines += [("before", sentence(one)) for one in before]
     lines += _of_allocation(status.allocation)
     if status.alone:

@@ -34,6 +34,20 @@ class Reason(StrEnum):
     TMPDIR_OPEN = "tmpdir-open"
 
 
+class OtherEnd(NamedTuple):
+    """How another rank failed in the seconds after the first, in another way that is no consequence."""
+
+    rank: int
+    node: str
+    status: int
+    clause: str  # for people
+
+    @property
+    def sentence(self) -> str:
+        """The rank and how it ended, in a line."""
+        return f"rank {self.rank} on {self.node} {self.clause}"
+
+
 class End(NamedTuple):
     """How an attempt of a run ended.
 
@@ -61,6 +75,7 @@ class End(NamedTuple):
     memory_limit: str = ""  # of MemoryLimit, empty if none was reached; a text, because newer versions may have more
     lost_nodes: tuple[str, ...] = ()  # where hpcml ended the run: all nodes that were lost or did not start
     role: str = ""  # where hpcml ended the run: the role (Role.name) that was lost or did not start
+    others: tuple[OtherEnd, ...] = ()  # ranks that failed with ``rank``, in another way; one of each way
     reason: str = ""  # of Reason; empty: the exit status says all
 
     @property

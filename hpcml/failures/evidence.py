@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from hpcml import earlier_names, files
+from hpcml.failures.note import script_error, table
 from hpcml.failures.rule import Rule, Where
 from hpcml.failures.rules import COLOURS, ERROR, RULES
 from hpcml.paths import SCRIPT, AttemptPaths, RunPaths
@@ -278,32 +279,12 @@ class _Times:
         return seconds, seconds if part else whole + 1
 
 
-def table(path: Path, limit: int = files.RECORD) -> dict[str, Any]:
-    """Return what a JSON file of the run holds; empty if it is not there or is no table, and so is no evidence."""
-    try:
-        content = files.read_json(path, limit)
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}
-
-
 def points_end(path: Path) -> dict[str, Any]:
     """Return how a sweep's points ended (points-end.json), empty if it is not there or is damaged."""
     content = table(path, HEAD)
     first = content.get("first")
     whole = isinstance(first, list) and all(isinstance(one, str) for one in first)
     return content if whole and isinstance(content.get("failed"), int) else {}
-
-
-def script_error(path: Path) -> dict[str, Any]:
-    """Return a script's uncaught error (script-error.json), empty if it is not there or is damaged.
-
-    Of a rank that could not be started it has no error, but why.
-    """
-    content = table(path, HEAD)
-    chain = content.get("chain")
-    whole = isinstance(chain, list) and all(isinstance(one, dict) and isinstance(one.get("type"), str) for one in chain)
-    return content if whole else {}
 
 
 def gpu_pools(path: Path) -> dict[int, tuple[str, int]]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hpcml import errors
-from hpcml.failures import evidence, output
+from hpcml.failures import evidence, note, output
 from hpcml.failures.end import End, MemoryLimit
 from hpcml.failures.evidence import Hit, Line, Piece, When
 from hpcml.failures.rule import Retry, Role, Rule
@@ -196,7 +196,7 @@ def short_cause(
 def with_files(paths: RunPaths, attempt: AttemptPaths, case: Case) -> Case:
     """Return a case with what the script's own files show."""
     case = case._replace(script_log=paths.script_log.name)
-    error, points = evidence.script_error(attempt.script_error), evidence.points_end(attempt.points_end)
+    error, points = note.script_error(attempt.script_error), evidence.points_end(attempt.points_end)
     log = paths.logs / Path(case.end.log or paths.script_log.name).name
     last_error = evidence.last_error(log, case.end.log_begin)
     if last_error:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from hpcml import files
 from hpcml.errors import IDLE, TIME_LIMIT
-from hpcml.failures.evidence import table
+from hpcml.failures.note import table
 from hpcml.paths import RunPaths
 
 KEPT = (IDLE, TIME_LIMIT)  # the exit statuses of runs whose nodes write them before the end

@@ -26,7 +26,7 @@ from hpcml.failures.end import SLURM, End, Reason
 from hpcml.forms import Form
 from hpcml.kind import Stage
 from hpcml.recorded import Event
-from hpcml.records import read
+from hpcml.records import plain, read
 from hpcml.request.record import Awaited
 from hpcml.runs import directories
 from hpcml.runs import record as records
@@ -154,7 +154,7 @@ class Status(NamedTuple):
             values |= getattr(self, group)._asdict()
         del values["ended"]
         end = {name: getattr(self.ending, name) for name in _OF_THE_END}
-        return {**values, **end, "exit_status": self.exit_status}
+        return {**values, **end, "exit_status": self.exit_status, "others": plain(self.ending.others)}
 
     @property
     def ending(self) -> End:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from hpcml import attempts, kinds, records, schedulers
 from hpcml.errors import ALLOCATION_LOST, IDLE, ConfigError, NotFoundError, StorageError
 from hpcml.failures import evidence, judgement, stacks
-from hpcml.failures.end import SLURM, Reason
+from hpcml.failures.end import SLURM, OtherEnd, Reason
 from hpcml.failures.evidence import Line
 from hpcml.failures.judgement import Case, Cause
 from hpcml.failures.rule import Retry, Role
@@ -73,6 +73,7 @@ class Answer(NamedTuple):
     log: str = ""  # the path of its output in the run's directory
     ranks: tuple[int, ...] = ()  # the first of those that show the same, of which there are ``occurrences``
     where: str = ""  # these ranks in words, empty where ``cause`` names them
+    others: tuple[OtherEnd, ...] = ()  # ranks that failed with ``rank``, in another way
 
     @property
     def sentence(self) -> str:
@@ -136,6 +137,7 @@ def of_status(run: directories.Run, status: Status) -> Answer:
         options=retry,
         again=" ".join(("hpcml rerun", run.id, *retry)) if retry else "",
         look=() if judged.known else _where(run),
+        others=status.ending.others,
         **_rank(status, judged),
     )
 

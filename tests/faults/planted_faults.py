@@ -277,6 +277,8 @@ FAULTS = (
     F("hpcml/node/silence.py", "        if silent <= longest:", "        if True:", "an agent without its supervisor lets the ranks go on"),
     F("hpcml/node/link/hub.py", 'line.give_sign(do="hear", busy=busy)', "pass", "a supervisor that a file system blocks seems lost to its agents"),
     F("hpcml/kinds/ranks/node/losses.py", "    if none_answers and len(others) > 1:", "    if False:", "a healthy node is blamed for the first one's network"),
+    F("hpcml/kinds/ranks/node/processes.py", " if not _is_consequence(other.clause))", ")", "a rank that only lost its connection is named as a second cause"),
+    F("hpcml/kinds/ranks/node/processes.py", "int(end.get(\"log_begin\", 0)), self._others())", "int(end.get(\"log_begin\", 0)))", "of two ranks that fail at once in their own ways the second is named nowhere"),
     F("hpcml/kinds/ranks/node/processes.py", "awaited = self.left - self.lost", "awaited = self.left", "a run waits for the ranks of a lost node"),
     F("hpcml/schedulers/local.py", "for other in subprocesses.session(pid):", "for other in ():", "a stopped local run cannot be cancelled", True),
     F("hpcml/node/sweep/study.py", "file.truncate(place)", "pass", "a search cannot go on after a full disk"),

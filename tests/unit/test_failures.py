@@ -21,6 +21,7 @@ from hpcml.failures import evidence, judgement, output, rules
 from hpcml.failures.end import End
 from hpcml.failures.evidence import Hit, Line, Piece
 from hpcml.failures.judgement import Case, Cause
+from hpcml.failures.note import script_error
 from hpcml.failures.rule import Role, Where
 from hpcml.failures.rules import BY_NAME, COLOURS, OWN, RULES, meaning
 from hpcml.forms import Form
@@ -218,7 +219,7 @@ def test_an_error_that_came_through_pytorch_s_loader_is_written_down_so(tmp_path
     script.write_text("import torch.utils.data.dataloader as loader\ntry: loader.get('/no/such')\nfinally: int('x')\n")
     subprocess.run([sys.executable, "-c", "from hpcml.node.script.launcher import main; main()", script], check=False,
                    capture_output=True, env=os.environ | {"HPCML_SCRIPT_ERROR": str(note)})  # fmt: skip
-    chain = evidence.script_error(note)["chain"]
+    chain = script_error(note)["chain"]
     assert [(one["type"], one["loader"]) for one in chain] == [("ValueError", False), ("FileNotFoundError", True)]
 
 
@@ -230,7 +231,7 @@ def test_the_error_of_a_task_is_the_cause_and_not_the_group_that_carries_it(tmp_
     )
     subprocess.run([sys.executable, "-c", "from hpcml.node.script.launcher import main; main()", script], check=False,
                    capture_output=True, env=os.environ | {"HPCML_SCRIPT_ERROR": str(note)})  # fmt: skip
-    found = cause(CASCADE._replace(error=evidence.script_error(note)), [])
+    found = cause(CASCADE._replace(error=script_error(note)), [])
     assert "raised LookupError: no labels" in found.what
     assert found.followed[0].text.startswith("ExceptionGroup: unhandled errors in a TaskGroup")
 
@@ -245,7 +246,7 @@ def test_the_words_that_a_script_ends_with_are_written_down(tmp_path: Path) -> N
         done = subprocess.run([sys.executable, "-c", start, script], capture_output=True, text=True, check=False,
                               env=os.environ | {"HPCML_SCRIPT_ERROR": str(note)})  # fmt: skip
         assert (done.returncode, done.stderr, done.stdout) == (status, said, "")
-    error = evidence.script_error(note)
+    error = script_error(note)
     assert (error["chain"][0]["message"], error["line"]) == ("no\ndata", 2)
 
 
@@ -374,7 +375,7 @@ def test_the_note_of_the_script_s_error_is_read(paths: RunPaths) -> None:
     whole = json.dumps({"file": "a.py", "line": 3, "chain": [{"type": "KeyError", "message": "'x'"}]})
     for text, short in (("{", ""), ('{"chain": [3]}', ""), (whole, "KeyError in a.py:3")):
         path.write_text(text)
-        found = cause(CASCADE._replace(error=evidence.script_error(path)), [])
+        found = cause(CASCADE._replace(error=script_error(path)), [])
         assert found.short == short if short else found.rule == "exit"
 
 
