@@ -48,6 +48,17 @@ class OtherEnd(NamedTuple):
         return f"rank {self.rank} on {self.node} {self.clause}"
 
 
+class ProcessEnd(NamedTuple):
+    """How a process ended that its node's agent had started, and replaced if it could (``ends`` of nodes/NODE.json)."""
+
+    name: str
+    what: str  # a clause, for people
+    reason: str  # a row of failures.rules, if it has one: the kind's word for a process, and how that ended
+    status: int  # as a shell gives it (128 + signal)
+    time: float  # in seconds since 1970, by the node's clock
+    log_size: int  # bytes of the agent's log at that time
+
+
 class End(NamedTuple):
     """How an attempt of a run ended.
 

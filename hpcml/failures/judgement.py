@@ -105,6 +105,8 @@ class Case(NamedTuple):
     form: Form = Form.SCRIPT  # what was started
     script_log: str = f"{SCRIPT}.log"  # the name of the script's log
     clocks: Clocks = {}
+    first_node: tuple[str, ...] = ()  # its name, nothing if it is not known
+    blocked_on: str = ""  # on what file system the script was blocked last
     points: Mapping[str, Any] = {}  # how a sweep's points ended (points-end.json)
     pools: Mapping[
         int, tuple[str, int]
@@ -181,7 +183,8 @@ def kind_of(rule: str, *, evident: bool = True) -> str:
 
 def of_run(paths: RunPaths, attempt: AttemptPaths, case: Case) -> Cause | None:
     """Return why a run failed, by the files of its last attempt and the run's logs."""
-    hits = evidence.hits(paths, MOST_LOGS, case.end.log, case.end.log_begin) if case.end.failed else []
+    end = case.end
+    hits = evidence.hits(paths, attempt, MOST_LOGS, end.log, end.log_begin) if end.failed else []
     return judge(with_files(paths, attempt, case), hits)
 
 
@@ -377,11 +380,12 @@ def _quoted(case: Case) -> tuple[Line, ...]:
 def _time_limit(case: Case, hits: Sequence[Hit]) -> Cause:
     """Return the phase in which the time limit came, or the file system that blocked the script until then."""
     shown = tuple(hit.line for hit in hits if hit.rule.name == "time-limit")[:1]
-    waits = [hit for hit in hits if hit.rule.name in ("frozen", "thawed")][-1:]
-    if waits and waits[0].rule.name == "frozen":
-        cause = _of(waits[0], waits)
-        text = f"{cause.what}, until the time limit was reached"
-        return cause._replace(what=text, nodes=(waits[0].groups[0],), followed=shown)
+    blocked = case.times.get(f"{SCRIPT}-blocked", 0.0)
+    if blocked > case.times.get(f"{SCRIPT}-unblocked", 0.0):
+        rule = BY_NAME["frozen"]
+        clause = f"{filled(rule.cause, (case.blocked_on,))}, until the time limit was reached"
+        line = Line(f"the script was blocked on a file system: {case.blocked_on}", "record", "events.jsonl", 0, blocked)
+        return _by_rule(rule, clause, evidence=(line,), nodes=case.first_node, followed=shown)
     startup = reversed(case.kind.startup if case.kind else ())
     phases = {
         f"{SCRIPT}-started": "while the script ran",

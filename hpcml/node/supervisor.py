@@ -283,12 +283,14 @@ def _look_for_hang(state: RunState, hang: FileSystemHang, *, told_to_end: bool) 
     node = state.context.node
     if waits := hang.look(state.clock.seconds):
         state.frozen = True
+        state.events.write("script-blocked", node=node, on=waits)
         state.warn(
             f"{node}: the script has been blocked on a file system for {HUNG_AFTER:g} s: "
             f"the file system does not respond ({waits})."
         )
     elif state.frozen:
         state.frozen = False
+        state.events.write("script-unblocked", node=node)
         state.warn(f"{node}: the file system responds again; the script continues.")
 
 

@@ -86,6 +86,7 @@ class Progress(NamedTuple):
     versions: str = ""  # of Python and the packages, in a sentence
     differences: tuple[str, ...] = ()  # between nodes, a sentence each
     repairs: Mapping[str, Mapping[str, str]] = {}  # of libraries: by name, the fields of repairs.Decision
+    blocked_on: str = ""  # the file and the function of the kernel that last blocked the script on a file system
     jupyter: str = ""  # where JupyterLab answers, in a sentence, empty while it does not
     warnings: tuple[str, ...] = ()  # sentences
     setup_warnings: tuple[str, ...] = ()  # those of them that are about lines of runtime.setup
@@ -362,7 +363,7 @@ def _from_files(run: directories.Run) -> Status:
                 attempt=event.attempt, phase=Phase.STARTING, times=times, clocks={}, silent_workers={}
             )
             current = current.changed(idle_since=0.0)
-            current = current.changed(versions="", fabric="", fabric_ok=True, differences=(), repairs={})
+            current = current.changed(versions="", fabric="", fabric_ok=True, differences=(), repairs={}, blocked_on="")
         times[event.name] = event.time  # of the status too, which is not copied for each
         current = _after(current, event)
     current = current.changed(message=_message(current))
@@ -434,6 +435,8 @@ def _after(current: Status, event: Event) -> Status:
             return current.changed(warnings=(*reported.warnings, sentence), setup_warnings=setup_warnings)
         case "script-started":
             return current.changed(phase=Phase.RUNNING)
+        case "script-blocked":
+            return current.changed(blocked_on=fields.get("on", str))
         case "time-limit-near":
             pages = current.planned.form is Form.JUPYTER
             effect = (
