@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 from hpcml import attempts, kinds, records, schedulers
 from hpcml.errors import ALLOCATION_LOST, IDLE, ConfigError, NotFoundError, StorageError
 from hpcml.failures import evidence, judgement, stacks
+from hpcml.failures.cause import Case, Cause, with_run
 from hpcml.failures.end import SLURM, OtherEnd, Reason
 from hpcml.failures.evidence import Line
-from hpcml.failures.judgement import Case, Cause
 from hpcml.failures.rule import Retry, Role
 from hpcml.failures.rules import BY_NAME, COLLECTIVE, of_refusal
 from hpcml.failures.stacks import Group
@@ -137,7 +137,7 @@ def of_status(run: directories.Run, status: Status) -> Answer:
         evidence=(*judged.evidence, *_lines(groups, f"attempts/{status.progress.attempt}/stacks")),
         waiting=waiting,
         warnings=(*of_events, *warnings.values())[:_WARNINGS],
-        next_step=judgement.with_run(remedy, run.id),
+        next_step=with_run(remedy, run.id),
         options=retry,
         again=" ".join(("hpcml rerun", run.id, *retry)) if retry else "",
         look=() if judged.known else _where(run),

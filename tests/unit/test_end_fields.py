@@ -10,9 +10,9 @@ import pytest
 from failure_texts import TEXTS
 from hpcml import assets, errors
 from hpcml.failures import judgement
+from hpcml.failures.cause import Case, Cause
 from hpcml.failures.end import SLURM, End, MemoryLimit, OtherEnd, Reason, parse
 from hpcml.failures.evidence import Piece, hits_in
-from hpcml.failures.judgement import Case, Cause
 from hpcml.failures.rule import Retry, Role, Where
 from hpcml.failures.rules import BY_NAME, RULES
 from hpcml.kind import Kind

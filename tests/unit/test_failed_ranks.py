@@ -12,8 +12,8 @@ import pytest
 from failure_texts import TEXTS
 from hpcml import errors
 from hpcml.failures import evidence, judgement
+from hpcml.failures.cause import Case, Cause
 from hpcml.failures.end import End, parse
-from hpcml.failures.judgement import Case, Cause
 from hpcml.forms import Form
 from hpcml.kind import Kind
 from hpcml.kinds.dask import KIND as DASK

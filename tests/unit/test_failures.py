@@ -18,9 +18,9 @@ import pytest
 from failure_texts import HARMLESS, TEXTS
 from hpcml import errors
 from hpcml.failures import evidence, judgement, output, rules
+from hpcml.failures.cause import Case, Cause, with_run
 from hpcml.failures.end import End, ProcessEnd
 from hpcml.failures.evidence import Hit, Line, Piece
-from hpcml.failures.judgement import Case, Cause
 from hpcml.failures.note import script_error
 from hpcml.failures.rule import Role, Where
 from hpcml.failures.rules import BY_NAME, COLOURS, OWN, RULES, meaning
@@ -603,9 +603,7 @@ def test_a_script_without_its_arguments_is_told_to_get_some() -> None:
     found = cause(error._replace(error={**error.error, "code": "data = sys.argv[1]"}), [])
     assert (found.short, "-- ARGUMENTS" in found.remedy) == ("arguments missing", True), found
     assert "too few arguments" not in cause(error, []).what
-    assert (
-        judgement.with_run(found.remedy, "r1") == "Write the arguments after the script: hpcml rerun r1 -- ARGUMENTS."
-    )
+    assert with_run(found.remedy, "r1") == "Write the arguments after the script: hpcml rerun r1 -- ARGUMENTS."
 
 
 def test_an_xid_has_words_where_a_rule_knows_it() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from hpcml.cli import sweep as command
-from hpcml.failures import judgement
+from hpcml.failures.cause import kind_of
 from hpcml.failures.end import ProcessEnd
 from hpcml.node.sweep import records
 from hpcml.paths import RunPaths
@@ -97,10 +97,10 @@ def test_of_which_kind_a_point_s_failure_is(tmp_path: Path, subtests: pytest.Sub
         with subtests.test(error=error, worker=worker, status=status):
             found = records.cause_of(context, log, error, status, began, out_of_memory=False)
             assert found
-            assert judgement.kind_of(found.rule, evident=found.known) == kind
+            assert kind_of(found.rule, evident=found.known) == kind
     killed_for_memory = records.cause_of(context, log, {}, 137, began, out_of_memory=True)
     assert killed_for_memory
-    assert judgement.kind_of(killed_for_memory.rule, evident=killed_for_memory.known) == "oom"
+    assert kind_of(killed_for_memory.rule, evident=killed_for_memory.known) == "oom"
 
 
 @pytest.mark.parametrize(("states", "ends", "status"), [

@@ -17,7 +17,7 @@ from hpcml.paths import SCRIPT
 from hpcml.states import State
 
 if TYPE_CHECKING:
-    from hpcml.failures.judgement import Cause
+    from hpcml.failures.cause import Cause
 
 _LONGEST = 200  # characters of a cause
 _MOST_REPORTS = 16 << 20  # bytes of what a point reported that are read
@@ -87,7 +87,7 @@ def kept(context: Context, point: Point, end: End, pruned: int | None) -> Kept:
 
 def _why(context: Context, key: str, error: Path, end: End) -> dict[str, Any]:
     """Return why a point failed in some words, of which kind that is, and the rule and the nodes that show it."""
-    from hpcml.failures import judgement
+    from hpcml.failures.cause import kind_of
 
     log, out_of_memory = context.run.log_of(key), end.out_of_memory and end.status == 128 + signal.SIGKILL
     cause_text = "out of memory" if out_of_memory else _cause(error, end.status)
@@ -96,7 +96,7 @@ def _why(context: Context, key: str, error: Path, end: End) -> dict[str, Any]:
     if cause and cause.known and any(line.source not in _OF_THE_POINT for line in cause.evidence):
         cause_text = cause.what[:_LONGEST]  # what the script raised only followed from it
     rule, nodes = (cause.rule, list(cause.nodes)) if cause else ("", [])
-    kind = judgement.kind_of(rule, evident=cause.known) if cause else "unknown"
+    kind = kind_of(rule, evident=cause.known) if cause else "unknown"
     if kind == "node" and not nodes and context.settings.job.nodes == 1:
         nodes = [context.node]  # the script's own error names none
     return {"cause": cause_text, "kind": kind, "rule": rule, "nodes": nodes}
@@ -155,6 +155,7 @@ def cause_of(
         Whether the kernel killed a process of this node meanwhile, because memory was used up.
     """
     from hpcml.failures import evidence, judgement
+    from hpcml.failures.cause import Case
     from hpcml.failures.end import End as RunEnd
     from hpcml.failures.end import MemoryLimit
 
@@ -164,4 +165,4 @@ def cause_of(
     hits += [hit for piece in evidence.pieces(log) for hit in evidence.hits_in(piece, SCRIPT, name=name)]
     message, limit = (_OUT_OF_MEMORY, MemoryLimit.NODE) if out_of_memory else ("", "")
     end = RunEnd(status, SCRIPT, "script", message, ended_as="" if limit else State.FAILED, memory_limit=limit)
-    return judgement.judge(judgement.Case(end, error=error, last_error=evidence.last_error(log)), hits)
+    return judgement.judge(Case(end, error=error, last_error=evidence.last_error(log)), hits)
