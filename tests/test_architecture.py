@@ -281,25 +281,25 @@ COMPLEX = {
 }
 # The lines of each package, which may only fall: a commit that raises a number says what this buys.
 MOST_LINES = {
-    ".": 5604,
+    ".": 5609,
     "api": 967,
-    "cli": 7333,
+    "cli": 7332,
     "doctor": 1538,
-    "failures": 3038,
+    "failures": 3011,
     "images": 1048,
     "kinds": 10150,
-    "node": 11261,
+    "node": 11260,
     "options": 834,
     "plan": 835,
     "remote": 3548,
     "repairs": 984,
-    "report": 2290,
+    "report": 2289,
     "request": 537,
-    "runs": 7848,
+    "runs": 7846,
     "schedulers": 2626,
     "sites": 1479,
     "survey": 1070,
-    "sweeps": 1446,
+    "sweeps": 1445,
 }
 
 

@@ -16,6 +16,7 @@ from hpcml.failures.rules import BY_NAME, COLLECTIVE, filled
 from hpcml.forms import Form
 from hpcml.kind import Kind
 from hpcml.paths import SCRIPT
+from hpcml.units import first_of_many
 
 KINDS = ("oom", "timeout", "node", "error", "unknown")  # of failures, by what may help
 SHOWN = 3  # lines of evidence, and of what followed; ranks that are named
@@ -87,6 +88,18 @@ class Case(NamedTuple):
         general = OPEN if followed else _FINAL
         return {**general, **{one.status: one.short for one in of_kind if one.followed == followed}}
 
+    @property
+    def last_output(self) -> Piece:
+        """The end of the output of what failed, or what the run's end quotes of it."""
+        return self.output if self.output.text else Piece("\n".join(self.end.quote), 0)
+
+    @property
+    def quoted(self) -> tuple[Line, ...]:
+        """The last lines that say something, of those that were written down with the end."""
+        quote, by_script = self.end.quote, self.end.by == "script"
+        lines = [text for text in quote if output.last_line(Piece(text, 0))] if by_script else quote
+        return tuple(self.own(text) if by_script else Line(text, "record") for text in lines[-SHOWN:])
+
 
 class Cause(NamedTuple):
     """Why a run failed."""
@@ -104,12 +117,57 @@ class Cause(NamedTuple):
     ranks: tuple[int, ...] = ()  # the first of those that show the same, of which there are ``occurrences``
     where: str = ""  # these ranks in words, empty where ``what`` names them
 
+    @classmethod
+    def by_rule(cls, rule: Rule, clause: str = "", **fields: Any) -> Cause:
+        """Return the cause that a rule has words for, with other fields."""
+        return cls(clause or rule.cause, rule.short, True, rule.name, rule.remedy, rule.retry, occurrences=1, **fields)
+
+    @classmethod
+    def of_hit(cls, hit: Hit, hits: Sequence[Hit], clause: str = "", *, named: bool = False) -> Cause:
+        """Return the cause that a line shows, with all lines that show the same, and what followed.
+
+        ``named``: the clause names whose cause it is.
+        """
+        rule = hit.rule
+        same = [other for other in hits if other.rule.name == rule.name]
+        first: dict[tuple[str, str], Line] = {}
+        for other in (hit, *same):
+            first.setdefault((other.line.file, other.line.node), other.line)
+        later = [other for other in hits if other.rule.role in (Role.CASCADE, Role.CONFIRMATION)]
+        followed: dict[str, Line] = {}
+        for other in sorted(later, key=lambda one: one.line.time):
+            followed.setdefault(other.rule.name, other.line)
+        nodes = [line.node for line in first.values()]
+        if rule.name in OF_ANOTHER_NODE:
+            nodes = named_nodes((hit, *same))
+        clause = clause or filled(rule.cause, hit.groups)
+        others = sorted(line.rank for line in first.values() if line.rank not in (None, hit.line.rank))
+        ranks = [*others] if hit.line.rank is None else [hit.line.rank, *others]
+        where = of_ranks(ranks, hit.line.node)
+        if named:
+            where = f"also {of_ranks(ranks[1:], '', SHOWN - 1)}" if ranks[1:] else ""
+        if rule.name == COLLECTIVE:
+            clause += f"; {where} waited for it" if where else ""
+            clause += f" ({hit.groups[1]}, SeqNum={hit.groups[0]})" if hit.groups[0] else ""
+        cause = cls.by_rule(
+            rule,
+            f"{clause} ({hit.place})" if hit.place else clause,
+            evidence=tuple(first.values())[:SHOWN],
+            followed=tuple(followed.values())[:SHOWN],
+            nodes=tuple(dict.fromkeys(filter(None, nodes))),
+            ranks=tuple(ranks[:SHOWN]),
+            where="" if rule.name == COLLECTIVE else where,
+        )
+        # A process ends once, whatever it wrote of that.
+        count = len(ranks) or len([one for one in same if not one.own]) + any(one.own for one in same)
+        return cause._replace(short=filled(rule.short, hit.groups), occurrences=max(count, 1))
+
     @property
     def sentence(self) -> str:
         """The cause in one line."""
         nodes, occurrences = self.nodes, self.occurrences
         text = self.what[:1].upper() + self.what[1:] if self.known else f"Not known: {self.what}"
-        named = ", ".join(nodes[:4]) + (f" and {len(nodes) - 4} more nodes" if len(nodes) > 4 else "")
+        named = first_of_many(nodes, 4, more=" and {} more nodes")
         if self.ranks:
             text += f" ({self.where})" if self.where else ""
         elif occurrences > 1:
@@ -133,57 +191,11 @@ def with_run(remedy: str, run: str) -> str:
     return re.sub(r"(hpcml (?:logs|rerun)) RUN\b", rf"\1 {run}", remedy)
 
 
-def by_rule(rule: Rule, clause: str = "", **fields: Any) -> Cause:
-    """Return the cause that a rule has words for, with other fields."""
-    return Cause(clause or rule.cause, rule.short, True, rule.name, rule.remedy, rule.retry, occurrences=1, **fields)
-
-
-def of_hit(hit: Hit, hits: Sequence[Hit], clause: str = "", *, named: bool = False) -> Cause:
-    """Return the cause that a line shows, with all lines that show the same, and what followed.
-
-    ``named``: the clause names whose cause it is.
-    """
-    rule = hit.rule
-    same = [other for other in hits if other.rule.name == rule.name]
-    first: dict[tuple[str, str], Line] = {}
-    for other in (hit, *same):
-        first.setdefault((other.line.file, other.line.node), other.line)
-    later = [other for other in hits if other.rule.role in (Role.CASCADE, Role.CONFIRMATION)]
-    followed: dict[str, Line] = {}
-    for other in sorted(later, key=lambda one: one.line.time):
-        followed.setdefault(other.rule.name, other.line)
-    nodes = [line.node for line in first.values()]
-    if rule.name in OF_ANOTHER_NODE:
-        nodes = named_nodes((hit, *same))
-    clause = clause or filled(rule.cause, hit.groups)
-    others = sorted(line.rank for line in first.values() if line.rank not in (None, hit.line.rank))
-    ranks = [*others] if hit.line.rank is None else [hit.line.rank, *others]
-    where = of_ranks(ranks, hit.line.node)
-    if named:
-        where = f"also {of_ranks(ranks[1:], '', SHOWN - 1)}" if ranks[1:] else ""
-    if rule.name == COLLECTIVE:
-        clause += f"; {where} waited for it" if where else ""
-        clause += f" ({hit.groups[1]}, SeqNum={hit.groups[0]})" if hit.groups[0] else ""
-    cause = by_rule(
-        rule,
-        f"{clause} ({hit.place})" if hit.place else clause,
-        evidence=tuple(first.values())[:SHOWN],
-        followed=tuple(followed.values())[:SHOWN],
-        nodes=tuple(dict.fromkeys(filter(None, nodes))),
-        ranks=tuple(ranks[:SHOWN]),
-        where="" if rule.name == COLLECTIVE else where,
-    )
-    # A process ends once, whatever it wrote of that.
-    count = len(ranks) or len([one for one in same if not one.own]) + any(one.own for one in same)
-    return cause._replace(short=filled(rule.short, hit.groups), occurrences=max(count, 1))
-
-
 def of_ranks(ranks: Sequence[int], node: str, most: int = SHOWN) -> str:
     """Return ranks in words, of many the first; of one with its node."""
     if len(ranks) == 1:
         return f"rank {ranks[0]} on {node}" if node else f"rank {ranks[0]}"
-    more = f" and {len(ranks) - most} more" if len(ranks) > most else ""
-    return f"ranks {', '.join(map(str, ranks[:most]))}{more}" if ranks else ""
+    return f"ranks {first_of_many([*map(str, ranks)], most)}" if ranks else ""
 
 
 def named_nodes(hits: Sequence[Hit]) -> list[str]:
@@ -201,18 +213,6 @@ def known_by_rule(text: str, line: Line, *, own: bool = False) -> Hit | None:
 def roots(hits: Sequence[Hit], *, with_script: bool) -> list[Hit]:
     """Return the lines that begin a failure; ``with_script``: also those of the script's output."""
     return [hit for hit in hits if hit.rule.role is Role.ROOT and (with_script or not hit.own)]
-
-
-def output_of(case: Case) -> Piece:
-    """Return the end of the output of what failed, or what the run's end quotes of it."""
-    return case.output if case.output.text else Piece("\n".join(case.end.quote), 0)
-
-
-def quoted(case: Case) -> tuple[Line, ...]:
-    """Return the last lines that say something, of those that were written down with the end."""
-    quote, by_script = case.end.quote, case.end.by == "script"
-    lines = [text for text in quote if output.last_line(Piece(text, 0))] if by_script else quote
-    return tuple(case.own(text) if by_script else Line(text, "record") for text in lines[-SHOWN:])
 
 
 def in_one_line(text: str) -> str:

@@ -15,21 +15,7 @@ from pathlib import Path
 
 from hpcml import errors
 from hpcml.failures import evidence, note, output
-from hpcml.failures.cause import (
-    LOGS,
-    OF_ANOTHER_NODE,
-    SHOWN,
-    TOLD,
-    Case,
-    Cause,
-    by_rule,
-    in_one_line,
-    named_nodes,
-    of_hit,
-    output_of,
-    quoted,
-    roots,
-)
+from hpcml.failures.cause import LOGS, OF_ANOTHER_NODE, SHOWN, TOLD, Case, Cause, in_one_line, named_nodes, roots
 from hpcml.failures.end import End, MemoryLimit
 from hpcml.failures.evidence import Hit, Line
 from hpcml.failures.order import Clocks, corrected, first_of, with_ranks
@@ -137,11 +123,11 @@ def _judged(case: Case, hits: Sequence[Hit]) -> Cause:
         return _time_limit(case, hits)
     if not by_script and (rule := BY_NAME.get(end.reason)):
         nodes = end.lost_nodes if rule.retry is Retry.EXCLUDE else ()
-        remedy, lines = end.hint or rule.remedy, quoted(case)
+        remedy, lines = end.hint or rule.remedy, case.quoted
         return Cause(end.message, rule.short, True, rule.name, remedy, rule.retry, lines, nodes=nodes)
     final = case.short_by_status(followed=False)
     if not by_script and status in final:
-        return Cause(end.message, final[status], remedy=end.hint, evidence=quoted(case))
+        return Cause(end.message, final[status], remedy=end.hint, evidence=case.quoted)
     if end.state == State.CANCELLED:
         return Cause(end.message, "cancelled", remedy=end.hint)
     if _was_out_of_memory(case, hits):
@@ -161,7 +147,7 @@ def _time_limit(case: Case, hits: Sequence[Hit]) -> Cause:
         rule = BY_NAME["frozen"]
         clause = f"{filled(rule.cause, (case.blocked_on,))}, until the time limit was reached"
         line = Line(f"the script was blocked on a file system: {case.blocked_on}", "record", "events.jsonl", 0, blocked)
-        return by_rule(rule, clause, evidence=(line,), nodes=case.first_node, followed=shown)
+        return Cause.by_rule(rule, clause, evidence=(line,), nodes=case.first_node, followed=shown)
     startup = reversed(case.kind.startup if case.kind else ())
     phases = {
         f"{SCRIPT}-started": "while the script ran",
@@ -170,14 +156,14 @@ def _time_limit(case: Case, hits: Sequence[Hit]) -> Cause:
     }
     phase = next((clause for event, clause in phases.items() if event in case.times), "before the run began")
     rule = BY_NAME["time-limit"]
-    return by_rule(rule, f"{rule.cause} {phase}", evidence=shown)._replace(remedy=case.end.hint or rule.remedy)
+    return Cause.by_rule(rule, f"{rule.cause} {phase}", evidence=shown)._replace(remedy=case.end.hint or rule.remedy)
 
 
 def waited(hits: Sequence[Hit]) -> Cause | None:
     """Return that a rank waited for another, which did not come, in a run that still runs; None if none did."""
     marked = with_ranks(End(), hits)
     late = [hit for hit in marked if hit.rule.name == COLLECTIVE]
-    return of_hit(late[0], late) if late else None
+    return Cause.of_hit(late[0], late) if late else None
 
 
 def _was_out_of_memory(case: Case, hits: Sequence[Hit]) -> bool:
@@ -196,7 +182,7 @@ def _child_out_of_memory(case: Case, hits: Sequence[Hit]) -> Cause | None:
     if not confirmed:
         return None
     chain = [f"{one.get('type')}: {one.get('message')}" for one in case.error.get("chain", ())]
-    near = output.near_end(output_of(case), crashed=False)
+    near = output.near_end(case.last_output, crashed=False)
     lines = [(text, 0) for text in chain] + [
         (text, near.first + place if near.first else 0) for place, text in enumerate(near.text.split("\n"))
     ]
@@ -205,7 +191,7 @@ def _child_out_of_memory(case: Case, hits: Sequence[Hit]) -> Cause | None:
         return None
     clause = f"a process that {case.subject} started was killed because the node's memory limit was reached"
     rule, nodes = BY_NAME["oom-kill"], [hit.line.node for hit in confirmed]
-    return by_rule(
+    return Cause.by_rule(
         rule,
         clause,
         evidence=(shown, *(hit.line for hit in confirmed))[:SHOWN],
@@ -217,8 +203,8 @@ def _out_of_memory(case: Case, hits: Sequence[Hit]) -> Cause:
     rule, end = BY_NAME["oom-kill"], case.end
     confirmed = [hit for hit in hits if hit.rule.role is Role.CONFIRMATION or hit.rule.name == "worker-oom"]
     if not confirmed:
-        return by_rule(rule, end.message, evidence=quoted(case))._replace(occurrences=0)
-    cause = of_hit(min(confirmed, key=lambda hit: hit.line.time or math.inf), hits, rule.cause)
+        return Cause.by_rule(rule, end.message, evidence=case.quoted)._replace(occurrences=0)
+    cause = Cause.of_hit(min(confirmed, key=lambda hit: hit.line.time or math.inf), hits, rule.cause)
     # Slurm says it of a role's step in that role's log.
     lines_of_roles = [hit.line for hit in confirmed if hit.rule.name == "oom-kill" and hit.line.source not in _NO_ROLES]
     roles = {line.source for line in lines_of_roles}
@@ -239,19 +225,19 @@ def _lost(case: Case, hits: Sequence[Hit]) -> Cause:
     if end.state == State.NODE_FAIL:
         named = [hit for hit in hits if hit.rule.name == "node-failure"]
         nodes = tuple(dict.fromkeys(filter(None, named_nodes(named))))
-        return by_rule(BY_NAME["node-failure"], evidence=tuple(hit.line for hit in named[:SHOWN]), nodes=nodes)
+        return Cause.by_rule(BY_NAME["node-failure"], evidence=tuple(hit.line for hit in named[:SHOWN]), nodes=nodes)
     status, record = end.exit_status, Line(end.message, "record", "status.json")
     if root := first_of(roots(hits, with_script=status != errors.WORKERS_NEVER_CAME)):
-        cause = of_hit(root, hits)
+        cause = Cause.of_hit(root, hits)
         nodes = cause.nodes or (end.lost_nodes if root.rule.name in OF_ANOTHER_NODE else ())
         return cause._replace(nodes=nodes, followed=(record, *cause.followed)[:SHOWN])
     in_quote = evidence.hits_in(evidence.Piece("\n".join(end.quote), 0), "record")  # of the log of ``end.node``
     end_hits = [hit for hit in in_quote if hit.rule.role is Role.ROOT]
     if end_hits := [hit._replace(line=hit.line._replace(node=end.node)) for hit in end_hits]:
-        cause = of_hit(end_hits[0], end_hits)
+        cause = Cause.of_hit(end_hits[0], end_hits)
         return cause._replace(nodes=cause.nodes or end.lost_nodes, followed=(record,))
     if end.memory_limit == MemoryLimit.PROCESS:
-        return by_rule(BY_NAME["worker-memory"], end.message, evidence=quoted(case), nodes=end.lost_nodes)
+        return Cause.by_rule(BY_NAME["worker-memory"], end.message, evidence=case.quoted, nodes=end.lost_nodes)
     is_known = status not in (errors.ALLOCATION_LOST, 128 + signal.SIGKILL)
     short = case.short_by_status(followed=True).get(status, "ended")
-    return Cause(end.message, short, is_known, "", end.hint, evidence=quoted(case))
+    return Cause(end.message, short, is_known, "", end.hint, evidence=case.quoted)

@@ -7,20 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from hpcml.failures import output
-from hpcml.failures.cause import (
-    LOGS,
-    SHOWN,
-    TOLD,
-    Case,
-    Cause,
-    in_one_line,
-    known_by_rule,
-    of_hit,
-    of_ranks,
-    output_of,
-    quoted,
-    roots,
-)
+from hpcml.failures.cause import LOGS, SHOWN, TOLD, Case, Cause, in_one_line, known_by_rule, of_ranks, roots
 from hpcml.failures.evidence import Hit, Line
 from hpcml.failures.order import first_of
 from hpcml.failures.rule import Retry, Role
@@ -69,7 +56,7 @@ def raised(case: Case, hits: Sequence[Hit]) -> Cause:
         return after(case, hit, hits)
     if worse := _deeper(hit, hits):
         return worse._replace(followed=(chain.lines[0],))
-    cause = _no_files(of_hit(hit, [*hits, hit]), errors_of_chain[index])
+    cause = _no_files(Cause.of_hit(hit, [*hits, hit]), errors_of_chain[index])
     evidence_lines = (line._replace(text=f"{line.text}{_place_of_error(case)}"), *cause.evidence[1:])[:SHOWN]
     remedy = cause.remedy if cause.nodes else case.end.hint or cause.remedy  # the hint is for the script's own node
     return cause._replace(evidence=evidence_lines, followed=later, remedy=remedy)
@@ -121,7 +108,7 @@ def _of_error(case: Case, hits: Sequence[Hit], text: str, line: Line, later: tup
 
 def _with_child(case: Case, cause: Cause, name: str) -> Cause:
     """Add what a command printed of its failure, where the error says only that the command failed."""
-    words = output.before_traceback(output_of(case)) if name == "CalledProcessError" else None
+    words = output.before_traceback(case.last_output) if name == "CalledProcessError" else None
     if words is None:
         return cause
     line = case.own(words.text[:TOLD], words.number)
@@ -132,7 +119,7 @@ def _with_child(case: Case, cause: Cause, name: str) -> Cause:
 
 def _with_thread(case: Case, cause: Cause) -> Cause:
     """Add the error of a thread that ended before: the script may have waited for what this thread should bring."""
-    if not (found := output.thread_error(output_of(case))):
+    if not (found := output.thread_error(case.last_output)):
         return cause
     thread, words = found
     line = case.own(words.text[:TOLD], words.number)
@@ -177,7 +164,7 @@ def _deeper(hit: Hit, hits: Sequence[Hit]) -> Cause | None:
         other for other in roots(hits, with_script=True) if other.line.source == "library" or "nccl" in other.rule.name
     ]
     one = first_of([other for other in behind if other.rule.name not in _SPEAK_FOR_OTHERS])
-    return of_hit(one, hits) if one else None
+    return Cause.of_hit(one, hits) if one else None
 
 
 def _no_files(cause: Cause, error: Mapping[str, Any]) -> Cause:
@@ -209,7 +196,7 @@ def printed_error(case: Case, hits: Sequence[Hit], line: Line) -> Cause:
     if hit := known_by_rule(line.text, line, own=True):
         if hit.rule.role is Role.CASCADE:
             return after(case, hit, hits)
-        return _with_environment(of_hit(hit, [*hits, hit]), hits)
+        return _with_environment(Cause.of_hit(hit, [*hits, hit]), hits)
     name = line.text.partition(":")[0].rpartition(".")[2]
     remedy = _remedy(name, line.text)
     clause = f"{case.subject} printed {line.text}"
@@ -234,14 +221,14 @@ def of_child(case: Case, hits: Sequence[Hit], child: output.ChildError) -> Cause
     who = who if child.launched else case.subject
     if child.killed:
         remedy = f"See the output before the end: {LOGS}."
-        return Cause(f"{who} was ended by {child.killed}", child.killed, True, "signal", remedy, evidence=quoted(case))
+        return Cause(f"{who} was ended by {child.killed}", child.killed, True, "signal", remedy, evidence=case.quoted)
     line = case.own(f"{child.words.text}{f' ({child.place})' if child.place else ''}", child.words.number)
     if hit := known_by_rule(child.message, line, own=True):
         if hit.rule.role is Role.CASCADE:
             return after(case, hit, hits)
         shown = next((text for text in child.message.split("\n") if re.search(hit.rule.pattern, text)), line.text)
         hit = hit._replace(line=line._replace(text=shown[:TOLD]) if shown not in line.text else line)
-        return of_hit(hit, [*hits, hit], f"{who} failed: {filled(hit.rule.cause, hit.groups)}", named=True)
+        return Cause.of_hit(hit, [*hits, hit], f"{who} failed: {filled(hit.rule.cause, hit.groups)}", named=True)
     name = child.words.text.partition(":")[0].rpartition(".")[2]
     remedy = _remedy(name, child.words.text)
     return Cause(f"{who} raised {line.text}", name, True, "script-error", remedy, evidence=(line,), occurrences=1)
@@ -250,10 +237,10 @@ def of_child(case: Case, hits: Sequence[Hit], child: output.ChildError) -> Cause
 def after(case: Case, cascade: Hit, hits: Sequence[Hit]) -> Cause:
     """Return the earliest fault in the logs, where the script's end is a consequence; else an unknown cause."""
     if root := first_of(roots(hits, with_script=False)):
-        cause = of_hit(root, hits)
+        cause = Cause.of_hit(root, hits)
         return cause._replace(followed=(cascade.line, *cause.followed)[:SHOWN])
     if confirmed := [hit for hit in hits if hit.rule.role is Role.CONFIRMATION]:
-        return of_hit(confirmed[0], hits)._replace(followed=(cascade.line,))
+        return Cause.of_hit(confirmed[0], hits)._replace(followed=(cascade.line,))
     if another := _raised_by_another(case):
         return another._replace(followed=(cascade.line,))
     if left := _left(case):
@@ -290,7 +277,7 @@ def _raised_by_another(case: Case) -> Cause | None:
         if hit := known_by_rule(text, line):
             if hit.rule.role is Role.CASCADE:
                 continue
-            return of_hit(hit, [hit])
+            return Cause.of_hit(hit, [hit])
         name, ranks = text.partition(":")[0], () if line.rank is None else (line.rank,)
         clause, remedy = f"{of_ranks(ranks, line.node)} raised {text}", _remedy(name, text)
         return Cause(clause, name, True, "script-error", remedy, evidence=(line,), occurrences=1, ranks=ranks)

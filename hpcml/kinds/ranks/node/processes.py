@@ -32,7 +32,7 @@ from hpcml.node.run_state import TICK, RunState
 from hpcml.node.versions import Comparison
 from hpcml.paths import SCRIPT
 from hpcml.repairs.table import REPAIRS
-from hpcml.units import format_deadline
+from hpcml.units import first_of_many, format_deadline
 
 FOLLOW = 5.0  # seconds after the first failure, in which other ranks write their errors, until they are told to end
 ENDING = 10.0  # seconds that they have then
@@ -452,9 +452,8 @@ class Ranks:
 
     def rest(self) -> str:
         """Return which ranks still run, as a clause."""
-        named = ", ".join(map(str, sorted(self.left)[: 2 * _NAMED]))
-        more = f" and {len(self.left) - 2 * _NAMED} more" if len(self.left) > 2 * _NAMED else ""
-        return f"rank{'s' if len(self.left) > 1 else ''} {named}{more} had not ended"
+        named = first_of_many([*map(str, sorted(self.left))], 2 * _NAMED)
+        return f"rank{'s' if len(self.left) > 1 else ''} {named} had not ended"
 
     def note_rest(self, now: float) -> None:
         """Say once who still runs, some time after other ranks ended well."""
