@@ -11,9 +11,9 @@ import pytest
 from hpcml import errors
 from hpcml.forms import Form
 from hpcml.kinds.dask.node.cluster import Hangs
-from hpcml.node import supervisor
 from hpcml.node.outcome import EventLog, RunEndedError
 from hpcml.node.processes import OwnTime
+from hpcml.node.tasks import follow
 from hpcml.paths import RunPaths
 from hpcml.recorded import Recorded
 from hpcml.runs.status import Status, _after
@@ -145,7 +145,7 @@ def test_a_script_that_a_file_system_blocks_is_an_event_that_its_status_has(tmp_
     status = Status("run")
     with events:
         for blocked in (True, False):
-            supervisor._look_for_hang(state, hang, told_to_end=False)
+            follow.look_for_hang(state, hang)
             assert state.frozen == blocked
     for event in Recorded(RunPaths(tmp_path)).events:
         status = _after(status, event)
