@@ -682,5 +682,7 @@ FAULTS = (
     F("hpcml/kinds/dask/node/activity.py", "            or any(scheduler.queued for scheduler in self.schedulers)\n", "", "a cluster whose tasks are queued counts as idle"),
     F("docs/security.md", "| `$TMPDIR/hpcml_…`, a process's folder |", "| `$TMPDIR/hpcml-…`, a process's folder |", "the page on security names other folders than runs make"),
     F("hpcml/cli/cancel_rm.py", "for path in () if options.yes else ended:", "for path in ():", "hpcml rm removes the only copy of what a script wrote", True),
+    F("hpcml/plan/container.py", "for text in site.runtime.binds]", "for text in site.runtime.binds[:1]]", "an image has only the first of the folders that a profile binds"),
+    F("jobs/etl.py", '(trips["miles"] < 200)', '(trips["miles"] < 20000)', "the example ETL keeps trips of ten thousand miles"),
     F("hpcml/runs/status.py", 'if bash_env := run.submission.bash_env if run.submission else "":', "if bash_env := '':", "nobody is told of a BASH_ENV that ends each job at once"),
 )  # fmt: skip
