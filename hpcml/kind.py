@@ -33,7 +33,6 @@ class Role(NamedTuple):
     name: str  # in the names of its logs and of the files with exit statuses
     every_node: bool  # one process on each node; otherwise one on the first node
     title: str  # its name in a sentence
-    connected: bool = False  # whether it tells the supervisor its versions over a connection, and not by a file
     tasks: int = 1  # processes on each node, of a role on every node
     mpi: str = ""  # the kind of PMI by which Slurm connects them, as for srun --mpi; empty: the site's default
     log: str = ""  # what its logs have, as the help of ``hpcml logs`` says it; empty: its name says it

@@ -281,13 +281,13 @@ COMPLEX = {
 }
 # The lines of each package, which may only fall: a commit that raises a number says what this buys.
 MOST_LINES = {
-    ".": 5596,
+    ".": 5587,
     "api": 967,
     "cli": 7333,
     "doctor": 1538,
     "failures": 2898,
     "images": 1048,
-    "kinds": 10116,
+    "kinds": 10064,
     "node": 11248,
     "options": 834,
     "plan": 835,

@@ -255,15 +255,27 @@ def keep(
 class Bystander:
     """An agent whose node has no processes yet: it answers requests for stacks, and no signals."""
 
+    LOOK = 2.0  # seconds between two looks whether the run has ended, while nobody can say it
+
     def __init__(self, node: Node) -> None:
         self.node = node
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
             signal.signal(number, lambda *_: None)  # the supervisor ends the agent, which samples the node until then
 
-    def look(self) -> None:
-        """Hear the supervisor, and take the ends of child processes."""
-        self.node.hear()
-        _reap(self.node, lambda *_: None)
+    def wait_for(self, order: str) -> bool:
+        """Wait for an order of the supervisor; return False if the run, or the step, ends before."""
+        next_look = 0.0
+        while os.getppid() == self.node.parent:
+            _reap(self.node, lambda *_: None)
+            orders = {one.get("do") for one in self.node.hear()}
+            if orders & {order, "close"}:
+                return order in orders
+            if not self.node.link.is_up and time.monotonic() >= next_look:
+                next_look = time.monotonic() + self.LOOK
+                if run_has_ended(self.node.context):
+                    return False
+            self.node.link.wait(TICK)
+        return False
 
 
 def _write_stacks(node: Node, request: dict[str, Any]) -> None:

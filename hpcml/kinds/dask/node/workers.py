@@ -14,7 +14,8 @@ from pathlib import Path
 from hpcml.errors import WORKERS_NEVER_CAME
 from hpcml.files import tail, write
 from hpcml.forms import Form
-from hpcml.kinds.dask.node import late, nanny, temporary_directory
+from hpcml.kinds.dask.node import nanny, temporary_directory
+from hpcml.kinds.dask.node.messages import START
 from hpcml.kinds.dask.roles import WORKER
 from hpcml.node import agent, files, profilers, scratch
 from hpcml.node.hardware.preflight import Inspection, UnfitError
@@ -47,7 +48,7 @@ def main() -> int:
     except OSError as error:
         return node.refuse(f"nsys cannot be started: {error.strerror}")
     agent.watch(context)
-    if context.settings.workers.late and not late.wait(context, agent.Bystander(node).look):
+    if context.settings.workers.late and not agent.Bystander(node).wait_for(START):
         node.mark("ended")
         return 0
     inspection = Inspection(context)  # a child of its own, beside the imports
