@@ -263,6 +263,22 @@ def test_sockets(cluster: Cluster, target: Target) -> None:
         tries(cluster, mallory.KNOCK, *found, *through, node=node)
 
 
+def test_junk_at_the_port_for_agents_and_scheduler(cluster: Cluster, target: Target) -> None:
+    """Also in the scheduler's name, from its own node, another one and outside: the run, and its scheduler, go on."""
+    places = json.loads((target.directory / "attempts/0/link.json").read_text())["places"]
+    started = [
+        cluster.lab.popen(["python3", "-c", mallory.JUNK, host, str(port)], node=node, user="mallory")
+        for node in ("n1", "n3", "login")
+        for host, port in places
+    ]
+    for done in together(started, 300):
+        assert done.returncode == 0, done.stderr
+        assert refused(done.stdout)["tries"] > 90
+    status = target.directory / "status.json"
+    assert not json.loads(status.read_text() if status.exists() else "{}").get("over")
+    assert not (target.directory / "attempts/0/nodes/n1.events").exists()
+
+
 WEB = """
 import json, socket, sys
 tries, won = 0, []

@@ -129,12 +129,13 @@ def test_nothing_that_a_stranger_says_ends_the_hub_or_is_a_message(run: Agents) 
         until(lambda: line.receive() == [{"do": "start"}], run.look)  # noqa: B023
 
 
-def test_a_hello_that_was_heard_before_opens_nothing(run: Agents) -> None:
+@pytest.mark.parametrize("name", ["n3", "scheduler@n1"])
+def test_a_hello_that_was_heard_before_opens_nothing(run: Agents, name: str) -> None:
     """As that of an agent, passed on or said again: each connection has its own number to sign."""
     port = run.hub.places[0][1]
     heard: list[bytes] = []
     with listening.listen_tcp(listening.AGENTS, "127.0.0.1") as between, ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(line_of.connect, [between.getsockname()], KEY, "n3")
+        asked = pool.submit(line_of.connect, [between.getsockname()], KEY, name)
         with between.accept()[0] as caller:
             caller.sendall(b"0" * 32 + b"\n")
             heard.append(caller.recv(512))
