@@ -190,6 +190,7 @@ FAULTS = (
     F("hpcml/node/agents.py", "                for order in self.orders:\n                    self.hub.send(node, **order)\n", "", "a scheduler that connects late waits for its order in vain"),
     F("hpcml/node/agents.py", "        if not self.nodes <= self.hub.lines.keys() and", "        if len(self.hub.lines) < len(self.nodes) and", "the scheduler's line counts as a node's, and a node behind a port filter is not heard"),
     F("hpcml/node/link/hub.py", 'if to in ("", name):\n                    line', 'if True:\n                    line', "an order to the scheduler alone reaches everyone"),
+    F("hpcml/node/agent.py", "                self.node.unheard = orders\n", "", "the workers of a node that connects late never learn where the scheduler is"),
     F("hpcml/node/link/uplink.py", "os.register_at_fork(before=self._hold, after_in_parent=self._go_on, after_in_child=self._leave)", "pass", "the supervisor does not see an agent's end while its workers go on"),
     F("hpcml/node/link/uplink.py", "if not self.role and (time.monotonic() - since > FALLBACK or not self.ways):", "if False:", "a node behind a port filter never starts"),
     F("hpcml/kinds/dask/node/losses.py", "if are_back and self.ends == self.agents.ends:", "if are_back:", "a worker task that came back quickly is told by nobody"),

@@ -17,6 +17,7 @@ import pytest
 
 from hpcml import listening
 from hpcml.kinds.dask import KIND
+from hpcml.kinds.dask.node import workers
 from hpcml.node import agent, stacks
 from hpcml.node.agents import Agents
 from hpcml.node.link import line as lines
@@ -432,3 +433,43 @@ def test_an_agent_waits_until_its_processes_are_wanted_or_the_run_ends(
         run.agents.order(do=order)
     run.until(lambda: not waiter.is_alive())
     assert waited == [order == "start"]
+
+
+@pytest.mark.parametrize("way", ["line", "file"])
+def test_workers_learn_from_the_supervisor_where_the_scheduler_is(
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, way: str
+) -> None:
+    """Also on a node that connects when the cluster has started already: all orders come at once there."""
+    if way == "file":
+        monkeypatch.setattr(uplinks, "connect", lambda *_: (None, {}))
+    run.agents.begin()
+    run.agents.order(do="start")
+    run.agents.order(do="register", addresses=["tls://n1:1", "tls://n1:2"], protocol="tls")
+    node = agent.begin(run.context("n2"), agent.Members("worker", 3, 81))
+    run.folders.callback(node.link.close)
+    run.until(lambda: "hello" in run.events("n2"))
+    bystander = agent.Bystander.__new__(agent.Bystander)
+    bystander.node = node
+    assert bystander.wait_for("start")
+    place = tmp_path / "addresses"
+    address = workers.Address(node, place)
+    run.until(lambda: address.look() and place.exists())
+    assert place.read_text() == "tls://n1:1 tls\ntls://n1:2 tls\n"
+    run.agents.order(do="close")
+    for _ in range(3):  # its workers are closed by the scheduler
+        run.look()
+        assert address.look()
+
+
+def test_workers_do_not_wait_for_the_scheduler_of_a_run_that_has_ended(run: Run, tmp_path: Path) -> None:
+    run.agents.begin()
+    node = agent.begin(run.context("n2"), agent.Members("worker", 3, 81))
+    run.folders.callback(node.link.close)
+    address = workers.Address(node, tmp_path / "addresses")
+    run.until(lambda: "hello" in run.events("n2"))
+    assert address.look()
+    run.agents.order(do="close")
+    run.until(lambda: not address.look())
+    late = workers.Address(node, tmp_path / "addresses")
+    late.deadline = 0.0
+    assert not late.look()

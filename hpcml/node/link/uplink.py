@@ -140,7 +140,7 @@ class Uplink:
             self.wait(AGAIN)
             orders = {one.get("do") for one in self.receive()}
             if orders & {order, "close"}:
-                return order in orders
+                return "close" not in orders
         return False
 
     def drop(self, why: str) -> None:

@@ -229,6 +229,8 @@ class Processes:
         match event:
             case "scheduler-up":
                 self.address, self.protocol = str(message["address"]), str(message["protocol"])
+                addresses = [self.address, *message.pop("shares")]
+                self.agents.order(do=dask_messages.SCHEDULER_IS_UP, addresses=addresses, protocol=self.protocol)
             case "worker-added" | "worker-removed":
                 self._count_worker(event, message)
                 if self.closing:  # all workers go now

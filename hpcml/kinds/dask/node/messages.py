@@ -17,8 +17,9 @@ _EXCHANGES = 5  # exchanges, of which the shortest counts
 TASK_OUTPUT = "task-output"
 NO_GPU = "worker-without-gpu"  # after a CUDA error of a task
 START = "start"  # the order to a scheduler, and to workers of a late cluster: the keys are there
+SCHEDULER_IS_UP = "register"  # the order to agents, with the addresses of the scheduler and of those of other shares
 EVENTS: Events = {  # of the scheduler, beside those of every kind
-    "scheduler-up": {"address": str, "protocol": str},
+    "scheduler-up": {"address": str, "protocol": str, "shares": list},
     "scheduler-closed": {},
     "worker-added": {"worker": str},
     "worker-removed": {"worker": str},

@@ -202,8 +202,8 @@ async def _serve(context: Context, link: Uplink, host: str, interface: str) -> i
     gpus = settings.workers.gpu is not None
     security = "" if protocol == "ucx" else tls.explanation("tls", set(), gpus=gpus)
     where = {"address": scheduler.address, "node": context.node, "pid": os.getpid(), "interface": interface}
-    record = {**where, **chosen, "security": security}
-    files.write_json(context.attempt.scheduler, record | {"shares": [other.address for other in schedulers[1:]]})
+    record = {**where, **chosen, "security": security, "shares": [other.address for other in schedulers[1:]]}
+    files.write_json(context.attempt.scheduler, record)
     service = context.attempt.service_of("dashboard")
     page = {"path": "/status", "probe": dashboard.IDENTITY, "token_file": None}
     files.write_service(service, context.node, folder / "dashboard.sock", scheduler.id, **page)

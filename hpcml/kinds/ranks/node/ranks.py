@@ -54,8 +54,6 @@ def main() -> int:
 class Ranks:
     """The ranks of this node, and what the supervisor orders: the agent looks at both."""
 
-    written, interval = True, agent.TICK
-
     def __init__(self, context: Context, node: agent.Node, deadline: float) -> None:
         self.context, self.node, self.link, self.deadline = context, node, node.link, deadline
         self.late = ""
