@@ -293,7 +293,7 @@ MOST_LINES = {
     "plan": 835,
     "remote": 3548,
     "repairs": 984,
-    "report": 2289,
+    "report": 2293,
     "request": 537,
     "runs": 7837,
     "schedulers": 2626,
