@@ -129,19 +129,19 @@ def test_a_node_of_dask_without_network_is_named(cluster: Cluster, policy: str) 
     )
     directory = start(cluster, WAITS, *SMALL, *options)
     with cut_off("n2"):
-        lost = cluster.wait_event(directory, "workers-lost", LOST) if policy == "continue" else {"node": "n2"}
-        if policy == "continue":
-            cluster.run("hpcml", "cancel", directory.name)
-        end = cluster.wait_status(directory, LOST)
-        shown = json.loads(cluster.run("hpcml", "status", directory.name, "--json").stdout)
+        if policy == "fail":
+            cluster.wait_status(directory, LOST)
+        else:
+            assert cluster.wait_event(directory, "workers-lost", LOST)["node"] == "n2"
+        end = json.loads(cluster.run("hpcml", "status", directory.name, "--json").stdout)
         why = cluster.run("hpcml", "why", directory.name).stdout
-    assert lost["node"] == "n2"
     words = "n2 has not answered for 8 s"
     if policy == "fail":
         assert (end["exit_status"], end["message"]) == (errors.ROLE_LOST, f"workers were lost: n2: {words}")
         assert words in why
     else:
-        assert shown["warnings"] == [f"n2 lost a worker permanently: {words}; 1 of 2 workers are left."], shown
+        assert end["warnings"] == [f"n2 lost a worker permanently: {words}; 1 of 2 workers are left."], end
+        cluster.run("hpcml", "cancel", directory.name)
     cluster.wait_gone(directory, 120)
 
 

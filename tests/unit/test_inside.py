@@ -194,7 +194,7 @@ PRINTS = """
 import sys
 from types import SimpleNamespace as Is
 from hpcml.node import role as node
-role = Is(name="scheduler", connected=True, every_node=False)
+role = Is(name="scheduler", every_node=False)
 main = lambda: print("a line") or print("another", file=sys.stderr) or 7
 kind = Is(roles=[role], role=lambda _: role, main_of=lambda _: main)
 node.finder, node.load = Is(install=lambda: None), lambda: Is(settings=Is(kind="one"))

@@ -12,4 +12,4 @@ MPI = Role(
     title="the MPI tasks",
     log="with --mpi: srun's tasks, through which the ranks connect",
 )
-PROGRAMS = {Form.FABRIC: "hpcml.kinds.ranks.node.interconnect"}
+PROGRAMS = {Form.INTERCONNECT: "hpcml.kinds.ranks.node.interconnect"}

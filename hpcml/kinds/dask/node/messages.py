@@ -27,7 +27,7 @@ EVENTS: Events = {  # of the scheduler, beside those of every kind
     "client-added": {},
     "use": {"connected": bool, "idle": NUMBER, "waited": NUMBER, "stuck": int, "silent": dict},
     "clock": {"node": str, "ahead": NUMBER, "within": NUMBER},
-    "fabric-checked": {},
+    "interconnect-checked": {},
     "ucx-up": {},
     "ucx-failed": {"problem": str},
     "gpu-pool": {"worker": str, "node": str, "pid": int, "pool": int},

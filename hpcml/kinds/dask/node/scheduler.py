@@ -298,12 +298,12 @@ async def _obey(link: Uplink, check: Callable[[], Awaitable[dict[str, Any]]]) ->
                 "ok": False,
                 "problem": f"the interconnect check failed: {type(error).__name__}: {error}",
             }
-        link.send(event="fabric-checked", **result)
+        link.send(event="interconnect-checked", **result)
 
     async for order in _orders(link):
         if order == "close":
             break
-        if order == "check-fabric":
+        if order == "check-interconnect":
             checking = asyncio.create_task(answer())
     if checking is not None:
         checking.cancel()
