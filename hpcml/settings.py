@@ -99,8 +99,8 @@ class Attempts(NamedTuple):
 class Points(NamedTuple):
     """The sweep whose points the script is started for."""
 
-    sweep: str  # its name; empty: no sweep
-    at_once: int  # points at the same time, each with a scheduler and a share of the workers
+    sweep: str = ""  # its name; empty: no sweep
+    at_once: int = 1  # points at the same time, each with a scheduler and a share of the workers
     options: tuple[str, ...] = ()  # the options that gave the points, as typed
 
 
