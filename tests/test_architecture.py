@@ -281,16 +281,16 @@ COMPLEX = {
 }
 # The lines of each package, which may only fall: a commit that raises a number says what this buys.
 MOST_LINES = {
-    ".": 5628,
+    ".": 5634,
     "api": 967,
     "cli": 7353,
     "doctor": 1538,
     "failures": 2898,
     "images": 1048,
-    "kinds": 10126,
+    "kinds": 10175,
     "node": 11452,
     "options": 834,
-    "plan": 840,
+    "plan": 841,
     "remote": 3548,
     "repairs": 984,
     "report": 2289,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from hpcml import hooks, kinds, repairs, schedulers
+from hpcml import hooks, kinds, records, repairs, schedulers
 from hpcml.errors import ConfigError, SiteError, UsageError
 from hpcml.kind import Kind, Role
 from hpcml.paths import SUPERVISOR, RunPaths
@@ -387,4 +387,5 @@ def _inside(site: Site, request: JobRequest, layout: JobLayout, kind: Kind, umas
         points=spec.points,
         report=Report(sample_every=float(site.report.sample_every), advice=advice, profilers=profilers),
         interconnect=site.interconnect,
+        of_kind=dict(records.plain(kind.own(site, spec))),
     )
