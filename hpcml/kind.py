@@ -268,6 +268,13 @@ class Kind(ABC):
         The plan calls it after the scheduler has laid out the job, and writes the result into plan.json.
         """
 
+    def own(self, site: Site, request: Request) -> tuple[Any, ...]:
+        """Return a record of what only the kind's own code needs to know on the nodes; empty if that is nothing.
+
+        The plan calls it after :meth:`workers`, and writes the result into plan.json. ``Settings.of_kind`` has it.
+        """
+        return ()
+
     def environment(self, site: Site, request: Request) -> tuple[tuple[str, str], ...]:
         """Return the variables that all roles share; the site's own variables replace them."""
         return ()

@@ -290,7 +290,7 @@ MOST_LINES = {
     "kinds": 10106,
     "node": 11464,
     "options": 834,
-    "plan": 835,
+    "plan": 841,
     "remote": 3548,
     "repairs": 984,
     "report": 2293,

@@ -240,7 +240,7 @@ def test_a_worker_that_the_scheduler_closes_does_not_come_back(
     monkeypatch.setattr(tls, "security", lambda _: None)
     monkeypatch.setattr("dask.config.set", lambda _: None)
     monkeypatch.setattr("os.umask", lambda _: 0)
-    settings = settings_of(workers__resources=(("disk", 2.0),), network__protocol="tls", network__interface="lo")
+    settings = settings_of(of_kind__resources=[["disk", 2.0]], network__protocol="tls", network__interface="lo")
     one = context._replace(settings=settings)
     slot = agent.Slot(one.worker_names(one.node)[0])
     assert dask_worker.run(one, slot, tmp_path, dask_worker.Share(1, 0)) == 0

@@ -412,9 +412,7 @@ def agent_of(folder: Path, hub: Hub, seconds: float = PATIENCE, *, is_told: bool
     attempt.link_key.write_bytes(KEY)
     if is_told:
         attempt.link.write_text(json.dumps({"places": hub.places, "node": "n1", "supervisor": [os.getpid(), ""]}))
-    context: Any = SimpleNamespace(
-        attempt=attempt, node="n1", node_names=("n1", "n2"), settings=settings_of(workers__mpi="")
-    )
+    context: Any = SimpleNamespace(attempt=attempt, node="n1", node_names=("n1", "n2"), settings=settings_of())
     node = agent.Node(context, agent.Members("rank", 0, errors.WORKERS_NEVER_CAME))
     node.link.open()
     return agents.Ranks(context, node, time.monotonic() + seconds)

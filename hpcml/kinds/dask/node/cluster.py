@@ -17,6 +17,7 @@ from hpcml.kinds.dask.node import gpus, late, losses, temporary_directory
 from hpcml.kinds.dask.node import messages as dask_messages
 from hpcml.kinds.dask.node.losses import Losses
 from hpcml.kinds.dask.node.security import tls
+from hpcml.kinds.dask.own import Own
 from hpcml.kinds.dask.roles import SCHEDULER
 from hpcml.node import files, scratch
 from hpcml.node.absence import Absence
@@ -327,7 +328,7 @@ class Processes:
         self.losses.tell(missing)
         absent = sum(len(node.workers) for node in missing)
         self.hangs.look(absent, final=len(final) == len(missing))
-        if final and (self.context.settings.workers.on_loss == "fail" or none_left):
+        if final and (self.context.settings.own(Own).on_loss == "fail" or none_left):
             reason = f"workers were lost: {losses.sentences(final)}"
             raise self.state.end(errors.ROLE_LOST, reason, quote=final[0].quote, **losses.of_nodes(final))
 
