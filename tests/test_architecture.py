@@ -281,20 +281,20 @@ COMPLEX = {
 }
 # The lines of each package, which may only fall: a commit that raises a number says what this buys.
 MOST_LINES = {
-    ".": 5627,
+    ".": 5638,
     "api": 967,
     "cli": 7352,
     "doctor": 1538,
     "failures": 3011,
     "images": 1048,
-    "kinds": 10106,
+    "kinds": 10155,
     "node": 11464,
     "options": 834,
     "plan": 841,
     "remote": 3548,
     "repairs": 984,
     "report": 2293,
-    "request": 537,
+    "request": 530,
     "runs": 7843,
     "schedulers": 2626,
     "sites": 1479,
