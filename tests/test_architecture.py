@@ -296,9 +296,9 @@ MOST_LINES = {
     "report": 2289,
     "request": 537,
     "runs": 7837,
-    "schedulers": 2626,
+    "schedulers": 2706,
     "sites": 1479,
-    "survey": 1070,
+    "survey": 1075,
     "sweeps": 1446,
 }
 

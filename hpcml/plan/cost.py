@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from hpcml.schedulers import partitions
+from hpcml.schedulers import gres, partitions
 from hpcml.sites.schema import Partition, Site
 from hpcml.units import MEMORY_EXPONENT, parse_memory
 
@@ -44,7 +44,8 @@ def request(site: Site, directives: Sequence[tuple[str, str]], nodes: int, secon
     said = dict(directives)
     partition = site.partitions.get(said.get("--partition", ""), Partition())
     cpus = _number(said.get("--cpus-per-task", ""), 1)
-    gpus = _gpus(said.get("--gres", "")) or _gpus(f"gpu:{said.get('--gpus-per-node', '')}")
+    of_gres, per_node = said.get("--gres", ""), said.get("--gpus-per-node", "")
+    gpus = gres.total(gres.gpus(of_gres) or gres.gpus(f"gpu:{per_node}" if per_node else ""))
     each_cpu, each_gpu = _memory(said.get("--mem-per-cpu", "")), _memory(said.get("--mem-per-gpu", ""))
     memory = _memory(said.get("--mem", "")) or cpus * each_cpu or gpus * each_gpu
     name, qos = said.get("--partition", ""), said.get("--qos", "")
@@ -73,12 +74,6 @@ def _memory(text: str) -> int:
         return parse_memory(text)
     except ValueError:
         return 0
-
-
-def _gpus(text: str) -> int:
-    """Return the GPUs of ``gpu:4``, ``gpu:a100:4`` or ``gpu`` among other resources."""
-    parts = [part.split(":") for part in text.split(",")]
-    return sum(_number(part[-1], 1 if len(part) == 1 else 0) for part in parts if part[0] == "gpu" and part[-1])
 
 
 def weights(texts: Mapping[str, str]) -> tuple[dict[str, float], list[str]]:

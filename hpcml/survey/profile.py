@@ -221,15 +221,13 @@ class _Writer:
         """Return what a job may ask for on every node of a partition, and how that is known; 0 is not known."""
         kinds, fields = self.kinds[name], self.partitions[name]
         if kinds:
-            types = tuple(dict.fromkeys(one for kind in kinds for one in kind.gpu_types))
             smallest = Kind(
                 partition=name,
                 nodes=sum(one.nodes for one in kinds),
                 cpus=min(one.cpus for one in kinds),
                 threads=max(one.threads for one in kinds),
-                memory=min(one.memory for one in kinds),
-                gpus=max(one.gpus for one in kinds),
-                gpu_types=types,
+                memory=_least(*(one.memory for one in kinds)),
+                gpus_by_type=max(kinds, key=lambda one: one.gpus).gpus_by_type,
             )
             return smallest, How(SLURM, self.tables.kinds_by)
         if self.node and name in self.of_node:
@@ -250,11 +248,12 @@ class _Writer:
                 "the partition's totals in scontrol show partition, divided by its number of nodes",
                 concluded=True,
             )
-            return Kind(name, nodes, cpus // nodes, 0, memory // nodes, gpus // nodes, ()), how
+            memory = memory // nodes if memory > nodes else 0  # 1 MiB a node is Slurm's word for unknown
+            return Kind(name, nodes, cpus // nodes, 0, memory, _untyped(gpus // nodes)), how
         if self.node and self.node.job.partition == name:
             how = How(NODE, f"what {self.node.job.node} has", concluded=True)
-            return Kind(name, 0, self.node.process.cpus.online, 0, 0, len(self.node.gpu.names), ()), how
-        return Kind(name, 0, 0, 0, 0, 0, ()), How(SLURM, "no node was seen", concluded=True)
+            return Kind(name, 0, self.node.process.cpus.online, 0, 0, _untyped(len(self.node.gpu.names))), how
+        return Kind(name, 0, 0, 0, 0), How(SLURM, "no node was seen", concluded=True)
 
     def _raw(self, name: str, *, own_qos: bool = True) -> _Limits:
         """Return the limits of a partition itself and of the QoS that it has of its own."""
@@ -267,7 +266,7 @@ class _Writer:
     def _limits(self, qos: str, partition: str) -> _Limits:
         """Return the limits of a QoS; those in CPUs or GPUs are counted as nodes of a partition."""
         fields = self.tables.qos.get(qos, {})
-        shape = self._shape(partition)[0] if partition else Kind("", 0, 0, 0, 0, 0, ())
+        shape = self._shape(partition)[0] if partition else Kind("", 0, 0, 0, 0)
         per_job = self._nodes(fields.get("MaxTRES", ""), shape, up=False)
         per_user = self._nodes(fields.get("MaxTRESPU", ""), shape, up=False)
         least = self._nodes(fields.get("MinTRES", ""), shape, up=True)
@@ -323,9 +322,10 @@ class _Writer:
                 f"partition {name} has several kinds of nodes; the profile has their smallest CPU count and memory. "
                 "Must a job choose a kind with --constraint?",
             )
-        if len(shape.gpu_types) > 1:
-            types = " or ".join(shape.gpu_types)
-            draft.ask(table, f"which GPUs shall a job in partition {name} request, {types} (slurm.gpu_type)?")
+        types = dict.fromkeys(gpu_type for one in self.kinds[name] for gpu_type, _ in one.gpus_by_type if gpu_type)
+        if len(types) > 1:
+            which = f"{', '.join(types)} (slurm.gpu_type)"
+            draft.ask(table, f"which of these GPUs shall a job in partition {name} request: {which}?")
         seen = self.node if self.node and self.node.job.partition == name else None
         threads = shape.threads or (seen.process.cpus.threads if seen else 0)
         if threads > 1:
@@ -508,8 +508,13 @@ class _Writer:
 
 
 def _in_words(kind: Kind) -> str:
-    gpus = f"{kind.gpus} GPUs{''.join(f' {name}' for name in kind.gpu_types)}" if kind.gpus else "no GPUs"
-    return f"{kind.nodes} nodes: {kind.cpus} CPUs, {kind.threads} for each core, {kind.memory} MiB, {gpus}"
+    gpus = " and ".join(f"{count} GPUs {name}".rstrip() for name, count in kind.gpus_by_type) or "no GPUs"
+    memory = f"{kind.memory} MiB" if kind.memory else "memory unknown to Slurm"
+    return f"{kind.nodes} nodes: {kind.cpus} CPUs, {kind.threads} for each core, {memory}, {gpus}"
+
+
+def _untyped(gpus: int) -> tuple[tuple[str, int], ...]:
+    return (("", gpus),) if gpus else ()
 
 
 def _above(path: str) -> Iterator[str]:

@@ -109,6 +109,27 @@ def test_partitions_and_qos_of_four_versions(folder: str, monkeypatch: pytest.Mo
     assert known == {"description", "extends", "identify.order", "defaults.time", "resources.exclusive"}
 
 
+def test_memory_that_slurm_does_not_know_is_asked_for_by_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """RealMemory is 1 MiB where nobody has configured it; a request for more is refused there."""
+    row = "gh*|256|72|1|1|2-00:00:00|c[001-256]|(null)\n"
+    node = "NodeName=c001 CPUTot=72 CPUEfctv=72 ThreadsPerCore=1 RealMemory=1 Partitions=gh\n"
+    shown = (
+        "PartitionName=gh State=UP TotalNodes=256 TotalCPUs=18432 TRES=cpu=18432,mem=256M,node=256 MaxTime=2-00:00:00\n"
+    )
+    for changed in ({"sinfo": row, "node": node, "partition": shown}, {"sinfo": "-", "node": "-", "partition": shown}):
+        draft = profile.write(answer(monkeypatch, "lab", **changed), LOGIN, None, "2026-11-23")
+        made = tomllib.loads(draft.text(()))["partitions"]["gh"]
+        assert "memory_per_node" not in made
+        assert made["cpus_per_node"] == 72
+        assert not any("memory_per_node" in question for question in draft.questions)
+
+
+def test_gpus_whose_type_begins_with_a_digit_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = "geforce*|2|32|1|128000|1-00:00:00|g[1-2]|gpu:2080ti:8(S:0-1)\n"
+    made = profile_of(answer(monkeypatch, "lab", sinfo=rows, node="-", partition="-"))
+    assert made["partitions"]["geforce"]["gpus_per_node"] == 8
+
+
 def test_the_limits_of_a_qos_are_those_that_a_job_has(monkeypatch: pytest.MonkeyPatch) -> None:
     leonardo = profile_of(answer(monkeypatch, "leonardo"))
     assert leonardo["qos"]["boost_qos_bprod"] == {"partitions": ["boost_usr_prod"], "min_nodes": 65, "max_nodes": 256, "max_time": "1-00:00:00"}  # fmt: skip
