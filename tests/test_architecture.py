@@ -295,9 +295,9 @@ MOST_LINES = {
     "repairs": 984,
     "report": 2289,
     "request": 537,
-    "runs": 7837,
-    "schedulers": 2706,
-    "sites": 1479,
+    "runs": 7861,
+    "schedulers": 2867,
+    "sites": 1522,
     "survey": 1075,
     "sweeps": 1446,
 }

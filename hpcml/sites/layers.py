@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, get_args, get_origin
@@ -15,6 +16,7 @@ from hpcml.sites import powers, renamed
 from hpcml.units import Memory, Seconds, TimeLimit
 
 T = TypeVar("T")
+_OF_PARTITION = re.compile(r"partitions\.[^.]+\.account")
 _SWITCHES = "repairs"  # the table of which one word sets all keys: repairs = false
 
 
@@ -56,6 +58,10 @@ class Layers:
             below = f"{key}."
             for shadowed in [name for name in self.values if name.startswith(below)]:
                 del self.values[shadowed]
+            if key == "defaults.account":  # of one for all partitions the accounts of earlier layers are no part
+                for name in [name for name in self.values if _OF_PARTITION.fullmatch(name)]:
+                    if self.values[name].origin != origin:
+                        del self.values[name]
             self.values[key] = Value(value, origin, by)
 
     def nested(self) -> dict[str, Any]:
