@@ -27,10 +27,10 @@ class Resource(NamedTuple):
     number: int = 0
     text: str = ""  # as it was written
 
-    @property
-    def is_slice(self) -> bool:
-        """Whether it is a part of a GPU (MIG)."""
-        return bool(_SLICE.search(self.type))
+
+def is_slice(gpu_type: str) -> bool:
+    """Return whether GPUs of a type are parts of a GPU (MIG)."""
+    return bool(_SLICE.search(gpu_type))
 
 
 def read(text: str) -> tuple[Resource, ...]:

@@ -31,12 +31,12 @@ class Value(NamedTuple):
 class Layers:
     """Settings by dotted key; a later layer replaces scalars and lists and merges tables.
 
-    A key that has another name now is kept by the new one; ``old_keys`` has a note for each.
+    A key that has another name now is kept by the new one. ``notes`` are for the user, in their order.
     """
 
     def __init__(self) -> None:
         self.values: dict[str, Value] = {}
-        self.old_keys: dict[str, None] = {}  # in their order
+        self.notes: dict[str, None] = {}
 
     def add(self, table: Mapping[str, object], origin: str, by: Origin) -> None:
         """Lay a table over what is there.
@@ -53,7 +53,7 @@ class Layers:
                 if key in values:
                     problem = f"'{_shown(written)}' is the old name of '{_shown(key)}', which is also set"
                     raise ConfigError(problem, place=origin, hint=f"Remove {_shown(written)}.")
-                self.old_keys[renamed.note_of(written, origin)] = None
+                self.notes[renamed.note_of(written, origin)] = None
             powers.check(key, by, origin)
             below = f"{key}."
             for shadowed in [name for name in self.values if name.startswith(below)]:
