@@ -303,6 +303,48 @@ def test_many_runs_are_asked_for_in_one_question(world: World) -> None:
     assert "--jobs=102,103" in call["arguments"]
 
 
+@pytest.mark.parametrize("way", ["option", "variable", "line", "short"])
+def test_a_run_on_another_cluster_is_asked_for_and_cancelled_there(world: World, way: str) -> None:
+    """sbatch names the cluster; without the name squeue knows no such job, and the run would count as failed."""
+    if way == "line":
+        world.script.write_text("#SBATCH -M dodrio,joltik\nprint('hello')\n")
+    words = {"option": ("--clusters", "dodrio,joltik"), "short": ("-M", "joltik")}.get(way, ())
+    env = {"SLURM_CLUSTERS": "joltik"} if way == "variable" else {}
+    done = world.run("submit", "--site", "slurm", "--detach", *words, "job.py", env=env)
+    assert done.returncode == 0, done.stderr
+    (run,) = world.runs.glob("job-*")
+    kept = json.loads((run / "submission.json").read_text())
+    assert (kept["job"], kept["cluster"]) == ("101", "joltik")
+    status = world.run("status", run.name, "--json")
+    assert json.loads(status.stdout)["phase"] == "queued", status.stdout
+    assert "--clusters=joltik" in world.calls("squeue")[-1]["arguments"]
+    done = world.run("cancel", run.name)
+    assert "job 101 on cluster joltik" in done.stdout
+    assert world.calls("scancel")[-1]["arguments"] == ["--clusters=joltik", "101"]
+
+
+def test_each_cluster_is_asked_once_and_a_silent_one_hides_no_other(world: World) -> None:
+    for words in ((), ("-M", "joltik"), ("-M", "joltik"), ("-M", "down")):
+        assert world.run("submit", "--site", "slurm", "--detach", *words, "job.py").returncode == 0
+    before = len(world.calls("squeue"))
+    (world.state / "down").write_text(repr({"down": True}))
+    rows = json.loads(world.run("ls", "--json").stdout)
+    asked = sorted(call["arguments"][0] for call in world.calls("squeue")[before:])
+    assert asked == ["--all", "--clusters=down", "--clusters=joltik"]
+    assert [row["state"] for row in rows].count("PENDING") == 3, rows
+
+
+def test_a_lost_answer_of_another_cluster_is_found_there(world: World) -> None:
+    (world.state / "sbatch.answer").write_text(
+        repr({"then": True, "out": "", "err": "sbatch: error: Socket timed out\n", "code": 1})
+    )
+    done = world.run("submit", "--site", "slurm", "--detach", "-M", "dodrio,joltik", "job.py")
+    assert done.returncode == 0, done.stderr
+    (run,) = world.runs.glob("job-*")
+    kept = json.loads((run / "submission.json").read_text())
+    assert (kept["job"], kept["cluster"], kept["found_again"]) == ("101", "joltik", True)
+
+
 def test_cancel(world: World) -> None:
     world.submit()
     done = world.run("cancel", "101")
