@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import calendar
+import functools
 import os
 import re
 import shlex
@@ -15,12 +16,11 @@ from typing import Any
 from hpcml import files, units
 from hpcml.errors import ANSWER_LOST, HpcmlError, SiteError, SlurmUnreachableError
 from hpcml.failures.rule import Where
-from hpcml.failures.rules import meaning
+from hpcml.failures.rules import meaning, own_lines
 from hpcml.origins import HPCML
 from hpcml.paths import RunPaths
 from hpcml.request.record import RunRequest, measure
 from hpcml.schedulers import (
-    FOR_JOBS,
     NOT_ASKED,
     UNKNOWN,
     UNREADABLE,
@@ -31,10 +31,11 @@ from hpcml.schedulers import (
     Submission,
     readable,
     slurm_options,
+    slurm_reasons,
 )
 from hpcml.sites.layers import process_environment
 from hpcml.sites.schema import Site
-from hpcml.states import ACTIVE, ENDED, PENDING, State, Wait
+from hpcml.states import ACTIVE, ENDED, PENDING, State
 from hpcml.subprocesses import Answer, CommandMissingError, run
 
 ONE_MACHINE, OWN_JOBS = False, True
@@ -46,6 +47,7 @@ gpu_directives = slurm_options.gpu_directives
 array_options, array_launcher = slurm_options.array_options, slurm_options.array_launcher
 cluster_options, log_pattern = slurm_options.cluster_options, slurm_options.filename_pattern
 TIMEOUT = 60.0  # seconds for one question; slurmctld's own MessageTimeout is 10 to 100
+_FOR_A_REASON = 10.0  # seconds for a question that only explains why a job waits
 _LOOK_AGAIN = 20.0  # seconds for which a job whose submission was not answered is looked for
 
 _REQ_MEM = re.compile(r"(\d{1,18}(?:\.\d+)?[KMGT]?)([cn]?)", re.IGNORECASE)  # as sacct writes it
@@ -88,48 +90,6 @@ _UNREACHABLE = (
 )
 _MAYBE_SENT = r"(?i)Socket timed out|Zero Bytes were transmitted|Connection reset"
 
-# squeue's reasons, in words. Others are shown as Slurm gives them.
-REASONS = {
-    "Resources": "waiting for free nodes",
-    "Priority": "waiting for jobs with higher priority",
-    "Dependency": FOR_JOBS,
-    "DependencyNeverSatisfied": "the job will never start: the job that it depends on did not end as required",
-    "BeginTime": "waiting for the requested start time",
-    "JobHeldUser": "held by the user (to release the job: scontrol release)",
-    "JobHeldAdmin": "held by the administrators",
-    "PartitionDown": "the partition is down",
-    "PartitionInactive": "the partition is inactive",
-    "PartitionNodeLimit": "the job will never start: it requests more nodes than the partition allows",
-    "PartitionTimeLimit": "the job will never start: it requests more time than the partition allows",
-    "ReqNodeNotAvail": "a node that the job needs is down, drained or reserved",
-    "Nodes_required_for_job_are_DOWN": "nodes that the job needs are down, drained or reserved",
-    "QOSMaxJobsPerUserLimit": "the QoS allows you no more jobs at the same time",
-    "QOSMaxNodePerUserLimit": "the QoS allows you no more nodes at the same time",
-    "QOSMaxNodePerJobLimit": "the job will never start: it requests more nodes than the QoS allows",
-    "QOSMaxWallDurationPerJobLimit": "the job will never start: it requests more time than the QoS allows",
-    "AssocGrpCPUMinutesLimit": "the account's budget is used up",
-    "AssocGrpBillingMinutes": "the account's budget is used up",
-    "AssocMaxJobsLimit": "the account allows you no more jobs at the same time",
-    "InvalidAccount": "the job will never start: the account is not valid",
-    "InvalidQOS": "the job will never start: the QoS is not valid",
-    "BadConstraints": "the job will never start: no node matches the request",
-    "Reservation": "waiting for the requested reservation",
-    "Licenses": "waiting for a software license",
-    "None": "waiting for Slurm's scheduler",
-}
-_WAITS = {  # those of them that do not pass by themselves
-    "Dependency": Wait.JOBS,
-    "DependencyNeverSatisfied": Wait.DEPENDENCY,
-    "JobHeldUser": Wait.HELD,
-    "JobHeldAdmin": Wait.HELD,
-    "PartitionNodeLimit": Wait.NEVER,
-    "PartitionTimeLimit": Wait.NEVER,
-    "QOSMaxNodePerJobLimit": Wait.NEVER,
-    "QOSMaxWallDurationPerJobLimit": Wait.NEVER,
-    "InvalidAccount": Wait.NEVER,
-    "InvalidQOS": Wait.NEVER,
-    "BadConstraints": Wait.NEVER,
-}
 _ASKED_AT_ONCE = 5000
 _ASKED_ALONE = 16  # jobs that are asked for again, each alone, where the answer for many cannot be read
 _QUEUED = "--format=%i|%T|%r|%S|%N|%j|%k"
@@ -142,21 +102,6 @@ _LONGEST_LINE = 300  # characters of a line that is shown
 _LONGEST_FIELD = 65536  # characters of a field: a list of thousands of nodes is the longest that Slurm writes
 _STATE = re.compile(r"[A-Z_]{1,30}")
 NUMBER = re.compile(r"\d{1,18}", re.ASCII)
-
-
-def reason_in_words(reason: str) -> str:
-    """Return squeue's reason as a person reads it."""
-    key = _key(reason)
-    return REASONS.get(key, REASONS.get(key.split(",")[0], reason[:_LONGEST_LINE]))
-
-
-def wait_of(reason: str) -> Wait:
-    """Return what squeue's reason means for hpcml."""
-    return _WAITS.get(_key(reason), Wait.PASSES)
-
-
-def _key(reason: str) -> str:
-    return reason.strip("()").partition("(")[0].replace(" ", "_")
 
 
 def clean_environment() -> dict[str, str]:
@@ -317,9 +262,14 @@ def refusal(answer: Answer, program: str = "sbatch") -> HpcmlError:
         return SlurmUnreachableError(message, transient=True, place=program, hint=hint)
     if program == "sbatch" and (rule := meaning(answer.text, Where.SUBMISSION)):
         return SiteError(rule.sentence, place=program, hint=rule.remedy, quote=_quote(answer))
-    hint = "Slurm's message is above. The site's documentation may explain this message."
     refused = "the job" if program == "sbatch" else f"the command {program}"
-    return SiteError(f"Slurm refused {refused}", place=program, hint=hint, quote=_quote(answer))
+    words = [
+        re.sub(r"^s[a-z]+: (error: )?", "", line.strip())[:_LONGEST_LINE]
+        for line in own_lines(answer.text) or _quote(answer)[-1:]
+    ]
+    said = "; ".join(filter(None, words)).rstrip(".") or "it gives no reason"
+    hint = "The site's documentation or support may explain this message."
+    return SiteError(f"Slurm refused {refused}: {said}", place=program, hint=hint, quote=_quote(answer))
 
 
 def _quote(answer: Answer) -> tuple[str, ...]:
@@ -597,10 +547,22 @@ def _queued(jobs: Sequence[str]) -> dict[str, JobState]:
     for task, *fields in rows_of(answer):
         if fields and _STATE.fullmatch(fields[0]):
             rows.setdefault(_base(task), []).append(fields)
-    return {job: _of_rows(job, rows.get(_base(_parts(job)[0]), []), other) for job in jobs}
+    maintenance = functools.cache(lambda: _maintenance(_cluster(jobs[0])))
+    return {job: _of_rows(job, rows.get(_base(_parts(job)[0]), []), other, maintenance) for job in jobs}
 
 
-def _of_rows(job: str, rows: list[list[str]], other: JobState) -> JobState:
+def _maintenance(cluster: str) -> tuple[float, float]:
+    """Return begin and end of the next maintenance; 0 if Slurm does not tell."""
+    try:
+        answer = ask(for_clusters(cluster, ["scontrol", "--oneliner", "show", "reservation"]), _FOR_A_REASON)
+    except SlurmUnreachableError:
+        return 0.0, 0.0  # scontrol is not installed
+    return slurm_reasons.next_maintenance(answer.out, time.time()) if answer.code == 0 else (0.0, 0.0)
+
+
+def _of_rows(
+    job: str, rows: list[list[str]], other: JobState, maintenance: Callable[[], tuple[float, float]]
+) -> JobState:
     """Return the state of a job by squeue's rows of its number, ``other`` if there is none."""
     number, run = _parts(job)
     combined = other
@@ -609,10 +571,12 @@ def _of_rows(job: str, rows: list[list[str]], other: JobState) -> JobState:
         if run and (doubt := _is_not(number, run, more[3:])):
             combined = doubt if combined == other else combined
             continue
-        why, wait = (reason_in_words(reason), wait_of(reason)) if state in PENDING else ("", Wait.PASSES)
+        pending = state in PENDING
+        why = slurm_reasons.read(reason, maintenance, time.time()) if pending else slurm_reasons.Reason("")
         # of an array's tasks, a running one counts
         if combined.state in (UNREADABLE, UNKNOWN.state) or combined.ended:
-            combined = JobState(state, why, "" if start == "N/A" else start[:_LONGEST_LINE], nodes, wait=wait)
+            start = "" if start == "N/A" else start[:_LONGEST_LINE]
+            combined = JobState(state, why.words, start, nodes, wait=why.wait)
     return combined
 
 

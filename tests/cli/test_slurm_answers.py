@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import time
@@ -22,7 +23,12 @@ from world import World, until, write_end, write_events
 REFUSALS = {
     "account": ("sbatch: error: Batch job submission failed: Invalid account or account/partition combination specified\n",
                 "rejected the account", "--account"),
-    "new": ("sbatch: error: Batch job submission failed: The moon is full\n", "Slurm refused", "Slurm's message"),
+    "new": ("sbatch: error: Batch job submission failed: The moon is full\n", "refused the job: Batch job submission failed: The moon is full", "support"),
+    # a plugin of the site, whose errors sbatch then describes by an unrelated one of its own
+    "plugin": ("sbatch: error: Ask for a moon first\nsbatch: error: See example.org\nsbatch: error: Batch job submission failed: Invalid feature specification\n",
+               "Slurm refused the job: Ask for a moon first; See example.org", "support"),
+    "cli_filter": ("sbatch: error: cli_filter: cannot explicitly request memory for GPU allocation\nsbatch: error: cli_filter plugin terminated with error\n",
+                   "cannot explicitly request memory for GPU allocation", "support"),
 }  # fmt: skip
 NO_CONTROLLER = "Unable to contact slurm controller (connect failure)\n"
 DOWN_NOW = {"err": f"slurm_load_jobs error: {NO_CONTROLLER}", "code": 1}
@@ -343,6 +349,18 @@ def test_a_lost_answer_of_another_cluster_is_found_there(world: World) -> None:
     (run,) = world.runs.glob("job-*")
     kept = json.loads((run / "submission.json").read_text())
     assert (kept["job"], kept["cluster"], kept["found_again"]) == ("101", "joltik", True)
+
+
+def test_a_run_that_waits_for_a_maintenance_says_which_time_limit_still_fits(world: World) -> None:
+    directory = world.submit()
+    world.set_job("101", reason="ReqNodeNotAvail, Reserved for maintenance")
+    world.answer(
+        "scontrol",
+        out="ReservationName=m StartTime=2099-01-01T08:00:00 EndTime=2099-01-02T08:00:00 Flags=MAINT Nodes=ALL\n",
+    )
+    text = world.run("status", directory.name).stdout
+    assert "maintenance from 2099-01-01 08:00" in text
+    assert re.search(r"--time \d+-\d\d:\d\d:00 or less", " ".join(text.split()))
 
 
 def test_cancel(world: World) -> None:
