@@ -340,6 +340,16 @@ class _Writer:
         draft.set(table, "min_nodes", limits.least if limits.least > 1 else 0, how)
         draft.set(table, "max_nodes", _least(limits.nodes, _count(fields.get("TotalNodes", "")) or shape.nodes), how)
         draft.set(table, "max_time", units.format_time_limit(limits.time) if limits.time else "", how)
+        self._sizes(name, shape, seen)
+        self._account(name)
+        self._kinds(name, seen)
+        self._ask_of(name, shape, "was derived from the whole partition" if seen.concluded else "is what Slurm reports")
+        if self.default_qos and not default:
+            self._qos_for(name, mine)
+
+    def _sizes(self, name: str, shape: Kind, seen: How) -> None:
+        """Set what a node of a partition has, and which of it a job may request."""
+        draft, table, fields = self.draft, ("partitions", name), self.partitions[name]
         gpu_type = _whole_type(self.kinds[name])
         counts = [dict(kind.gpus_by_type).get(gpu_type, 0) for kind in self.kinds[name]] if gpu_type else [shape.gpus]
         draft.set(table, "gpus_per_node", max(counts), seen)
@@ -354,11 +364,6 @@ class _Writer:
         draft.set(table, "whole_nodes", fields.get("OverSubscribe") == "EXCLUSIVE" or "", shown)
         least = amounts(self.tables.qos.get(fields.get("QoS", ""), {}).get("MinTRES", ""))
         draft.set(table, "needs_gpus", "gres/gpu" in least or "", How(SLURM, "MinTRES of the partition's QoS"))
-        self._account(name)
-        self._kinds(name, seen)
-        self._ask_of(name, shape, "was derived from the whole partition" if seen.concluded else "is what Slurm reports")
-        if self.default_qos and not default:
-            self._qos_for(name, mine)
 
     def _account(self, name: str) -> None:
         """Set the account of a partition that does not take the one which the profile has for all."""
