@@ -298,7 +298,7 @@ MOST_LINES = {
     "runs": 7892,
     "schedulers": 3081,
     "sites": 1518,
-    "survey": 1164,
+    "survey": 1169,
     "sweeps": 1446,
 }
 
