@@ -82,7 +82,7 @@ FAULTS = (
     F("hpcml/doctor/ports.py", "if layer != usual]", "if False]", "adapters of two link types are green"),
     F("hpcml/doctor/ports.py", "if count < max(counts.values())]:", "if count < min(counts.values())]:", "a node with fewer adapters than others is green"),
     F("hpcml/doctor/scheduler.py", "sorted({*defaults} & {*cpu_only})", "sorted({*defaults} - {*cpu_only})", "a default QoS without GPUs is green"),
-    F("hpcml/doctor/scheduler.py", 'one.partition in ("", partition)', "True", "an account that may not use the partition is green"),
+    F("hpcml/doctor/scheduler.py", 'one.partition in ("", *partition.split(","))', "True", "an account that may not use the partition is green"),
     F("hpcml/doctor/scheduler.py", "if grant.left <= 0:", "if grant.left < 0:", "a grant that is spent is yellow"),
     F("hpcml/doctor/scheduler.py", "if room == 0:", "if room < 0:", "no room for another job is green"),
     F("hpcml/doctor/scheduler.py", 'for key in ("RequeueExit", "RequeueExitHold")', 'for key in ("RequeueExit",)', "the doctor misses that Slurm holds hpcml's exit statuses"),
