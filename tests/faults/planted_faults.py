@@ -666,6 +666,7 @@ FAULTS = (
     F("hpcml/runs/script_checks.py", "raise _does_not_compile(error, where) from error", "return []", "a script with a syntax error waits for nodes"),
     F("hpcml/failures/job_log.py", 'if line.startswith("srun: ")', "if line", "any line of the job's log is told as srun's"),
     F("hpcml/node/link/mailbox.py", "os.O_APPEND | os.O_NOFOLLOW", "os.O_APPEND", "a link in the place of an agent's messages leads them into another file"),
+    F("hpcml/schedulers/gres.py", "return bool(_SLICE.search(gpu_type))", "return False", "slices of a GPU count as whole GPUs"),
     F("hpcml/earlier_names.py", "return earlier if earlier.exists() else path", "return path", "the output of a run that an older version made is not shown", True),
     F("hpcml/schedulers/slurm_options.py", 'return str(path).replace("%", "%%")', "return str(path)", "in a folder with a per cent sign in its name Slurm writes a run's output elsewhere", True),
     F("docs/elastic.md", 'ElasticCluster(maximum=2, idle="10m",', 'ElasticCluster(most=2, idle="10m",', "the first example of the page on elastic clusters does not run", True),
@@ -692,6 +693,7 @@ FAULTS = (
     F("hpcml/cli/cancel_rm.py", "for path in () if options.yes else ended:", "for path in ():", "hpcml rm removes the only copy of what a script wrote", True),
     F("hpcml/plan/container.py", "for text in site.runtime.binds]", "for text in site.runtime.binds[:1]]", "an image has only the first of the folders that a profile binds"),
     F("jobs/etl.py", '(trips["miles"] < 200)', '(trips["miles"] < 20000)', "the example ETL keeps trips of ten thousand miles"),
+    F("hpcml/kinds/dask/node/security/ucx_auth.py", 'logger.warning("hpcml.ucx: refused a UCX peer: %s", reason)', "pass", "nobody is told of a stranger who knocks at a worker's UCX", True),
     F("hpcml/runs/status.py", 'if bash_env := run.submission.bash_env if run.submission else "":', "if bash_env := '':", "nobody is told of a BASH_ENV that ends each job at once"),
-    F("hpcml/schedulers/gres.py", "return bool(_SLICE.search(gpu_type))", "return False", "slices of a GPU count as whole GPUs"),
+    F("hpcml/runs/status.py", 'if "allocated" in before.progress.times:  # what', "if False:  # what", "a run whose supervisor was killed counts as one whose image cannot be started", True),
 )  # fmt: skip
