@@ -1,11 +1,17 @@
-"""The versions of packages that this interpreter imports, from the names of folders on its path: no file is read."""
+"""The versions of packages that this interpreter imports, from names of folders on its path; how others are added."""
 
 from __future__ import annotations
 
 import os
 import re
+import shlex
 import sys
-from collections.abc import Container
+from collections.abc import Container, Sequence
+from pathlib import Path
+
+from hpcml import files
+
+SETTINGS = "pyvenv.cfg"  # the file by which Python knows a virtual environment
 
 _OTHER_NAMES = {"libucx": "ucx", "nvidia-cuda-runtime": "cuda", "cuda-cudart": "cuda", "nvidia-nccl": "nccl"}
 _CUDA = re.compile(r"-cu(da)?1\d(x)?$")  # how wheels say for which CUDA they are
@@ -34,3 +40,20 @@ def _names(folder: str) -> list[str]:
         return os.listdir(folder or ".")
     except OSError:
         return []  # a path may name zip files and folders that are not there; Python passes over them too
+
+
+def lacking(python: str, packages: Sequence[str]) -> tuple[str, str]:
+    """Return that an interpreter lacks packages, as a clause, and how they are added; nodes use the same words."""
+    what = f"package {packages[0]}" if len(packages) == 1 else f"packages {', '.join(packages)}"
+    them = "it" if len(packages) == 1 else "them"
+    hint = f"Install {them}, usually with: {install(python, packages)}. To use another Python: --python PATH."
+    return f"the run's Python ({python}) lacks the {what}", hint
+
+
+def install(python: str, packages: Sequence[str]) -> str:
+    """Return the command that adds packages to an interpreter's environment; one that uv made may have no pip."""
+    settings = files.text(Path(python).parent.parent / SETTINGS)
+    by_uv = re.search(r"^uv\s*=", settings, re.MULTILINE) is not None
+    program = shlex.quote(python)
+    command = f"uv pip install --python {program}" if by_uv else f"{program} -m pip install"
+    return f"{command} {shlex.join(packages)}"

@@ -1,0 +1,346 @@
+"""Which Python a run uses: ``--python``, the settings, what the script or its project names, the active environment.
+
+What an environment has is read from its files. No interpreter is started, and conda is never started.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import stat
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from hpcml import files, installed, kinds, schedulers
+from hpcml.errors import NotFoundError, UsageError, did_you_mean, nearest
+from hpcml.forms import Form
+from hpcml.origins import Origin
+from hpcml.request.record import RunRequest
+from hpcml.runs import modules_reached, packages
+from hpcml.runs.packages import Environment
+from hpcml.sites import layers
+from hpcml.sites.layers import Layers, Value, user_path
+from hpcml.sites.lookup import LoadedSite
+
+KEY = "runtime.python"
+OPTION = "--python"
+_ACTIVE = ("VIRTUAL_ENV", "CONDA_PREFIX")  # variables that name the active environment
+_OF_A_MACHINE = ("/tmp", "/var/tmp", "/dev/shm", "/run")  # folders that each machine has of its own
+_MOST_NAMED = 3  # modules in a note
+
+
+class Chosen(NamedTuple):
+    """A site and a request with the decision, and notes on it; those of ``always`` each submission shows."""
+
+    loaded: LoadedSite
+    spec: RunRequest
+    notes: tuple[str, ...] = ()
+    always: tuple[str, ...] = ()
+
+
+def choose(loaded: LoadedSite, spec: RunRequest, late: bool) -> Chosen:
+    """Return the site with the Python of the run in ``runtime.python``.
+
+    Parameters
+    ----------
+    late
+        Whether a Dask cluster starts only if the script opens a client.
+
+    Raises
+    ------
+    UsageError, NotFoundError
+        If ``--python`` names no environment that can be used, or several.
+    """
+    site, environment = loaded.site, layers.process_environment()
+    image = "--image" if spec.image else "runtime.kind = 'image'" if site.runtime.kind == "image" else ""
+    if spec.python:
+        return _typed(loaded, spec, image)
+    if image:
+        return Chosen(loaded, spec)
+    needed = _Needed(loaded, spec, late)
+    if site.runtime.python:
+        chosen = Path(site.runtime.python)
+        by = f"the run uses {chosen} ({loaded.layers.origin(KEY)})"
+        return _placed(Chosen(loaded, spec), _unused(environment, needed, chosen, by))
+    notes: list[str] = []
+    if not (spec.code.form.traits.is_script or spec.code.form is Form.JUPYTER):
+        return Chosen(loaded, spec)
+    for prefix, variable in _active(environment):
+        python = prefix / "bin/python"
+        if why := _why_unused(prefix, needed):
+            notes.append(_unused_note(prefix, why))
+            continue
+        notes += _unused(environment, needed, python, f"the run uses {prefix}")
+        return _placed(_laid(loaded, spec, python, f"{variable}, the active environment", Origin.FOUND), notes)
+    return Chosen(loaded, spec, tuple(notes))
+
+
+def origin(loaded: LoadedSite) -> str:
+    """Return who named the Python of a site's runs, empty if it is hpcml's own."""
+    return loaded.layers.origin(KEY) if loaded.site.runtime.python else ""
+
+
+def _typed(loaded: LoadedSite, spec: RunRequest, image: str) -> Chosen:
+    """Return the decision for ``--python``."""
+    if image:
+        hint = f"Remove {OPTION}, or run without the image (--set runtime.kind=python, and no --image)."
+        raise UsageError(f"{OPTION} cannot be combined with {image}", place=OPTION, hint=hint)
+    if loaded.layers.origin(KEY) == "--set":
+        raise UsageError(f"{OPTION} and --set {KEY} name two Pythons", place=OPTION, hint=f"Remove --set {KEY}=….")
+    here = layers.user_path("~") if spec.code.staged else layers.here()
+    python = find(spec.python, here, layers.process_environment())
+    foreign, away = who_may_change(python), away_from_nodes(python, loaded)
+    always = [f"{foreign}: this account can run code as you in the run"] if foreign else []
+    always += [f"{away}: use a folder that all nodes share"] if away else []
+    chosen = _laid(loaded, spec, python, OPTION, Origin.TYPED)
+    return chosen._replace(notes=tuple(always), always=tuple(always))
+
+
+def _laid(loaded: LoadedSite, spec: RunRequest, python: Path, origin: str, by: Origin) -> Chosen:
+    """Return the site and the request with a Python, whose programs come first."""
+    changed = Layers()
+    changed.values, changed.old_keys = {**loaded.layers.values, KEY: Value(str(python), origin, by)}, {}
+    site = loaded.site._replace(runtime=loaded.site.runtime._replace(python=str(python)))
+    programs, code = python.parent, spec.code
+    if code.interpreter and (own := programs / code.interpreter[0]).exists():
+        spec = spec.changed(interpreter=(str(own), *code.interpreter[1:]))
+    elif code.form is Form.PROGRAM and not code.script.is_absolute() and (own := programs / code.script).exists():
+        spec = spec.changed(script=own)
+    return Chosen(loaded._replace(site=site, layers=changed), spec)
+
+
+def _placed(chosen: Chosen, notes: list[str]) -> Chosen:
+    """Return a decision with notes on it, and on where its Python is."""
+    python = Path(chosen.loaded.site.runtime.python)
+    where = away_from_nodes(python, chosen.loaded)
+    return chosen._replace(notes=(*notes, *([where] if where else [])))
+
+
+# -- an environment by its path or name --------------------------------------------------------------------------------
+
+
+def find(text: str, here: Path, environment: Mapping[str, str]) -> Path:
+    """Return the interpreter that ``--python`` means.
+
+    Raises
+    ------
+    NotFoundError
+        If there is none.
+    UsageError
+        If there are several, or it cannot be executed or is too old.
+    """
+    path = here / user_path(text)
+    by_path = [path] if _exists(path) else []
+    is_name = "/" not in text and not text.startswith((".", "~"))
+    by_name = [*_by_name(text, environment)] if is_name else []
+    if not (by_path or by_name) and is_name and (program := shutil.which(text, path=environment.get("PATH", ""))):
+        by_path = [Path(program)]
+    candidates = [*by_path, *by_name]
+    if len(candidates) > 1:
+        hint = f"Write one of these paths: {', '.join(map(str, candidates))}."
+        raise UsageError(f"'{text}' means several environments", place=OPTION, hint=hint)
+    if not candidates:
+        raise _unknown(text, path, is_name, environment)
+    return _checked(_interpreter(candidates[0], text), text)
+
+
+def _exists(path: Path) -> bool:
+    """Whether a path exists; UsageError if the user may not know."""
+    try:
+        path.stat()
+    except PermissionError as error:
+        hint = "Ask its owner for permission to read and execute it."
+        raise UsageError(f"{error.strerror}: {path}", place=OPTION, hint=hint) from error
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def _interpreter(path: Path, text: str) -> Path:
+    """Return the interpreter of an environment, or the file itself."""
+    if not path.is_dir():
+        return path
+    if (path / "uv.lock").is_file() and not (path / ".venv").exists():
+        hint = f"Type: uv sync --project {path}. Then submit again."
+        raise NotFoundError("The uv project has no environment", place=str(path), hint=hint)
+    for folder in (path, path / ".venv"):
+        for name in ("python", "python3"):
+            if _exists(folder / "bin" / name):
+                return folder / "bin" / name
+    hint = f"Name a folder with bin/python, or create an environment: python3 -m venv {text}."
+    raise NotFoundError("This folder is not a Python environment", place=str(path), hint=hint)
+
+
+def _checked(python: Path, text: str) -> Path:
+    """Refuse an interpreter that certainly cannot run the run's processes."""
+    if not stat.S_ISREG(python.stat().st_mode) or not os.access(python, os.X_OK):
+        hint = "Name a Python environment's folder, or its bin/python."
+        raise UsageError("This file cannot be executed", place=f"{OPTION} {text}: {python}", hint=hint)
+    if why := _too_old(Environment(str(python))):
+        hint = "Create the environment with a newer Python."
+        raise UsageError(f"{python} {why}", place=f"{OPTION} {text}", hint=hint)
+    return python
+
+
+def _too_old(environment: Environment) -> str:
+    if environment.version is None or environment.version >= packages.OLDEST:
+        return ""
+    has, least = (".".join(map(str, version)) for version in (environment.version, packages.OLDEST))
+    return f"is Python {has}, but hpcml needs Python {least} or newer"
+
+
+def _unknown(text: str, path: Path, is_name: bool, environment: Mapping[str, str]) -> NotFoundError:
+    """Return that there is no such environment, with the nearest name."""
+    names = sorted({one.name for folder in _conda_folders(environment) for one in _listed(folder)})
+    hint = did_you_mean(nearest(text, names), "Name a folder with bin/python, or a conda environment.")
+    if is_name and names:
+        hint += f" Conda environments: {', '.join(names[:8])}."
+    return NotFoundError(f"There is no Python environment '{text}'", place=f"{OPTION} {path}", hint=hint)
+
+
+def _by_name(name: str, environment: Mapping[str, str]) -> Iterator[Path]:
+    """Yield the conda environments of a name, each once."""
+    roots = [root for root in _conda_roots(environment) if name in ("base", "root")]
+    found = [*roots, *(one for folder in _conda_folders(environment) for one in _listed(folder) if one.name == name)]
+    yield from dict.fromkeys(Path(os.path.realpath(one)) for one in found)
+
+
+def _listed(folder: Path) -> list[Path]:
+    """Return the conda environments in a folder."""
+    try:
+        return [path for path in sorted(folder.iterdir()) if (path / "conda-meta").is_dir()]
+    except OSError:
+        return []
+
+
+def _conda_roots(environment: Mapping[str, str]) -> list[Path]:
+    """Return where conda itself is installed."""
+    path = environment.get("PATH", "")
+    programs = [environment.get("CONDA_EXE", ""), *(shutil.which(name, path=path) for name in ("conda", "mamba"))]
+    roots = [Path(os.path.realpath(program)).parent.parent for program in programs if program]
+    roots += [Path(environment[name]) for name in ("MAMBA_ROOT_PREFIX", "CONDA_ROOT") if environment.get(name)]
+    return list(dict.fromkeys(root for root in roots if (root / "conda-meta").is_dir() or (root / "envs").is_dir()))
+
+
+def _conda_folders(environment: Mapping[str, str]) -> list[Path]:
+    """Return the folders in which conda keeps environments, also those of its settings."""
+    home = Path(environment.get("HOME", "/"))
+    folders = [root / "envs" for root in _conda_roots(environment)]
+    words = [*environment.get("CONDA_ENVS_PATH", "").split(":"), *environment.get("CONDA_ENVS_DIRS", "").split(":")]
+    own = files.text(home / ".condarc")
+    listed = re.search(r"^envs_dirs:\s*\n((?:\s*-\s*.+\n?)+)", own, re.MULTILINE)
+    words += [line.strip(" -'\"\t") for line in listed[1].splitlines()] if listed else []
+    folders += [user_path(os.path.expandvars(word)) for word in words if word]
+    named = files.text(home / ".conda" / "environments.txt").splitlines()
+    folders += [Path(line.strip()).parent for line in named if line.strip()]
+    return list(dict.fromkeys([*folders, home / ".conda" / "envs"]))
+
+
+# -- the active environment --------------------------------------------------------------------------------------------
+
+
+class _Needed:
+    """What the run needs of its Python, read when it is first asked for."""
+
+    def __init__(self, loaded: LoadedSite, spec: RunRequest, late: bool) -> None:
+        self.loaded, self.spec, self.late = loaded, spec, late
+        self._names: list[str] | None = None
+
+    @property
+    def names(self) -> list[str]:
+        """The modules: of the kind of run, of the form, and what the script always imports."""
+        if self._names is None:
+            of_kind = () if self.late else kinds.get(self.spec.kind).needs
+            own = modules_reached.needed(self.spec.code)
+            self._names = list(dict.fromkeys([*of_kind, *self.spec.code.form.traits.packages, *own]))
+        return self._names
+
+    def missing(self, python: Path) -> str:
+        """Return what an interpreter lacks, in a clause; empty if it has all."""
+        environment = Environment(str(python))
+        if not environment.readable:
+            return "hpcml cannot read which packages it has"
+        lacks = environment.lacking(self.names)
+        more = f" and {len(lacks) - _MOST_NAMED} more" if len(lacks) > _MOST_NAMED else ""
+        return f"it lacks {', '.join(lacks[:_MOST_NAMED])}{more}" if lacks else ""
+
+
+def _active(environment: Mapping[str, str]) -> list[tuple[Path, str]]:
+    """Return the active environments other than hpcml's own, with their variables: first the one first on PATH."""
+    places = [os.path.realpath(folder) for folder in environment.get("PATH", "").split(":") if folder]
+    found: dict[str, tuple[Path, str]] = {}
+    for variable in _ACTIVE:
+        text = environment.get(variable, "")
+        if text.startswith("/") and os.path.realpath(text) != os.path.realpath(sys.prefix):
+            found.setdefault(os.path.realpath(text), (Path(text), variable))
+
+    def order(real: str) -> int:
+        programs = os.path.realpath(f"{real}/bin")
+        return places.index(programs) if programs in places else len(places)
+
+    return [found[real] for real in sorted(found, key=order)]
+
+
+def _why_unused(prefix: Path, needed: _Needed) -> str:
+    """Return why hpcml does not use an active environment by itself, in a clause; empty if it does."""
+    python = prefix / "bin/python"
+    if not os.path.lexists(python):
+        return "it has no bin/python"
+    if who := who_may_change(python):
+        return who
+    if not os.access(python, os.X_OK):
+        return "its bin/python cannot be executed"
+    if (prefix / "condabin").is_dir():
+        return "it is conda's base environment"
+    if why := _too_old(Environment(str(python))):
+        return f"it {why}"
+    here, kind = os.uname().machine, files.architecture_of(python)
+    if kind and kind != here:
+        return f"it is for {kind}, but this machine is {here}"
+    return away_from_nodes(python, needed.loaded) or needed.missing(python)
+
+
+def _unused(environment: Mapping[str, str], needed: _Needed, chosen: Path, by: str) -> list[str]:
+    """Return a note on the active environment that a run does not use though it could."""
+    used = os.path.realpath(chosen.parent.parent)
+    others = [prefix for prefix, _ in _active(environment) if os.path.realpath(prefix) != used]
+    return [_unused_note(prefix, by) for prefix in others[:1] if not _why_unused(prefix, needed)]
+
+
+def _unused_note(prefix: Path, why: str) -> str:
+    line = f"{OPTION} {shlex.quote(str(prefix))}"
+    return f"hpcml does not use the active environment {prefix}, because {why}. To use it: {line}"
+
+
+def who_may_change(python: Path) -> str:
+    """Return which other account may change an interpreter, in a clause; empty if only this user, root or hpcml's."""
+    try:
+        real = Path(os.path.realpath(python))
+        settings = python.parent.parent / installed.SETTINGS
+        for path in (real, settings) if os.path.lexists(settings) else (real,):
+            status = path.stat()
+            if not files.is_obeyed(status):
+                return f"{path} belongs to {files.account(status.st_uid)}"
+            if who := files.written_by_others(status, path):
+                return f"{who} can write to {path}"
+        for place in files.replaceable(python):
+            if not place.meant and not place.unknown:
+                return f"{place.who} can replace files in {place.path}"
+    except OSError as error:
+        return f"{error.filename or python} cannot be read ({error.strerror})"
+    return ""
+
+
+def away_from_nodes(python: Path, loaded: LoadedSite) -> str:
+    """Return that the nodes do not have an interpreter, in a clause; empty if they may have it."""
+    if schedulers.get(loaded.site.scheduler).ONE_MACHINE:
+        return ""
+    for path in dict.fromkeys((python.parent.parent, Path(os.path.realpath(python)))):
+        for folder in _OF_A_MACHINE:
+            if path.is_relative_to(folder):
+                return f"{path} is in {folder}, which every node has of its own"
+    return ""

@@ -1,0 +1,102 @@
+"""The Python of a run in what is shown and recorded, and in what is submitted again."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+from hpcml import errors
+from remote_world import Laptop
+from world import World
+
+SLURM = ("--site", "slurm")
+VERSION = f"python{sys.version_info[0]}.{sys.version_info[1]}"
+
+
+def environment(folder: Path, *modules: str) -> Path:
+    """Make the files of a virtual environment; return its folder."""
+    packages = folder / "lib" / VERSION / "site-packages"
+    packages.mkdir(parents=True)
+    (folder / "bin").mkdir()
+    (folder / "pyvenv.cfg").write_text("home = /usr/bin\ninclude-system-site-packages = false\n")
+    (folder / "bin/python").symlink_to(os.path.realpath(sys.executable))
+    for module in modules:
+        (packages / module).mkdir()
+    return folder
+
+
+def recorded(directory: Path) -> tuple[str, str]:
+    """Return the Python of a run, and who named it, after the batch script was seen to use it."""
+    made = json.loads((directory / "plan.json").read_text())
+    assert made["python"] == made["steps"][-1]["command"][0]
+    return made["python"], made["python_from"]
+
+
+def test_a_named_python_is_shown_recorded_and_kept_by_rerun(world: World) -> None:
+    python = str(environment(world.project / "mine") / "bin/python")
+    done = world.run("submit", *SLURM, "--python", "mine", "job.py")
+    assert done.returncode == 0, done.stderr
+    assert f"python     {python} (--python)" in " ".join(done.stderr.split("\n")).replace("\n", "")
+    assert f"{python} (--python)" in world.run("submit", *SLURM, "--python", "mine", "--dry-run", "job.py").stdout
+    first = world.directory()
+    assert recorded(first) == (python, "--python")
+    again = world.made("rerun", first.name, cwd=world.home)
+    assert recorded(again) == (python, "--python")
+    assert json.loads((again / "request.json").read_text())["site"]["runtime.python"]["by"] == "line", "not started here"
+    other = str(environment(world.home / "other") / "bin/python")
+    assert recorded(world.made("rerun", again.name, "--python", "other", cwd=world.home)) == (other, "--python")
+    assert world.answers("status", first.name)["python"] == python
+
+
+def test_the_active_environment_is_kept_by_rerun_in_another_shell(world: World) -> None:
+    mine = environment(world.project / "mine")
+    world.environment["VIRTUAL_ENV"] = str(mine)
+    first = world.submit()
+    assert recorded(first) == (f"{mine}/bin/python", "VIRTUAL_ENV, the active environment")
+    world.environment["VIRTUAL_ENV"] = str(environment(world.project / "other"))
+    assert recorded(world.made("rerun", first.name)) == recorded(first)
+    del world.environment["VIRTUAL_ENV"]
+    assert recorded(world.made("rerun", first.name)) == recorded(first)
+
+
+def test_a_dask_run_whose_python_lacks_dask_is_refused(world: World) -> None:
+    python = environment(world.project / "mine") / "bin/python"
+    world.script.write_text("from dask.distributed import Client\n")
+    done = world.run("submit", *SLURM, "--python", "mine", "job.py")
+    assert done.returncode == errors.REFUSED, done.stderr
+    said = " ".join(done.stderr.split())
+    assert "lacks the packages dask, distributed, cryptography (--python). Nothing was submitted." in said
+    assert "-m pip install dask distributed cryptography. To use another Python: --python PATH." in said
+    assert world.left() == []
+    done = world.run("submit", *SLURM, "--python", "mine", "--dry-run", "job.py")
+    assert done.returncode == 0
+    assert "the submission would be refused" in " ".join(done.stderr.split())
+    assert world.run("submit", *SLURM, "--python", "mine", "--ranks", "1", "job.py").returncode == errors.REFUSED
+    world.script.write_text("print(1)\n")
+    assert world.run("submit", *SLURM, "--python", "mine", "--ranks", "1", "job.py").returncode == 0
+    (python.parents[1] / f"lib/{VERSION}/site-packages/dask").mkdir()
+    done = world.run("submit", *SLURM, "--python", "mine", "--set", "workers.start=early", "job.py")
+    assert "lacks the packages distributed, cryptography" in " ".join(done.stderr.split())
+
+
+def test_pythonpath_that_hides_dask_is_named_before_the_queue(world: World) -> None:
+    environment(world.project / "mine", "dask", "distributed", "cryptography")
+    (world.home / "old/dask").mkdir(parents=True)
+    (world.home / "old/dask/__init__.py").touch()
+    words = ("submit", *SLURM, "--python", "mine", "--set", "workers.start=early", "--dry-run", "job.py")
+    done = world.run(*words, env={"PYTHONPATH": str(world.home / "old")})
+    assert done.returncode == 0, done.stderr
+    assert "whose dask hides the dask of the run's Python: remove this folder from PYTHONPATH" in " ".join(done.stderr.split())
+    assert "hides" not in world.run(*words).stderr
+
+
+def test_from_a_laptop_only_the_option_counts(laptop: Laptop) -> None:
+    mine = environment(laptop.world.home / "mine")
+    laptop.world.environment["VIRTUAL_ENV"] = str(mine)
+    done = laptop.run("submit", "--dry-run", "job.py")
+    assert done.returncode == 0, done.stderr
+    assert "VIRTUAL_ENV" not in done.stdout + done.stderr
+    done = laptop.run("submit", "--dry-run", "--python", "mine", "job.py")
+    assert f"{mine}/bin/python (--python)" in "".join(done.stdout.split("\n           ")), done.stderr
