@@ -20,7 +20,7 @@ from hpcml.errors import NotFoundError, UsageError, did_you_mean, nearest
 from hpcml.forms import Form
 from hpcml.origins import Origin
 from hpcml.request.record import RunRequest
-from hpcml.runs import modules_reached, packages
+from hpcml.runs import directories, modules_reached, packages
 from hpcml.runs.packages import Environment
 from hpcml.sites import layers
 from hpcml.sites.layers import Layers, Value, user_path
@@ -28,7 +28,7 @@ from hpcml.sites.lookup import LoadedSite
 
 KEY = "runtime.python"
 OPTION = "--python"
-_ACTIVE = ("VIRTUAL_ENV", "CONDA_PREFIX")  # variables that name the active environment
+ACTIVE = ("VIRTUAL_ENV", "CONDA_PREFIX")  # variables that name the active environment
 _OF_A_MACHINE = ("/tmp", "/var/tmp", "/dev/shm", "/run")  # folders that each machine has of its own
 _MOST_NAMED = 3  # modules in a note
 
@@ -273,7 +273,7 @@ def _active(environment: Mapping[str, str]) -> list[tuple[Path, str]]:
     """Return the active environments other than hpcml's own, with their variables: first the one first on PATH."""
     places = [os.path.realpath(folder) for folder in environment.get("PATH", "").split(":") if folder]
     found: dict[str, tuple[Path, str]] = {}
-    for variable in _ACTIVE:
+    for variable in ACTIVE:
         text = environment.get(variable, "")
         if text.startswith("/") and os.path.realpath(text) != os.path.realpath(sys.prefix):
             found.setdefault(os.path.realpath(text), (Path(text), variable))
@@ -339,8 +339,9 @@ def away_from_nodes(python: Path, loaded: LoadedSite) -> str:
     """Return that the nodes do not have an interpreter, in a clause; empty if they may have it."""
     if schedulers.get(loaded.site.scheduler).ONE_MACHINE:
         return ""
+    runs = directories.runs_folder(loaded.site.paths.runs, layers.process_environment())  # which the nodes have
     for path in dict.fromkeys((python.parent.parent, Path(os.path.realpath(python)))):
         for folder in _OF_A_MACHINE:
-            if path.is_relative_to(folder):
+            if path.is_relative_to(folder) and not runs.is_relative_to(folder):
                 return f"{path} is in {folder}, which every node has of its own"
     return ""

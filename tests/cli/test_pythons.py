@@ -38,7 +38,7 @@ def test_a_named_python_is_shown_recorded_and_kept_by_rerun(world: World) -> Non
     python = str(environment(world.project / "mine") / "bin/python")
     done = world.run("submit", *SLURM, "--python", "mine", "job.py")
     assert done.returncode == 0, done.stderr
-    assert f"python     {python} (--python)" in " ".join(done.stderr.split("\n")).replace("\n", "")
+    assert f"python     {python} (--python)" in done.stderr
     assert f"{python} (--python)" in world.run("submit", *SLURM, "--python", "mine", "--dry-run", "job.py").stdout
     first = world.directory()
     assert recorded(first) == (python, "--python")
@@ -47,7 +47,9 @@ def test_a_named_python_is_shown_recorded_and_kept_by_rerun(world: World) -> Non
     assert json.loads((again / "request.json").read_text())["site"]["runtime.python"]["by"] == "line", "not started here"
     other = str(environment(world.home / "other") / "bin/python")
     assert recorded(world.made("rerun", again.name, "--python", "other", cwd=world.home)) == (other, "--python")
-    assert world.answers("status", first.name)["python"] == python
+    asked = world.answers("status", first.name)["asked"]
+    assert (asked["python"], asked["python_from"]) == (python, "--python")
+    assert f"Python {python} (--python)" in " ".join(world.run("status", first.name).stdout.split())
 
 
 def test_the_active_environment_is_kept_by_rerun_in_another_shell(world: World) -> None:
@@ -93,10 +95,17 @@ def test_pythonpath_that_hides_dask_is_named_before_the_queue(world: World) -> N
 
 
 def test_from_a_laptop_only_the_option_counts(laptop: Laptop) -> None:
-    mine = environment(laptop.world.home / "mine")
-    laptop.world.environment["VIRTUAL_ENV"] = str(mine)
+    """Not what the login shell activates there; and not what is active on the laptop."""
+    mine = environment(laptop.far / "mine")
+    laptop.tell(VIRTUAL_ENV=str(mine))
+    laptop.world.environment["VIRTUAL_ENV"] = str(environment(laptop.world.home / "other"))
     done = laptop.run("submit", "--dry-run", "job.py")
     assert done.returncode == 0, done.stderr
     assert "VIRTUAL_ENV" not in done.stdout + done.stderr
+    assert "active environment" not in done.stdout + done.stderr
     done = laptop.run("submit", "--dry-run", "--python", "mine", "job.py")
-    assert f"{mine}/bin/python (--python)" in "".join(done.stdout.split("\n           ")), done.stderr
+    assert f"{mine}/bin/python (--python)" in done.stdout, done.stderr
+    for words in (("submit", "--python", "mine", "job.py"), ("rerun", "last")):
+        done = laptop.run(*words)
+        assert done.returncode == 0, done.stderr
+        assert f"{mine}/bin/python (--python)" in done.stderr

@@ -225,10 +225,10 @@ def test_an_environment_in_a_folder_that_every_node_has_of_its_own(
     world: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mine = environment(world / "mine", "tabulate")
-    monkeypatch.setattr(pythons, "_OF_A_MACHINE", (str(world),))
+    monkeypatch.setattr(pythons, "_OF_A_MACHINE", (str(mine),))
     monkeypatch.setenv("VIRTUAL_ENV", str(mine))
     assert choose().loaded.site.runtime.python == f"{mine}/bin/python", "all processes of the local site are here"
-    told = f"{mine} is in {world}, which every node has of its own"
+    told = f"{mine} is in {mine}, which every node has of its own"
     chosen = choose("scheduler=slurm")
     assert chosen.loaded.site.runtime.python == ""
     assert told in chosen.notes[0]
