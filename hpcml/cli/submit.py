@@ -18,7 +18,6 @@ from hpcml.forms import Form
 from hpcml.options.parser import add_to
 from hpcml.options.reading import request_of
 from hpcml.options.table import OPTIONS, TAKES_VALUE
-from hpcml.origins import Origin
 from hpcml.records import DamagedError
 from hpcml.runs import directories, programs, pythons
 from hpcml.runs.directories import complete
@@ -480,8 +479,8 @@ def _settings(site: dict[str, Any]) -> list[tuple[str, str]]:
     for key, entry in site.items():
         if not isinstance(entry, dict):
             continue
-        if entry.get("origin") not in ("--set", pythons.OPTION) and entry.get("by") not in (Origin.LINE, Origin.FOUND):
-            continue  # of a file or a variable, which is read again
+        if not pythons.is_kept(entry):
+            continue
         if powers.is_refused(key):
             refused.append(key)
         else:

@@ -13,7 +13,7 @@ import stat
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from hpcml import files, installed, kinds, schedulers
 from hpcml.errors import NotFoundError, UsageError, did_you_mean, nearest
@@ -25,6 +25,7 @@ from hpcml.runs.packages import Environment
 from hpcml.sites import layers
 from hpcml.sites.layers import Layers, Value, user_path
 from hpcml.sites.lookup import LoadedSite
+from hpcml.terminal import json_text
 
 KEY = "runtime.python"
 OPTION = "--python"
@@ -82,6 +83,19 @@ def choose(loaded: LoadedSite, spec: RunRequest, late: bool) -> Chosen:
 def origin(loaded: LoadedSite) -> str:
     """Return who named the Python of a site's runs, empty if it is hpcml's own."""
     return loaded.layers.origin(KEY) if loaded.site.runtime.python else ""
+
+
+def kept(settings: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    """Return the Python that an option or the shell gave a recorded run, as a setting with its origin; at most one."""
+    entry = settings.get(KEY)
+    if not isinstance(entry, dict) or not is_kept(entry):
+        return ()
+    return ((f"{KEY}={json_text(str(entry['value']))}", str(entry.get("origin"))),)
+
+
+def is_kept(entry: Mapping[str, Any]) -> bool:
+    """Whether a recorded setting was the run's own; one of a file or a variable is read again."""
+    return entry.get("origin") in ("--set", OPTION) or entry.get("by") in (Origin.LINE, Origin.FOUND)
 
 
 def _typed(loaded: LoadedSite, spec: RunRequest, image: str) -> Chosen:

@@ -44,7 +44,9 @@ def test_a_named_python_is_shown_recorded_and_kept_by_rerun(world: World) -> Non
     assert recorded(first) == (python, "--python")
     again = world.made("rerun", first.name, cwd=world.home)
     assert recorded(again) == (python, "--python")
-    assert json.loads((again / "request.json").read_text())["site"]["runtime.python"]["by"] == "line", "not started here"
+    assert json.loads((again / "request.json").read_text())["site"]["runtime.python"]["by"] == "line", (
+        "not started here"
+    )
     other = str(environment(world.home / "other") / "bin/python")
     assert recorded(world.made("rerun", again.name, "--python", "other", cwd=world.home)) == (other, "--python")
     asked = world.answers("status", first.name)["asked"]
@@ -61,6 +63,25 @@ def test_the_active_environment_is_kept_by_rerun_in_another_shell(world: World) 
     assert recorded(world.made("rerun", first.name)) == recorded(first)
     del world.environment["VIRTUAL_ENV"]
     assert recorded(world.made("rerun", first.name)) == recorded(first)
+
+
+def test_a_sweep_that_is_continued_keeps_its_python(world: World) -> None:
+    mine = environment(world.project / "mine", "dask", "distributed", "cryptography")
+    other = environment(world.project / "other", "dask", "distributed", "cryptography")
+    named = (f"{mine}/bin/python", "VIRTUAL_ENV, the active environment")
+
+    def swept(grid: str, *words: str) -> tuple[str, str]:
+        before = {name for name in world.left() if name.startswith("s-")}
+        done = world.run("sweep", *SLURM, "--name", "s", "--grid", grid, *words, "job.py")
+        assert done.returncode == 0, done.stderr
+        (new,) = {name for name in world.left() if name.startswith("s-")} - before
+        return recorded(world.runs / new)
+
+    world.environment["VIRTUAL_ENV"] = str(mine)
+    assert swept("k=1") == named
+    world.environment["VIRTUAL_ENV"] = str(other)
+    assert [swept("k=1,2"), swept("k=1,2,3")] == [named, named]
+    assert swept("k=1,2,3,4", "--python", "other") == (f"{other}/bin/python", "--python")
 
 
 def test_a_dask_run_whose_python_lacks_dask_is_refused(world: World) -> None:
@@ -90,7 +111,9 @@ def test_pythonpath_that_hides_dask_is_named_before_the_queue(world: World) -> N
     words = ("submit", *SLURM, "--python", "mine", "--set", "workers.start=early", "--dry-run", "job.py")
     done = world.run(*words, env={"PYTHONPATH": str(world.home / "old")})
     assert done.returncode == 0, done.stderr
-    assert "whose dask hides the dask of the run's Python: remove this folder from PYTHONPATH" in " ".join(done.stderr.split())
+    assert "whose dask hides the dask of the run's Python: remove this folder from PYTHONPATH" in " ".join(
+        done.stderr.split()
+    )
     assert "hides" not in world.run(*words).stderr
 
 
