@@ -23,16 +23,21 @@ def versions(packages: Container[str]) -> dict[str, str]:
     """Return the versions of those of the packages that are installed; a wheel's name is without its CUDA."""
     found: dict[str, str] = {}
     for place in sys.path:
-        for entry in _names(place):
-            if match := _INSTALLED.fullmatch(entry):
-                name = _CUDA.sub("", re.sub(r"[-_.]+", "-", match[1]).lower())
-                name = _OTHER_NAMES.get(name, name)
-                if name in packages:
-                    found.setdefault(name, match[2])  # the first on the path is the one that is imported
+        for distribution, version in distributions(place).items():
+            name = _CUDA.sub("", distribution)
+            name = _OTHER_NAMES.get(name, name)
+            if name in packages:
+                found.setdefault(name, version)  # the first on the path is the one that is imported
     for entry in _names(f"{sys.prefix}/conda-meta"):
         if (match := _CONDA.fullmatch(entry)) and (name := _OTHER_NAMES.get(match[1], match[1])) in packages:
             found.setdefault(name, match[2])
     return dict(sorted(found.items()))
+
+
+def distributions(folder: str) -> dict[str, str]:
+    """Return the versions of the packages that are installed in a folder, by their normalized names."""
+    matches = [match for entry in _names(folder) if (match := _INSTALLED.fullmatch(entry))]
+    return {re.sub(r"[-_.]+", "-", match[1]).lower(): match[2] for match in matches}
 
 
 def _names(folder: str) -> list[str]:

@@ -281,7 +281,7 @@ COMPLEX = {
 }
 # The lines of each package, which may only fall: a commit that raises a number says what this buys.
 MOST_LINES = {
-    ".": 5629,
+    ".": 5635,
     "api": 967,
     "cli": 7340,
     "doctor": 1538,
@@ -291,15 +291,15 @@ MOST_LINES = {
     "node": 11248,
     "options": 834,
     "plan": 840,
-    "remote": 3548,
+    "remote": 3550,
     "repairs": 984,
     "report": 2289,
     "request": 541,
-    "runs": 8297,
+    "runs": 8671,
     "schedulers": 2626,
-    "sites": 1479,
+    "sites": 1485,
     "survey": 1070,
-    "sweeps": 1446,
+    "sweeps": 1462,
 }
 
 

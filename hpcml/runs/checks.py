@@ -13,7 +13,7 @@ from hpcml.forms import Form
 from hpcml.origins import TYPED
 from hpcml.plan.plan import Plan
 from hpcml.request.record import RunRequest
-from hpcml.runs import packages, programs, ranks, rendezvous, script_checks
+from hpcml.runs import described, packages, programs, ranks, rendezvous, script_checks
 from hpcml.runs.submit import Checked
 from hpcml.sites import layers
 from hpcml.sites.lookup import LoadedSite
@@ -130,6 +130,8 @@ def _check_access(python: str, named_by: str) -> list[str]:
     except PermissionError:
         denied = True
     except OSError:
+        if described.FOLDER in Path(python).parts:  # uv makes it at the submission
+            return []
         return [f"{python} ({named_by}) does not exist on this machine; the nodes must have it"]
     if denied:
         hint = (

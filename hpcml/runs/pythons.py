@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hpcml import files, installed, kinds, schedulers
-from hpcml.errors import NotFoundError, UsageError, did_you_mean, nearest
+from hpcml.errors import NotFoundError, ScriptError, UsageError, did_you_mean, nearest
 from hpcml.forms import Form
 from hpcml.origins import Origin
 from hpcml.request.record import RunRequest
-from hpcml.runs import directories, modules_reached, packages
+from hpcml.runs import described, directories, modules_reached, packages
+from hpcml.runs.described import Described
 from hpcml.runs.packages import Environment
 from hpcml.sites import layers
 from hpcml.sites.layers import Layers, Value, user_path
@@ -43,13 +44,15 @@ class Chosen(NamedTuple):
     always: tuple[str, ...] = ()
 
 
-def choose(loaded: LoadedSite, spec: RunRequest, late: bool) -> Chosen:
+def choose(loaded: LoadedSite, spec: RunRequest, late: bool, *, dry_run: bool) -> Chosen:
     """Return the site with the Python of the run in ``runtime.python``.
 
     Parameters
     ----------
     late
         Whether a Dask cluster starts only if the script opens a client.
+    dry_run
+        Whether nothing is submitted: then no environment is made.
 
     Raises
     ------
@@ -59,7 +62,7 @@ def choose(loaded: LoadedSite, spec: RunRequest, late: bool) -> Chosen:
     site, environment = loaded.site, layers.process_environment()
     image = "--image" if spec.image else "runtime.kind = 'image'" if site.runtime.kind == "image" else ""
     if spec.python:
-        return _typed(loaded, spec, image)
+        return _typed(loaded, spec, image, dry_run=dry_run)
     if image:
         return Chosen(loaded, spec)
     needed = _Needed(loaded, spec, late)
@@ -68,6 +71,11 @@ def choose(loaded: LoadedSite, spec: RunRequest, late: bool) -> Chosen:
         by = f"the run uses {chosen} ({loaded.layers.origin(KEY)})"
         return _placed(Chosen(loaded, spec), _unused(environment, needed, chosen, by))
     notes: list[str] = []
+    if spec.code.form.traits.is_script:
+        found = _described(loaded, spec, needed, notes, dry_run=dry_run)
+        if found:
+            notes += [*found.notes, *_unused(environment, needed, found.python, f"the run uses {found.origin}")]
+            return _placed(_laid(loaded, spec, found.python, found.origin, Origin.PROJECT), notes)
     if not (spec.code.form.traits.is_script or spec.code.form is Form.JUPYTER):
         return Chosen(loaded, spec)
     for prefix, variable in _active(environment):
@@ -98,7 +106,7 @@ def is_kept(entry: Mapping[str, Any]) -> bool:
     return entry.get("origin") in ("--set", OPTION) or entry.get("by") in (Origin.LINE, Origin.FOUND)
 
 
-def _typed(loaded: LoadedSite, spec: RunRequest, image: str) -> Chosen:
+def _typed(loaded: LoadedSite, spec: RunRequest, image: str, *, dry_run: bool) -> Chosen:
     """Return the decision for ``--python``."""
     if image:
         hint = f"Remove {OPTION}, or run without the image (--set runtime.kind=python, and no --image)."
@@ -106,12 +114,18 @@ def _typed(loaded: LoadedSite, spec: RunRequest, image: str) -> Chosen:
     if loaded.layers.origin(KEY) == "--set":
         raise UsageError(f"{OPTION} and --set {KEY} name two Pythons", place=OPTION, hint=f"Remove --set {KEY}=….")
     here = layers.user_path("~") if spec.code.staged else layers.here()
-    python = find(spec.python, here, layers.process_environment())
+    project, notes = here / user_path(spec.python), list[str]()
+    if (project / described.LOCK).is_file() and not (project / "bin").exists():
+        runs = directories.runs_folder(loaded.site.paths.runs, layers.process_environment())
+        found = described.of_project(project, runs, (), sent=False, dry_run=dry_run)
+        python, notes = found.python, [*found.notes]
+    else:
+        python = find(spec.python, here, layers.process_environment())
     foreign, away = who_may_change(python), away_from_nodes(python, loaded)
     always = [f"{foreign}: this account can run code as you in the run"] if foreign else []
     always += [f"{away}: use a folder that all nodes share"] if away else []
     chosen = _laid(loaded, spec, python, OPTION, Origin.TYPED)
-    return chosen._replace(notes=tuple(always), always=tuple(always))
+    return chosen._replace(notes=(*always, *notes), always=tuple(always))
 
 
 def _laid(loaded: LoadedSite, spec: RunRequest, python: Path, origin: str, by: Origin) -> Chosen:
@@ -132,6 +146,40 @@ def _placed(chosen: Chosen, notes: list[str]) -> Chosen:
     python = Path(chosen.loaded.site.runtime.python)
     where = away_from_nodes(python, chosen.loaded)
     return chosen._replace(notes=(*notes, *([where] if where else [])))
+
+
+# -- what the script or its project describes --------------------------------------------------------------------------
+
+
+def _described(
+    loaded: LoadedSite, spec: RunRequest, needed: _Needed, notes: list[str], *, dry_run: bool
+) -> Described | None:
+    """Return the environment that the script or its project describes, if the run can use it; a note where not.
+
+    A script that describes its own is refused without it.
+    """
+    runs = directories.runs_folder(loaded.site.paths.runs, layers.process_environment())
+    if found := described.of_script(spec.code, runs, dry_run=dry_run):
+        if found.complete and (lacks := Environment(str(found.python)).lacking(needed.of_run)):
+            hint = f"Add them to the script's metadata: uv add --script {spec.code.script.name} {' '.join(lacks)}."
+            message, _ = installed.lacking(str(found.python), lacks)
+            raise ScriptError(f"{message[:1].upper()}{message[1:]}", place=found.origin, hint=hint)
+        return found
+    project = described.project_of(spec.code)
+    if project is None or os.path.realpath(project / ".venv") == os.path.realpath(sys.prefix):
+        return None
+    try:
+        why = described.why_foreign(project)
+        sent = spec.code.staged
+        found = None if why else described.of_project(project, runs, needed.of_run, sent=sent, dry_run=dry_run)
+    except ScriptError as error:
+        notes.append(f"{error.message[:1].lower()}{error.message[1:]} ({error.place}). {error.hint}".rstrip("."))
+        return None
+    if found and found.complete:
+        why = who_may_change(found.python) or needed.missing(found.python)
+    if why:
+        notes.append(f"hpcml does not use the project {project}, because {why}")
+    return None if why else found
 
 
 # -- an environment by its path or name --------------------------------------------------------------------------------
@@ -178,9 +226,6 @@ def _interpreter(path: Path, text: str) -> Path:
     """Return the interpreter of an environment, or the file itself."""
     if not path.is_dir():
         return path
-    if (path / "uv.lock").is_file() and not (path / ".venv").exists():
-        hint = f"Type: uv sync --project {path}. Then submit again."
-        raise NotFoundError("The uv project has no environment", place=str(path), hint=hint)
     for folder in (path, path / ".venv"):
         for name in ("python", "python3"):
             if _exists(folder / "bin" / name):
@@ -268,10 +313,14 @@ class _Needed:
     def names(self) -> list[str]:
         """The modules: of the kind of run, of the form, and what the script always imports."""
         if self._names is None:
-            of_kind = () if self.late else kinds.get(self.spec.kind).needs
-            own = modules_reached.needed(self.spec.code)
-            self._names = list(dict.fromkeys([*of_kind, *self.spec.code.form.traits.packages, *own]))
+            self._names = list(dict.fromkeys([*self.of_run, *modules_reached.needed(self.spec.code)]))
         return self._names
+
+    @property
+    def of_run(self) -> tuple[str, ...]:
+        """The modules of the kind of run and of the form."""
+        of_kind = () if self.late else kinds.get(self.spec.kind).needs
+        return (*of_kind, *self.spec.code.form.traits.packages)
 
     def missing(self, python: Path) -> str:
         """Return what an interpreter lacks, in a clause; empty if it has all."""

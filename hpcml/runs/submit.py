@@ -137,7 +137,7 @@ def prepare(loaded: LoadedSite, spec: RunRequest, run_id: str = "", *, dry_run: 
     """
     from hpcml.plan import batch_script
 
-    chosen = pythons.choose(loaded, spec, _with_start(loaded.site, spec).workers.start == "late")
+    chosen = pythons.choose(loaded, spec, _with_start(loaded.site, spec).workers.start == "late", dry_run=dry_run)
     loaded, spec = chosen.loaded, chosen.spec
     for check_request in hooks.added("check of a request"):
         check_request(loaded.site, spec)

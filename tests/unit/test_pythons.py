@@ -56,10 +56,10 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def choose(*settings: str, late: bool = True, **values: object) -> pythons.Chosen:
+def choose(*settings: str, late: bool = True, dry_run: bool = False, **values: object) -> pythons.Chosen:
     site = lookup.load("local", dict(os.environ), None, settings)
     spec = RunRequest.of(Path("job.py").resolve(), (), Path.cwd(), **values)
-    return pythons.choose(site, spec, late)
+    return pythons.choose(site, spec, late, dry_run=dry_run)
 
 
 def test_a_path_means_an_environment_or_its_python(world: Path, subtests: pytest.Subtests) -> None:
@@ -116,8 +116,6 @@ def test_what_cannot_run_a_run_is_refused(world: Path, subtests: pytest.Subtests
     (world / "work/old/bin/python3.9").touch(0o755)
     (world / "work/old/bin/python").symlink_to("python3.9")
     (world / "work/empty").mkdir()
-    (world / "work/uv").mkdir()
-    (world / "work/uv/uv.lock").touch()
     os.mkfifo(world / "work/pipe")
     for text, words in (
         ("old", "is Python 3.9, but hpcml needs Python 3.11 or newer"), ("nope", "no Python environment 'nope'"),
@@ -246,7 +244,7 @@ def test_programs_of_the_environment_come_first(world: Path) -> None:
         (["--", "env", "job.py"], "env"),
     ):  # fmt: skip
         spec = RunRequest(programs.code(words, Path.cwd()), python=str(mine))
-        code = pythons.choose(site, spec, late=True).spec.code
+        code = pythons.choose(site, spec, late=True, dry_run=False).spec.code
         assert (*code.interpreter, str(code.script))[0] == expected
 
 
