@@ -16,7 +16,7 @@ from hpcml.forms import Form
 from hpcml.remote import channel
 from hpcml.remote.ssh import login_of
 from hpcml.request.record import Code, RunRequest
-from hpcml.runs import programs, project, script_checks, snapshot
+from hpcml.runs import described, programs, project, script_checks, snapshot
 from hpcml.terminal import note, say
 from hpcml.units import counted, format_bytes
 
@@ -94,7 +94,7 @@ def _submit(
         path = here / path  # what PATH leads to on this laptop does not count
     if form is Form.PROGRAM and programs.is_python(path):
         hint = f"Send the script itself: hpcml --host … {command} SCRIPT. "
-        hint += "Choose the Python on HOST: --set runtime.python=/path/to/python."
+        hint += "Choose the Python on HOST: --python PATH."
         raise UsageError(f"hpcml cannot send this laptop's Python interpreter '{path}' to HOST", place="--", hint=hint)
     if not path.is_absolute() or (form is Form.PROGRAM and programs.stays(path, here)):
         hint = f"Send a script that starts the program (hpcml --host … {command} -- ./script.sh), or submit on HOST."
@@ -122,6 +122,12 @@ def _submit(
         path = decision.applied(RunRequest.of(path)).code.script
         upload = channel.Upload(path, Path(folder), code, module=form is Form.MODULE, root=decision.root)
         _check_upload(upload)
+        project = described.project_of(Code(path, cwd=here, form=form))
+        if project and project.resolve() != Path(decision.root or path.parent).resolve():
+            lock = project / described.LOCK
+            note(
+                f"hpcml does not send {lock}: to use the project's packages, put the script beside it, or add --python"
+            )
         if missing := channel.unsent(arguments, here, upload.entries):
             note(f"hpcml does not send {', '.join(map(repr, missing))}: paths in arguments are paths on the cluster")
         connection = connect()
