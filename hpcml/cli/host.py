@@ -121,13 +121,7 @@ def _submit(
             note(text)
         path = decision.applied(RunRequest.of(path)).code.script
         upload = channel.Upload(path, Path(folder), code, module=form is Form.MODULE, root=decision.root)
-        _check_upload(upload)
-        project = described.project_of(Code(path, cwd=here, form=form))
-        if project and project.resolve() != Path(decision.root or path.parent).resolve():
-            lock = project / described.LOCK
-            note(
-                f"hpcml does not send {lock}: to use the project's packages, put the script beside it, or add --python"
-            )
+        _check_upload(upload, described.project_of(Code(path, cwd=here, form=form)))
         if missing := channel.unsent(arguments, here, upload.entries):
             note(f"hpcml does not send {', '.join(map(repr, missing))}: paths in arguments are paths on the cluster")
         connection = connect()
@@ -143,8 +137,11 @@ def _submit(
         return channel.run(connection, command_line, upload, most=math.inf)
 
 
-def _check_upload(upload: channel.Upload) -> None:
-    """Say what is not sent, and refuse to send code without the modules that it imports."""
+def _check_upload(upload: channel.Upload, project: Path | None) -> None:
+    """Say what is not sent, also of the script's uv ``project``; refuse to send code without the modules it imports."""
+    if project and not any(Path(entry.name).name == described.LOCK for entry in upload.entries):
+        lock = project / described.LOCK
+        note(f"hpcml does not send {lock}: to use the project's packages, put the script beside it, or add --python")
     if needed := snapshot.needed(upload.taken, upload.folder):
         hint = (
             "Raise the limit that the message shows in brackets, for example --set code.max_file=10M, "

@@ -69,7 +69,7 @@ def choose(loaded: LoadedSite, spec: RunRequest, late: bool, *, dry_run: bool) -
     if site.runtime.python:
         chosen = Path(site.runtime.python)
         by = f"the run uses {chosen} ({loaded.layers.origin(KEY)})"
-        return _placed(Chosen(loaded, spec), _unused(environment, needed, chosen, by))
+        return _placed(Chosen(loaded, spec), _unused(environment, needed, chosen, by))._replace(always=())
     notes: list[str] = []
     if spec.code.form.traits.is_script:
         found = _described(loaded, spec, needed, notes, dry_run=dry_run)
@@ -78,14 +78,16 @@ def choose(loaded: LoadedSite, spec: RunRequest, late: bool, *, dry_run: bool) -
             return _placed(_laid(loaded, spec, found.python, found.origin, Origin.PROJECT), notes)
     if not (spec.code.form.traits.is_script or spec.code.form is Form.JUPYTER):
         return Chosen(loaded, spec)
+    once: list[str] = []  # many shells activate conda's base without being asked
     for prefix, variable in _active(environment):
         python = prefix / "bin/python"
         if why := _why_unused(prefix, needed):
-            notes.append(_unused_note(prefix, why))
+            (once if _is_base(prefix) else notes).append(_unused_note(prefix, why))
             continue
         notes += _unused(environment, needed, python, f"the run uses {prefix}")
-        return _placed(_laid(loaded, spec, python, f"{variable}, the active environment", Origin.FOUND), notes)
-    return Chosen(loaded, spec, tuple(notes))
+        placed = _placed(_laid(loaded, spec, python, f"{variable}, the active environment", Origin.FOUND), notes)
+        return placed._replace(notes=(*placed.notes, *once))
+    return Chosen(loaded, spec, (*notes, *once), always=tuple(notes))
 
 
 def origin(loaded: LoadedSite) -> str:
@@ -145,7 +147,8 @@ def _placed(chosen: Chosen, notes: list[str]) -> Chosen:
     """Return a decision with notes on it, and on where its Python is."""
     python = Path(chosen.loaded.site.runtime.python)
     where = away_from_nodes(python, chosen.loaded)
-    return chosen._replace(notes=(*notes, *([where] if where else [])))
+    notes = [*notes, *([where] if where else [])]
+    return chosen._replace(notes=tuple(notes), always=tuple(notes))
 
 
 # -- what the script or its project describes --------------------------------------------------------------------------
@@ -173,7 +176,8 @@ def _described(
         sent = spec.code.staged
         found = None if why else described.of_project(project, runs, needed.of_run, sent=sent, dry_run=dry_run)
     except ScriptError as error:
-        notes.append(f"{error.message[:1].lower()}{error.message[1:]} ({error.place}). {error.hint}".rstrip("."))
+        last = f": {error.quote[-1].strip()}" if error.quote else ""
+        notes.append(f"{error.message[:1].lower()}{error.message[1:]} ({error.place}){last}. {error.hint}".rstrip("."))
         return None
     if found and found.complete:
         why = who_may_change(found.python) or needed.missing(found.python)
@@ -348,6 +352,11 @@ def _active(environment: Mapping[str, str]) -> list[tuple[Path, str]]:
     return [found[real] for real in sorted(found, key=order)]
 
 
+def _is_base(prefix: Path) -> bool:
+    """Whether an environment is that of conda itself."""
+    return (prefix / "condabin").is_dir()
+
+
 def _why_unused(prefix: Path, needed: _Needed) -> str:
     """Return why hpcml does not use an active environment by itself, in a clause; empty if it does."""
     python = prefix / "bin/python"
@@ -357,7 +366,7 @@ def _why_unused(prefix: Path, needed: _Needed) -> str:
         return who
     if not os.access(python, os.X_OK):
         return "its bin/python cannot be executed"
-    if (prefix / "condabin").is_dir():
+    if _is_base(prefix):
         return "it is conda's base environment"
     if why := _too_old(Environment(str(python))):
         return f"it {why}"

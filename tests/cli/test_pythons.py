@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
 from pathlib import Path
 
@@ -132,3 +133,24 @@ def test_from_a_laptop_only_the_option_counts(laptop: Laptop) -> None:
         done = laptop.run(*words)
         assert done.returncode == 0, done.stderr
         assert f"{mine}/bin/python (--python)" in done.stderr
+
+
+def test_a_laptop_sends_a_uv_project_and_names_a_lock_that_it_does_not_send(laptop: Laptop) -> None:
+    """uv is called on the login node, for what was sent."""
+    project = laptop.world.project
+    (project / "pyproject.toml").write_text('[project]\nname = "mine"\n')
+    (project / "uv.lock").write_text("version = 1\n")
+    (project / "scripts").mkdir()
+    (project / "scripts/job.py").write_text("print(1)\n")
+    done = laptop.run("submit", "--dry-run", "scripts/job.py")
+    assert f"hpcml does not send {project}/uv.lock" in " ".join(done.stderr.split())
+    uv = laptop.far.parent / "far-bin/uv"
+    made = shlex.quote(str(environment(laptop.far / "made", "dask")))
+    uv.write_text(f'#!/bin/sh\ncp -r {made} "$UV_PROJECT_ENVIRONMENT"\n')
+    uv.chmod(0o755)
+    done = laptop.run("submit", "--dry-run", "job.py")
+    assert "lets uv make the environment of" in done.stderr
+    laptop.world.bin.joinpath("cp").symlink_to("/bin/cp")
+    done = laptop.run("submit", "job.py")
+    assert done.returncode == 0, done.stderr
+    assert f"{laptop.far}/.hpcml/runs/.environments/" in done.stderr
