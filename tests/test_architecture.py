@@ -295,7 +295,7 @@ MOST_LINES = {
     "repairs": 984,
     "report": 2289,
     "request": 541,
-    "runs": 8680,
+    "runs": 8681,
     "schedulers": 2626,
     "sites": 1485,
     "survey": 1070,

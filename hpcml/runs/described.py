@@ -113,7 +113,7 @@ def project_of(code: Code) -> Path | None:
     for folder in (start, *start.parents):
         if folder == layers.user_path("~") or folder == folder.parent:
             return None
-        if os.path.lexists(folder / LOCK) and (folder / "pyproject.toml").is_file():
+        if os.path.lexists(folder / LOCK) and os.path.exists(folder / "pyproject.toml"):
             return folder
         if folder == top:
             return None
@@ -271,7 +271,7 @@ def _complete(link: Path) -> Path | None:
         return None
     folder = link.with_name(name) if _MADE.fullmatch(name) else link
     is_own = all(map(files.is_own_folder, (folder, folder.parent)))
-    return folder if is_own and (folder / "bin/python").exists() else None
+    return folder if is_own and os.path.exists(folder / "bin/python") else None
 
 
 def _make_folder(folder: Path) -> None:
@@ -289,7 +289,7 @@ def _sync(program: str, wanted: _Wanted, folder: Path) -> None:
     """Let uv make an environment; ScriptError with its last lines if it cannot."""
     environment = {**layers.process_environment(), "VIRTUAL_ENV": str(folder), "UV_PROJECT_ENVIRONMENT": str(folder)}
     settings = Path(environment.get("XDG_CONFIG_HOME") or layers.user_path("~/.config")) / "uv/uv.toml"
-    config = ["--config-file", str(settings)] if settings.is_file() else ["--no-config"]
+    config = ["--config-file", str(settings)] if os.path.exists(settings) else ["--no-config"]
     command = [program, "sync", *wanted.words, "--python", wanted.python, "--no-build", "--no-progress", *config]
     said: list[bytes] = []
     try:

@@ -98,7 +98,7 @@ class Environment:
 def prefix_of(python: Path) -> Path:
     """Return the folder of the environment that an interpreter is of; Python itself looks in the same places."""
     prefix = python.parent.parent
-    if (prefix / installed.SETTINGS).exists() or (prefix / "conda-meta").exists():
+    if os.path.exists(prefix / installed.SETTINGS) or os.path.exists(prefix / "conda-meta"):
         return prefix
     return Path(os.path.realpath(python)).parent.parent
 
@@ -166,4 +166,4 @@ def _named_by_pth(folders: list[str]) -> tuple[list[str], bool]:
         lines = [line.strip() for line in files.text(path).splitlines() if line.strip()]
         added += [path.parent / line for line in lines if not line.startswith("import ")]
         code = code or any(line.startswith("import ") and not _HARMLESS.search(path.name) for line in lines)
-    return [str(folder) for folder in added if folder.is_dir()], code
+    return [str(folder) for folder in added if os.path.exists(folder)], code

@@ -117,7 +117,7 @@ def _typed(loaded: LoadedSite, spec: RunRequest, image: str, *, dry_run: bool) -
         raise UsageError(f"{OPTION} and --set {KEY} name two Pythons", place=OPTION, hint=f"Remove --set {KEY}=….")
     here = layers.user_path("~") if spec.code.staged else layers.here()
     project, notes = here / user_path(spec.python), list[str]()
-    if (project / described.LOCK).is_file() and not (project / "bin").exists():
+    if _exists(project / described.LOCK) and not _exists(project / "bin"):
         runs = directories.runs_folder(loaded.site.paths.runs, layers.process_environment())
         found = described.of_project(project, runs, (), sent=False, dry_run=dry_run)
         python, notes = found.python, [*found.notes]
@@ -136,9 +136,9 @@ def _laid(loaded: LoadedSite, spec: RunRequest, python: Path, origin: str, by: O
     changed.values, changed.old_keys = {**loaded.layers.values, KEY: Value(str(python), origin, by)}, {}
     site = loaded.site._replace(runtime=loaded.site.runtime._replace(python=str(python)))
     programs, code = python.parent, spec.code
-    if code.interpreter and (own := programs / code.interpreter[0]).exists():
+    if code.interpreter and os.path.exists(own := programs / code.interpreter[0]):
         spec = spec.changed(interpreter=(str(own), *code.interpreter[1:]))
-    elif code.form is Form.PROGRAM and not code.script.is_absolute() and (own := programs / code.script).exists():
+    elif code.form is Form.PROGRAM and not code.script.is_absolute() and os.path.exists(own := programs / code.script):
         spec = spec.changed(script=own)
     return Chosen(loaded._replace(site=site, layers=changed), spec)
 
@@ -275,7 +275,7 @@ def _by_name(name: str, environment: Mapping[str, str]) -> Iterator[Path]:
 def _listed(folder: Path) -> list[Path]:
     """Return the conda environments in a folder."""
     try:
-        return [path for path in sorted(folder.iterdir()) if (path / "conda-meta").is_dir()]
+        return [path for path in sorted(folder.iterdir()) if os.path.exists(path / "conda-meta")]
     except OSError:
         return []
 
@@ -286,7 +286,8 @@ def _conda_roots(environment: Mapping[str, str]) -> list[Path]:
     programs = [environment.get("CONDA_EXE", ""), *(shutil.which(name, path=path) for name in ("conda", "mamba"))]
     roots = [Path(os.path.realpath(program)).parent.parent for program in programs if program]
     roots += [Path(environment[name]) for name in ("MAMBA_ROOT_PREFIX", "CONDA_ROOT") if environment.get(name)]
-    return list(dict.fromkeys(root for root in roots if (root / "conda-meta").is_dir() or (root / "envs").is_dir()))
+    marks = ("conda-meta", "envs")
+    return list(dict.fromkeys(root for root in roots if any(os.path.exists(root / mark) for mark in marks)))
 
 
 def _conda_folders(environment: Mapping[str, str]) -> list[Path]:
@@ -354,14 +355,14 @@ def _active(environment: Mapping[str, str]) -> list[tuple[Path, str]]:
 
 def _is_base(prefix: Path) -> bool:
     """Whether an environment is that of conda itself."""
-    return (prefix / "condabin").is_dir()
+    return os.path.exists(prefix / "condabin")
 
 
 def _why_unused(prefix: Path, needed: _Needed) -> str:
     """Return why hpcml does not use an active environment by itself, in a clause; empty if it does."""
     python = prefix / "bin/python"
     if not os.path.lexists(python):
-        return "it has no bin/python"
+        return "it has no bin/python that you can read"
     if who := who_may_change(python):
         return who
     if not os.access(python, os.X_OK):

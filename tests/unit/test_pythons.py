@@ -169,7 +169,7 @@ def test_an_active_environment_that_is_not_used_is_named_with_the_line_to_type(
         ("VIRTUAL_ENV", lacking, True, "it lacks tabulate"),
         ("VIRTUAL_ENV", no_dask, False, "it lacks dask, distributed, cryptography"),
         ("CONDA_PREFIX", old, True, "it is Python 3.9, but hpcml needs Python 3.11 or newer"),
-        ("VIRTUAL_ENV", gone, True, "it has no bin/python"),
+        ("VIRTUAL_ENV", gone, True, "it has no bin/python that you can read"),
         ("VIRTUAL_ENV", pipe, True, "hpcml cannot read which packages it has"),
         ("VIRTUAL_ENV", huge, True, "hpcml cannot read which packages it has"),
     ):  # fmt: skip
