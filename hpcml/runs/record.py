@@ -169,9 +169,9 @@ def supervisor_exit(paths: RunPaths) -> SupervisorEnd | None:
     return SupervisorEnd(path.name.partition("@")[2], int(text), read_note(path.with_name(f"note@{path.name}")))
 
 
-def jupyter_node(paths: RunPaths) -> str:
-    """Return the node on which the newest attempt's JupyterLab answers, empty while none does."""
-    service = directories.read_json(paths.attempt(newest_attempt(paths) or 0).service_of("jupyter"))
+def node_of_service(paths: RunPaths, name: str) -> str:
+    """Return the node on which a web service of the newest attempt answers, empty while none does."""
+    service = directories.read_json(paths.attempt(newest_attempt(paths) or 0).service_of(name))
     with complete(paths.directory):
         return service.get("node", str) if service else ""
 
