@@ -147,7 +147,7 @@ def test_the_active_environment_is_used_if_it_has_what_the_run_needs(
     assert choose("runtime.python=/usr/bin/python3").loaded.site.runtime.python == "/usr/bin/python3"
     assert choose(image="x.sif").loaded.site.runtime.python == ""
     monkeypatch.setenv("VIRTUAL_ENV", sys.prefix)
-    assert choose().loaded.site.runtime.python == ""
+    assert (choose().loaded.site.runtime.python, choose().notes) == ("", ())
 
 
 def test_an_active_environment_that_is_not_used_is_named_with_the_line_to_type(
