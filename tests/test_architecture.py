@@ -295,7 +295,7 @@ MOST_LINES = {
     "repairs": 984,
     "report": 2289,
     "request": 540,
-    "runs": 8677,
+    "runs": 8692,
     "schedulers": 2626,
     "sites": 1485,
     "survey": 1070,

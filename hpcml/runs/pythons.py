@@ -6,22 +6,20 @@ What an environment has is read from its files. No interpreter is started, and c
 from __future__ import annotations
 
 import os
-import re
 import shlex
-import shutil
-import stat
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hpcml import files, installed, kinds, schedulers
-from hpcml.errors import NotFoundError, ScriptError, UsageError, did_you_mean, nearest
+from hpcml import files, installed, kinds
+from hpcml.errors import ScriptError, UsageError
 from hpcml.forms import Form
 from hpcml.origins import Origin
 from hpcml.request.record import RunRequest
-from hpcml.runs import described, directories, modules_reached, packages
+from hpcml.runs import described, directories, modules_reached
 from hpcml.runs.described import Described
+from hpcml.runs.environments import OPTION, away_from_nodes, exists, find, too_old, who_may_change
 from hpcml.runs.packages import Environment
 from hpcml.sites import layers
 from hpcml.sites.layers import Layers, Value, user_path
@@ -29,9 +27,7 @@ from hpcml.sites.lookup import LoadedSite
 from hpcml.terminal import json_text
 
 KEY = "runtime.python"
-OPTION = "--python"
 ACTIVE = ("VIRTUAL_ENV", "CONDA_PREFIX")  # variables that name the active environment
-_OF_A_MACHINE = ("/tmp", "/var/tmp", "/dev/shm", "/run")  # folders that each machine has of its own
 _MOST_NAMED = 3  # modules in a note
 
 
@@ -117,7 +113,7 @@ def _typed(loaded: LoadedSite, spec: RunRequest, image: str, *, dry_run: bool) -
         raise UsageError(f"{OPTION} and --set {KEY} name two Pythons", place=OPTION, hint=f"Remove --set {KEY}=….")
     here = layers.user_path("~") if spec.code.staged else layers.here()
     project, notes = here / user_path(spec.python), list[str]()
-    if _exists(project / described.LOCK) and not _exists(project / "bin"):
+    if exists(project / described.LOCK) and not exists(project / "bin"):
         runs = directories.runs_folder(loaded.site.paths.runs, layers.process_environment())
         found = described.of_project(project, runs, (), sent=False, dry_run=dry_run)
         python, notes = found.python, [*found.notes]
@@ -186,124 +182,6 @@ def _described(
     return None if why else found
 
 
-# -- an environment by its path or name --------------------------------------------------------------------------------
-
-
-def find(text: str, here: Path, environment: Mapping[str, str]) -> Path:
-    """Return the interpreter that ``--python`` means.
-
-    Raises
-    ------
-    NotFoundError
-        If there is none.
-    UsageError
-        If there are several, or it cannot be executed or is too old.
-    """
-    path = here / user_path(text)
-    by_path = [path] if _exists(path) else []
-    is_name = "/" not in text and not text.startswith((".", "~"))
-    by_name = [*_by_name(text, environment)] if is_name else []
-    if not (by_path or by_name) and is_name and (program := shutil.which(text, path=environment.get("PATH", ""))):
-        by_path = [Path(program)]
-    candidates = [*by_path, *by_name]
-    if len(candidates) > 1:
-        hint = f"Write one of these paths: {', '.join(map(str, candidates))}."
-        raise UsageError(f"'{text}' means several environments", place=OPTION, hint=hint)
-    if not candidates:
-        raise _unknown(text, path, is_name, environment)
-    return _checked(_interpreter(candidates[0], text), text)
-
-
-def _exists(path: Path) -> bool:
-    """Whether a path exists; UsageError if the user may not know."""
-    try:
-        path.stat()
-    except PermissionError as error:
-        hint = "Ask its owner for permission to read and execute it."
-        raise UsageError(f"{error.strerror}: {path}", place=OPTION, hint=hint) from error
-    except (OSError, ValueError):
-        return False
-    return True
-
-
-def _interpreter(path: Path, text: str) -> Path:
-    """Return the interpreter of an environment, or the file itself."""
-    if not path.is_dir():
-        return path
-    for folder in (path, path / ".venv"):
-        for name in ("python", "python3"):
-            if _exists(folder / "bin" / name):
-                return folder / "bin" / name
-    hint = f"Name a folder with bin/python, or create an environment: python3 -m venv {text}."
-    raise NotFoundError("This folder is not a Python environment", place=str(path), hint=hint)
-
-
-def _checked(python: Path, text: str) -> Path:
-    """Refuse an interpreter that certainly cannot run the run's processes."""
-    if not stat.S_ISREG(python.stat().st_mode) or not os.access(python, os.X_OK):
-        hint = "Name a Python environment's folder, or its bin/python."
-        raise UsageError("This file cannot be executed", place=f"{OPTION} {text}: {python}", hint=hint)
-    if why := _too_old(Environment(str(python))):
-        hint = "Create the environment with a newer Python."
-        raise UsageError(f"{python} {why}", place=f"{OPTION} {text}", hint=hint)
-    return python
-
-
-def _too_old(environment: Environment) -> str:
-    if environment.version is None or environment.version >= packages.OLDEST:
-        return ""
-    has, least = (".".join(map(str, version)) for version in (environment.version, packages.OLDEST))
-    return f"is Python {has}, but hpcml needs Python {least} or newer"
-
-
-def _unknown(text: str, path: Path, is_name: bool, environment: Mapping[str, str]) -> NotFoundError:
-    """Return that there is no such environment, with the nearest name."""
-    names = sorted({one.name for folder in _conda_folders(environment) for one in _listed(folder)})
-    hint = did_you_mean(nearest(text, names), "Name a folder with bin/python, or a conda environment.")
-    if is_name and names:
-        hint += f" Conda environments: {', '.join(names[:8])}."
-    return NotFoundError(f"There is no Python environment '{text}'", place=f"{OPTION} {path}", hint=hint)
-
-
-def _by_name(name: str, environment: Mapping[str, str]) -> Iterator[Path]:
-    """Yield the conda environments of a name, each once."""
-    roots = [root for root in _conda_roots(environment) if name in ("base", "root")]
-    found = [*roots, *(one for folder in _conda_folders(environment) for one in _listed(folder) if one.name == name)]
-    yield from dict.fromkeys(Path(os.path.realpath(one)) for one in found)
-
-
-def _listed(folder: Path) -> list[Path]:
-    """Return the conda environments in a folder."""
-    try:
-        return [path for path in sorted(folder.iterdir()) if os.path.exists(path / "conda-meta")]
-    except OSError:
-        return []
-
-
-def _conda_roots(environment: Mapping[str, str]) -> list[Path]:
-    """Return where conda itself is installed."""
-    path = environment.get("PATH", "")
-    programs = [environment.get("CONDA_EXE", ""), *(shutil.which(name, path=path) for name in ("conda", "mamba"))]
-    roots = [Path(os.path.realpath(program)).parent.parent for program in programs if program]
-    roots += [Path(environment[name]) for name in ("MAMBA_ROOT_PREFIX", "CONDA_ROOT") if environment.get(name)]
-    marks = ("conda-meta", "envs")
-    return list(dict.fromkeys(root for root in roots if any(os.path.exists(root / mark) for mark in marks)))
-
-
-def _conda_folders(environment: Mapping[str, str]) -> list[Path]:
-    """Return the folders in which conda keeps environments, also those of its settings."""
-    home = Path(environment.get("HOME", "/"))
-    folders = [root / "envs" for root in _conda_roots(environment)]
-    words = [*environment.get("CONDA_ENVS_PATH", "").split(":"), *environment.get("CONDA_ENVS_DIRS", "").split(":")]
-    own = files.text(home / ".condarc")
-    listed = re.search(r"^envs_dirs:\s*\n((?:\s*-\s*.+\n?)+)", own, re.MULTILINE)
-    words += [line.strip(" -'\"\t") for line in listed[1].splitlines()] if listed else []
-    folders += [user_path(os.path.expandvars(word)) for word in words if word]
-    named = files.text(home / ".conda" / "environments.txt").splitlines()
-    folders += [Path(line.strip()).parent for line in named if line.strip()]
-    return list(dict.fromkeys([*folders, home / ".conda" / "envs"]))
-
-
 # -- the active environment --------------------------------------------------------------------------------------------
 
 
@@ -369,7 +247,7 @@ def _why_unused(prefix: Path, needed: _Needed) -> str:
         return "its bin/python cannot be executed"
     if _is_base(prefix):
         return "it is conda's base environment"
-    if why := _too_old(Environment(str(python))):
+    if why := too_old(Environment(str(python))):
         return f"it {why}"
     here, kind = os.uname().machine, files.architecture_of(python)
     if kind and kind != here:
@@ -387,34 +265,3 @@ def _unused(environment: Mapping[str, str], needed: _Needed, chosen: Path, by: s
 def _unused_note(prefix: Path, why: str) -> str:
     line = f"{OPTION} {shlex.quote(str(prefix))}"
     return f"hpcml does not use the active environment {prefix}, because {why}. To use it: {line}"
-
-
-def who_may_change(python: Path) -> str:
-    """Return which other account may change an interpreter, in a clause; empty if only this user, root or hpcml's."""
-    try:
-        real = Path(os.path.realpath(python))
-        settings = python.parent.parent / installed.SETTINGS
-        for path in (real, settings) if os.path.lexists(settings) else (real,):
-            status = path.stat()
-            if not files.is_obeyed(status):
-                return f"{path} belongs to {files.account(status.st_uid)}"
-            if who := files.written_by_others(status, path):
-                return f"{who} can write to {path}"
-        for place in files.replaceable(python):
-            if not place.meant and not place.unknown:
-                return f"{place.who} can replace files in {place.path}"
-    except OSError as error:
-        return f"{error.filename or python} cannot be read ({error.strerror})"
-    return ""
-
-
-def away_from_nodes(python: Path, loaded: LoadedSite) -> str:
-    """Return that the nodes do not have an interpreter, in a clause; empty if they may have it."""
-    if schedulers.get(loaded.site.scheduler).ONE_MACHINE:
-        return ""
-    runs = directories.runs_folder(loaded.site.paths.runs, layers.process_environment())  # which the nodes have
-    for path in dict.fromkeys((python.parent.parent, Path(os.path.realpath(python)))):
-        for folder in _OF_A_MACHINE:
-            if path.is_relative_to(folder) and not runs.is_relative_to(folder):
-                return f"{path} is in {folder}, which every node has of its own"
-    return ""

@@ -12,7 +12,7 @@ import pytest
 from hpcml.errors import HpcmlError, NotFoundError, ScriptError, UsageError
 from hpcml.origins import Origin
 from hpcml.request.record import RunRequest
-from hpcml.runs import packages, pythons
+from hpcml.runs import environments, packages, pythons
 from hpcml.sites import lookup
 
 PYTHON = Path(os.path.realpath(sys.executable))
@@ -223,7 +223,7 @@ def test_an_environment_in_a_folder_that_every_node_has_of_its_own(
     world: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mine = environment(world / "mine", "tabulate")
-    monkeypatch.setattr(pythons, "_OF_A_MACHINE", (str(mine),))
+    monkeypatch.setattr(environments, "_OF_A_MACHINE", (str(mine),))
     monkeypatch.setenv("VIRTUAL_ENV", str(mine))
     assert choose().loaded.site.runtime.python == f"{mine}/bin/python", "all processes of the local site are here"
     told = f"{mine} is in {mine}, which every node has of its own"
