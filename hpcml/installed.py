@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 import sys
 from collections.abc import Container, Sequence
-from pathlib import Path
-
-from hpcml import files
 
 SETTINGS = "pyvenv.cfg"  # the file by which Python knows a virtual environment
 
@@ -57,6 +53,11 @@ def lacking(python: str, packages: Sequence[str]) -> tuple[str, str]:
 
 def install(python: str, packages: Sequence[str]) -> str:
     """Return the command that adds packages to an interpreter's environment; one that uv made may have no pip."""
+    import shlex
+    from pathlib import Path
+
+    from hpcml import files  # not before a script, whose own modules may have the names of what it imports
+
     settings = files.text(Path(python).parent.parent / SETTINGS)
     by_uv = re.search(r"^uv\s*=", settings, re.MULTILINE) is not None
     program = shlex.quote(python)

@@ -281,7 +281,7 @@ COMPLEX = {
 }
 # The lines of each package, which may only fall: a commit that raises a number says what this buys.
 MOST_LINES = {
-    ".": 5662,
+    ".": 5663,
     "api": 967,
     "cli": 7366,
     "doctor": 1538,
@@ -295,7 +295,7 @@ MOST_LINES = {
     "repairs": 984,
     "report": 2289,
     "request": 540,
-    "runs": 8692,
+    "runs": 8703,
     "schedulers": 2626,
     "sites": 1485,
     "survey": 1070,

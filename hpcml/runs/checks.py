@@ -111,15 +111,17 @@ def _check_python(site: Site, spec: RunRequest, made: Plan, *, dry_run: bool) ->
         how = "remove this folder from PYTHONPATH before you submit"
         notes.append(f"PYTHONPATH has {folder}, whose {name} hides the {name} of the run's Python: {how}")
     if not _is_prepared(site):
+        needs = (*needs, *spec.code.form.traits.packages)
         try:
-            packages.check_packages(needs, python, made.python_from or "the Python that runs hpcml", sure=True)
+            packages.check_packages(
+                (*needs, *of_form), python, made.python_from or "the Python that runs hpcml", sure=True
+            )
         except ScriptError as error:
             if not dry_run:
                 raise
             notes.append(f"{error.message[:1].lower()}{error.message[1:]}: the submission would be refused")
         for option, needed in kinds.get(spec.kind).packages(made.inside).items():
             packages.check_packages(needed, python, option)
-        packages.check_packages(spec.code.form.traits.packages, python, "extra 'jupyter'", sure=True)
     return notes
 
 

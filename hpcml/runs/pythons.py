@@ -41,7 +41,7 @@ class Chosen(NamedTuple):
 
 
 def choose(loaded: LoadedSite, spec: RunRequest, late: bool, *, dry_run: bool) -> Chosen:
-    """Return the site with the Python of the run in ``runtime.python``.
+    """Return the site with the Python of a run that has no ``--python`` in ``runtime.python``; it reads the script.
 
     Parameters
     ----------
@@ -52,14 +52,11 @@ def choose(loaded: LoadedSite, spec: RunRequest, late: bool, *, dry_run: bool) -
 
     Raises
     ------
-    UsageError, NotFoundError
-        If ``--python`` names no environment that can be used, or several.
+    ScriptError
+        If the environment that a script describes cannot be made, or lacks what the run needs.
     """
     site, environment = loaded.site, layers.process_environment()
-    image = "--image" if spec.image else "runtime.kind = 'image'" if site.runtime.kind == "image" else ""
-    if spec.python:
-        return _typed(loaded, spec, image, dry_run=dry_run)
-    if image:
+    if spec.image or site.runtime.kind == "image":
         return Chosen(loaded, spec)
     needed = _Needed(loaded, spec, late)
     if site.runtime.python:
@@ -104,9 +101,18 @@ def is_kept(entry: Mapping[str, Any]) -> bool:
     return entry.get("origin") in ("--set", OPTION) or entry.get("by") in (Origin.LINE, Origin.FOUND)
 
 
-def _typed(loaded: LoadedSite, spec: RunRequest, image: str, *, dry_run: bool) -> Chosen:
-    """Return the decision for ``--python``."""
-    if image:
+def typed(loaded: LoadedSite, spec: RunRequest, *, dry_run: bool) -> Chosen:
+    """Return the decision for ``--python``, none without it; the script is not read.
+
+    Raises
+    ------
+    UsageError, NotFoundError
+        If it names no environment that can be used, or several.
+    """
+    if not spec.python:
+        return Chosen(loaded, spec)
+    image = "--image" if spec.image else "runtime.kind = 'image'"
+    if spec.image or loaded.site.runtime.kind == "image":
         hint = f"Remove {OPTION}, or run without the image (--set runtime.kind=python, and no --image)."
         raise UsageError(f"{OPTION} cannot be combined with {image}", place=OPTION, hint=hint)
     if loaded.layers.origin(KEY) == "--set":

@@ -137,10 +137,13 @@ def prepare(loaded: LoadedSite, spec: RunRequest, run_id: str = "", *, dry_run: 
     """
     from hpcml.plan import batch_script
 
-    chosen = pythons.choose(loaded, spec, _with_start(loaded.site, spec).workers.start == "late", dry_run=dry_run)
-    loaded, spec = chosen.loaded, chosen.spec
+    chosen = pythons.typed(loaded, spec, dry_run=dry_run)
     for check_request in hooks.added("check of a request"):
-        check_request(loaded.site, spec)
+        check_request(chosen.loaded.site, chosen.spec)
+    if not spec.python:
+        is_late = _with_start(loaded.site, spec).workers.start == "late"
+        chosen = pythons.choose(loaded, spec, is_late, dry_run=dry_run)
+    loaded, spec = chosen.loaded, chosen.spec
     run_id = run_id or directories.new_id(job_name(spec))
     folder = directories.runs_folder(loaded.site.paths.runs, layers.process_environment())
     directory = folder / run_id

@@ -78,7 +78,8 @@ def calls(work: Path) -> list[list[str]]:
 def choose(script: str = "job.py", *, late: bool = True, dry_run: bool = False, python: str = "") -> pythons.Chosen:
     site = lookup.load("local", dict(os.environ), None)
     spec = RunRequest.of(Path(script).resolve(), (), Path.cwd(), python=python)
-    return pythons.choose(site, spec, late, dry_run=dry_run)
+    decision = pythons.typed(site, spec, dry_run=dry_run)
+    return decision if spec.python else pythons.choose(site, spec, late, dry_run=dry_run)
 
 
 def python_of(chosen: pythons.Chosen) -> str:

@@ -59,7 +59,8 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def choose(*settings: str, late: bool = True, dry_run: bool = False, **values: object) -> pythons.Chosen:
     site = lookup.load("local", dict(os.environ), None, settings)
     spec = RunRequest.of(Path("job.py").resolve(), (), Path.cwd(), **values)
-    return pythons.choose(site, spec, late, dry_run=dry_run)
+    decision = pythons.typed(site, spec, dry_run=dry_run)
+    return decision if spec.python else pythons.choose(site, spec, late, dry_run=dry_run)
 
 
 def test_a_path_means_an_environment_or_its_python(world: Path, subtests: pytest.Subtests) -> None:
@@ -244,7 +245,7 @@ def test_programs_of_the_environment_come_first(world: Path) -> None:
         (["--", "env", "job.py"], "env"),
     ):  # fmt: skip
         spec = RunRequest(programs.code(words, Path.cwd()), python=str(mine))
-        code = pythons.choose(site, spec, late=True, dry_run=False).spec.code
+        code = pythons.typed(site, spec, dry_run=False).spec.code
         assert (*code.interpreter, str(code.script))[0] == expected
 
 
