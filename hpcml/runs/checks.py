@@ -111,11 +111,9 @@ def _check_python(site: Site, spec: RunRequest, made: Plan, *, dry_run: bool) ->
         how = "remove this folder from PYTHONPATH before you submit"
         notes.append(f"PYTHONPATH has {folder}, whose {name} hides the {name} of the run's Python: {how}")
     if not _is_prepared(site):
-        needs = (*needs, *spec.code.form.traits.packages)
+        needs, named_by = (*needs, *spec.code.form.traits.packages), made.python_from or "the Python that runs hpcml"
         try:
-            packages.check_packages(
-                (*needs, *of_form), python, made.python_from or "the Python that runs hpcml", sure=True
-            )
+            packages.check_packages(needs, python, named_by, sure=True)
         except ScriptError as error:
             if not dry_run:
                 raise
