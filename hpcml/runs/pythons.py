@@ -25,6 +25,7 @@ from hpcml.sites import layers
 from hpcml.sites.layers import Layers, Value, user_path
 from hpcml.sites.lookup import LoadedSite
 from hpcml.terminal import json_text
+from hpcml.units import first_of_many
 
 KEY = "runtime.python"
 ACTIVE = ("VIRTUAL_ENV", "CONDA_PREFIX")  # variables that name the active environment
@@ -217,8 +218,7 @@ class _Needed:
         if not environment.readable:
             return "hpcml cannot read which packages it has"
         lacks = environment.lacking(self.names)
-        more = f" and {len(lacks) - _MOST_NAMED} more" if len(lacks) > _MOST_NAMED else ""
-        return f"it lacks {', '.join(lacks[:_MOST_NAMED])}{more}" if lacks else ""
+        return f"it lacks {first_of_many(lacks, _MOST_NAMED)}" if lacks else ""
 
 
 def _active(environment: Mapping[str, str]) -> list[tuple[Path, str]]:
