@@ -485,7 +485,7 @@ def _tell_missing(
     refused = certain and environment.certain
     script_imports = [one for one in missing if one.file == script]
     if refused and not dry_run and script_imports:
-        raise _is_missing(script_imports[0], base)
+        raise _is_missing(script_imports[0], base, environment.python)
     listed = first_of_many([f"{one.name} ({place(base, one.file, one.line)})" for one in missing], _NOTED)
     where = f"the environment of {environment.python} on this machine"
     advice = ". Before you submit, install these modules, or name a Python that has them (--python PATH)"
