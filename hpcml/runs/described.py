@@ -188,7 +188,7 @@ def _packages(lock: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]
 
 
 def _built(lock: Mapping[str, Any]) -> list[str]:
-    """Return the packages of a lock that have no wheels to download: uv builds editable ones whatever it is told."""
+    """Return the packages of a lock that have no wheels to download: uv builds editable ones even with --no-build."""
 
     def has_wheel(source: object) -> bool:
         if not isinstance(source, dict):
@@ -242,8 +242,7 @@ def _made(wanted: _Wanted, runs: Path, origin: str, *, dry_run: bool) -> Describ
         raise ScriptError(
             f"hpcml does not make this environment, because {wanted.unmade}", place=str(wanted.source), hint=hint
         )
-    program = shutil.which("uv", path=layers.process_environment().get("PATH", ""))
-    if program is None:
+    if shutil.which("uv", path=layers.process_environment().get("PATH", "")) is None:
         hint = "Install uv (pip install uv), or name another Python: --python PATH."
         raise ScriptError("uv, which makes this environment, is not on PATH", place=str(wanted.source), hint=hint)
     if dry_run:
@@ -253,7 +252,7 @@ def _made(wanted: _Wanted, runs: Path, origin: str, *, dry_run: bool) -> Describ
     say(f"  python     uv makes the environment of {origin}", sys.stderr)
     folder = runs / FOLDER / f"{key}-{os.urandom(8).hex()}"
     try:
-        _sync(program, wanted, folder)
+        _sync(wanted, folder)
         new = files.beside(folder)
         new.symlink_to(folder.name)
         new.rename(runs / FOLDER / key)  # another submission may have made the same: both are good
@@ -285,12 +284,12 @@ def _make_folder(folder: Path) -> None:
         raise StorageError("The folder is not yours, or is a link", place=str(folder), hint="Remove it.")
 
 
-def _sync(program: str, wanted: _Wanted, folder: Path) -> None:
+def _sync(wanted: _Wanted, folder: Path) -> None:
     """Let uv make an environment; ScriptError with its last lines if it cannot."""
     environment = {**layers.process_environment(), "VIRTUAL_ENV": str(folder), "UV_PROJECT_ENVIRONMENT": str(folder)}
     settings = Path(environment.get("XDG_CONFIG_HOME") or layers.user_path("~/.config")) / "uv/uv.toml"
     config = ["--config-file", str(settings)] if os.path.exists(settings) else ["--no-config"]
-    command = [program, "sync", *wanted.words, "--python", wanted.python, "--no-build", "--no-progress", *config]
+    command = ["uv", "sync", *wanted.words, "--python", wanted.python, "--no-build", "--no-progress", *config]
     said: list[bytes] = []
     try:
         answer = subprocesses.stream(command, _DEADLINE, said.append, program=HPCML, environment=environment)
