@@ -136,7 +136,7 @@ def typed(loaded: LoadedSite, spec: RunRequest, *, dry_run: bool) -> Chosen:
 def _laid(loaded: LoadedSite, spec: RunRequest, python: Path, origin: str, by: Origin) -> Chosen:
     """Return the site and the request with a Python, whose programs come first."""
     changed = Layers()
-    changed.values, changed.old_keys = {**loaded.layers.values, KEY: Value(str(python), origin, by)}, {}
+    changed.values = {**loaded.layers.values, KEY: Value(str(python), origin, by)}
     site = loaded.site._replace(runtime=loaded.site.runtime._replace(python=str(python)))
     programs, code = python.parent, spec.code
     if code.interpreter and os.path.exists(own := programs / code.interpreter[0]):
