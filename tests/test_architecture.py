@@ -295,10 +295,10 @@ MOST_LINES = {
     "repairs": 984,
     "report": 2289,
     "request": 537,
-    "runs": 7837,
-    "schedulers": 2626,
-    "sites": 1479,
-    "survey": 1070,
+    "runs": 7861,
+    "schedulers": 2867,
+    "sites": 1522,
+    "survey": 1164,
     "sweeps": 1446,
 }
 

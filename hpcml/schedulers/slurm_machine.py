@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator, Sequence
 
 from hpcml.errors import SlurmUnreachableError
-from hpcml.schedulers import slurm
+from hpcml.schedulers import gres, slurm
 from hpcml.schedulers.machine import Association, Fields, Kind, Tables
 from hpcml.subprocesses import Answer
 from hpcml.units import expand_hosts
@@ -20,7 +20,6 @@ _SECONDS = 30.0  # for one question; a login node that is busy answers late
 _ALL_SECONDS = 120.0
 _MOST_KINDS = 12  # kinds of nodes of which one node is asked for more than sinfo tells
 _PAIR = re.compile(r"(?:^|\s)([A-Za-z]\w*)=(\S*)")
-_GPU = re.compile(r"(?:^|,)gpu(?::([A-Za-z][\w.+-]*))?(?::(\d+))?(?=[,(]|$)")
 _SINFO = ("%P", "%D", "%c", "%Z", "%m", "%l", "%N", "%G")
 
 
@@ -120,14 +119,6 @@ def table(text: str, needed: str) -> list[Fields]:
     return [dict(zip(names, cells, strict=True)) for cells in lines[head + 1 :] if len(cells) == len(names)]
 
 
-def gpus_of(gres: str) -> tuple[int, tuple[str, ...]]:
-    """Return how many GPUs a node's ``Gres`` has, and of which types (``gpu:a100:4(S:0-1)``)."""
-    gpu_matches = _GPU.findall(gres)
-    return sum(int(count or 1) for _, count in gpu_matches), tuple(
-        dict.fromkeys(name for name, _ in gpu_matches if name)
-    )
-
-
 def _sinfo_rows(text: str) -> Iterator[Fields]:
     for line in text.splitlines():
         cells = line.strip().split("|", len(_SINFO) - 1)
@@ -139,9 +130,8 @@ def kinds_of_sinfo(rows: Sequence[Fields]) -> tuple[Kind, ...]:
     """Return the kinds of nodes that sinfo's rows tell."""
     counts: dict[Kind, int] = {}
     for row in rows:
-        count, types = gpus_of(row["%G"])
-        cpus, threads, memory = (_number(row[name]) for name in ("%c", "%Z", "%m"))
-        kind = Kind(row["%P"].rstrip("*"), 0, cpus, threads, memory, count, types)
+        cpus, threads = _number(row["%c"]), _number(row["%Z"])
+        kind = Kind(row["%P"].rstrip("*"), 0, cpus, threads, _memory(row["%m"]), _gpus(row["%G"]))
         same = next((other for other in counts if other._replace(one="") == kind), None)
         if same is None:
             counts[kind._replace(one=_first(row["%N"]))] = int(row["%D"])
@@ -155,15 +145,14 @@ def kinds_of_nodes(text: str) -> tuple[Kind, ...]:
     nodes: dict[Kind, list[str]] = {}
     for name, fields in records(text, "NodeName").items():
         for partition in filter(None, fields.get("Partitions", "").split(",")):
-            count, types = gpus_of(fields.get("Gres", ""))
-            kind = _refined(Kind(partition, 0, 0, 1, 0, count, types), fields)
+            kind = _refined(Kind(partition, 0, 0, 1, 0, _gpus(fields.get("Gres", ""))), fields)
             nodes.setdefault(kind, []).append(name)
     return tuple(kind._replace(nodes=len(names), one=names[0]) for kind, names in nodes.items())
 
 
 def _refined(kind: Kind, fields: Fields) -> Kind:
     """Return a kind with what one of its nodes tells: cores and memory that Slurm keeps for itself are no job's."""
-    memory = _number(fields.get("RealMemory", "")) - _number(fields.get("MemSpecLimit", ""))
+    memory = _memory(fields.get("RealMemory", "")) - _number(fields.get("MemSpecLimit", ""))
     cpus = _number(fields.get("CPUEfctv", "")) or _number(fields.get("CPUTot", ""))
     threads = _number(fields.get("ThreadsPerCore", ""))
     return kind._replace(
@@ -175,6 +164,17 @@ def _of_sinfo(row: Fields) -> Fields:
     """Return a partition's fields as scontrol would name them."""
     default = "YES" if row["%P"].endswith("*") else "NO"
     return {"PartitionName": row["%P"].rstrip("*"), "Default": default, "MaxTime": row["%l"]}
+
+
+def _gpus(text: str) -> tuple[tuple[str, int], ...]:
+    """Return the GPUs of a node by its ``Gres``: types and counts."""
+    return tuple((one.type, one.number) for one in gres.gpus(text) if one.number)
+
+
+def _memory(text: str) -> int:
+    """Return a node's memory in MiB, 0 if Slurm does not know it: it says 1 where nobody has configured RealMemory."""
+    memory = _number(text)
+    return memory if memory > 1 else 0
 
 
 def _number(text: str) -> int:

@@ -96,6 +96,13 @@ def test_a_partition_with_grants_of_its_own_is_asked_for_them(priced: World) -> 
     assert "of the grant of account astro (only 0 core-h left)" in submit(priced, *own)
 
 
+def test_a_dry_run_shows_what_the_partition_adds_and_where_that_is_set(priced: World) -> None:
+    own = ("--set", 'partitions.small.account="astro"', "--set", 'partitions.small.constraint="fast"')
+    text = priced.run("submit", "--site", "slurm", "--dry-run", *own, "--partition", "small", "job.py").stdout
+    assert "--account=astro (--set: partitions.small.account)" in text
+    assert "--constraint=fast (--set: partitions.small.constraint)" in text
+
+
 def test_without_the_keys_nobody_is_asked(world: World) -> None:
     text = submit(world)
     asked = "  asks for   2 nodes, time limit 02:00:00, at most 4 node-h\n"
