@@ -298,7 +298,7 @@ MOST_LINES = {
     "runs": 7861,
     "schedulers": 2867,
     "sites": 1522,
-    "survey": 1164,
+    "survey": 1189,
     "sweeps": 1446,
 }
 

@@ -6,6 +6,7 @@ by the same values: an answer and a refusal cannot disagree. tests/fixtures/site
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import tomllib
@@ -89,6 +90,8 @@ class Site:
         counted = {"Nodes": ",".join(kind["names"] for kind in kinds), "TotalCPUs": str(cpus), "TotalNodes": str(nodes),
                    "TRES": tres}  # fmt: skip
         shape = {key: value for key, value in PARTITION.items() if key not in {INSTEAD.get(one) for one in given}}
+        if self.table.get("login", "") in _members(given.get("AllocNodes", "")):
+            given["AllocNodes"] += f",{os.uname().nodename}"  # the machine that the test runs on is the login node
         return {"PartitionName": name, **shape, **counted, **given}
 
     # -- answers -------------------------------------------------------------------------------------------------------
@@ -297,7 +300,7 @@ class Site:
             fits += here * (memory <= room and cpus <= min(int(kind["CPUEfctv"]), most) and enough and features)
         if fits >= nodes:
             return None
-        says = () if of_memory >= nodes else ("error: Memory specification can not be satisfied",)
+        says = () if of_memory else ("error: Memory specification can not be satisfied",)
         return Verdict(says, "Requested node configuration is not available")
 
 
@@ -391,7 +394,11 @@ def names_of(text: str) -> list[str]:
 def allowed(partition: Fields, field: str, mine: list[str]) -> bool:
     """Return whether one of mine is in a partition's list."""
     listed = names_of(partition.get(field, ""))
-    return not listed or bool(set(mine) & {one for name in listed for one in (expand(name) if field == "AllocNodes" else [name])})  # fmt: skip
+    return not listed or bool(set(mine) & {*(_members(",".join(listed)) if field == "AllocNodes" else listed)})
+
+
+def _members(names: str) -> list[str]:
+    return expand(names) if names not in NOTHING else []
 
 
 def applies(when: Mapping[str, str], options: Mapping[str, str]) -> bool:
