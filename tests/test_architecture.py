@@ -296,7 +296,7 @@ MOST_LINES = {
     "report": 2289,
     "request": 537,
     "runs": 7861,
-    "schedulers": 2867,
+    "schedulers": 2870,
     "sites": 1522,
     "survey": 1189,
     "sweeps": 1446,

@@ -163,6 +163,8 @@ def _is_whole(site: Site, name: str, cpus: int) -> bool:
 def _on_shares(site: Site, request: JobRequest, name: str, directives: tuple[tuple[str, str], ...]) -> list[str]:
     """Return a note if a job requests a part of a node, or a node whose GPUs the profile does not give."""
     part = partitions.node_part(site, name, request.spec)
+    if part.gpus and site.slurm.gpu_request == "none":
+        return ["the job requests no GPUs from Slurm (slurm.gpu_request is none): its nodes must have the GPUs anyway"]
     if not part.gpus or (part.of and not part.partial):
         return []
     shares = _shares(site, request, name, dict(directives))
