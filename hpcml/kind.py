@@ -25,6 +25,7 @@ Schema = Any  # hpcml.samples.Schema
 Progress = Any  # hpcml.samples.Progress
 Accounting = Any  # hpcml.report.ledger.Accounting
 RunState = Any  # hpcml.node.run_state.RunState
+Task = Any  # hpcml.node.tasks.task.Task
 
 
 class Role(NamedTuple):
@@ -56,16 +57,16 @@ class Stage(NamedTuple):
     good: str = ""  # the field that is false where the stage ended badly; empty without one
 
 
-FABRIC = Stage(
-    "fabric",
+INTERCONNECT = Stage(
+    "interconnect",
     begin="",
-    end="fabric-checked",
+    end="interconnect-checked",
     waiting="checking the interconnect",
     short="checking the interconnect",
-    done="{fabric}",
+    done="{interconnect}",
     during="while the interconnect was checked",
-    asked="fabric-checking",
-    good="fabric_ok",
+    asked="interconnect-checking",
+    good="interconnect_ok",
 )  # of every kind that checks its interconnect; ``begin`` is the kind's own
 
 
@@ -78,8 +79,8 @@ class FailedProcess(NamedTuple):
     log_begin: int = 0  # bytes of that file, or of the script's log, that earlier attempts wrote
 
 
-class RunningScript(Protocol):
-    """The user's script, as the supervisor follows it: one process beside it, or the kind's own processes."""
+class RunningTask(Protocol):
+    """A task, as the supervisor follows it: one process beside it, or the kind's own processes on all nodes."""
 
     @property
     def pid(self) -> int:
@@ -140,20 +141,20 @@ class Facts(Protocol):
         """Return a table of numbers."""
 
 
-def seen_of_fabric(event: str, fields: Facts) -> dict[str, Any]:
+def seen_of_interconnect(event: str, fields: Facts) -> dict[str, Any]:
     """Return what the interconnect's check, or a look at it later, means for a status's fields (see ``Kind.seen``)."""
-    if event not in ("fabric-checked", "fabric-seen"):
+    if event not in ("interconnect-checked", "interconnect-seen"):
         return {}
     line, problem = fields.get("line", str), fields.get("problem", str)
     text = line if line and problem in line else "; ".join(part for part in (line, problem) if part)
     is_good = fields.get("ok", bool) and not problem
-    return {"fabric": text, "fabric_ok": is_good, "differences": fields.texts("differences")}
+    return {"interconnect": text, "interconnect_ok": is_good, "differences": fields.texts("differences")}
 
 
 class Processes(Protocol):
     """The processes of a kind, as the supervisor sees them. ``Kind.processes`` makes one object for each attempt.
 
-    The supervisor calls ``start`` and ``run_script`` once each. Until the script has ended it calls ``step`` and
+    The supervisor calls ``start`` once, and ``run`` for each task. Until all have ended it calls ``step`` and
     ``check`` in turns. Then it calls ``hindrance`` if the script ended by itself, ``close``, and ``remarks`` after a
     script that ended well. It also calls ``close`` after an error of the others. ``start`` and ``check`` may raise
     RunEndedError (:mod:`hpcml.node.outcome`), which says how the run ends.
@@ -175,8 +176,8 @@ class Processes(Protocol):
     def check(self) -> None:
         """End the run if a process was lost that it needs, with the exit status that this means."""
 
-    def run_script(self, environment: dict[str, str]) -> RunningScript:
-        """Start the script with these variables, and return it; OSError if it cannot be started."""
+    def run(self, task: Task, environment: dict[str, str]) -> RunningTask:
+        """Start a task with these variables, and return it; OSError if it cannot be started."""
 
     def hindrance(self, status: int) -> Hindrance | None:
         """Return what ended or spoiled the script that exited with a status, None if it is the script's own end.
@@ -319,7 +320,7 @@ class Kind(ABC):
 
         ``status`` calls it for each event of events.jsonl, in order. KeyError or TypeError mean a damaged event.
         """
-        return seen_of_fabric(event, fields)
+        return seen_of_interconnect(event, fields)
 
     def progress(self, samples: Sequence[Any], nodes: Sequence[str]) -> Progress | None:
         """Return what ``hpcml top`` shows of its newest samples, the oldest first, on these nodes; None: nothing.

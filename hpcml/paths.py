@@ -38,10 +38,10 @@ class Folder:
 
 
 class Renamed(Below):
-    """A file's place; in runs of before 0.1.0 the script's log had another name."""
+    """A file's place; in runs of before 0.1.0 the file had another name."""
 
     def __get__(self, folder: Folder, owner: object) -> Path:
-        return earlier_names.script_log(super().__get__(folder, owner))
+        return earlier_names.file(super().__get__(folder, owner))
 
 
 class RunPaths(Folder):
@@ -134,7 +134,7 @@ class AttemptPaths(Folder):
     saves = Below("saves.json")
     gpu_pools = Below("gpu-pools.json")
     points_end = Below("points-end.json")
-    fabric = Below("fabric.json")
+    interconnect = Renamed("interconnect.json")
     samples = Below("samples")
     stacks = Below("stacks")
     stacks_request = Below("stacks-request")

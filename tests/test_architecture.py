@@ -27,7 +27,7 @@ NODE_PACKAGES = {"dask", "distributed", "cloudpickle", "tornado", "psutil", "cry
 GPU_PACKAGES = {
     "numpy", "zict", "distributed_ucxx", "ucxx", "dask_cuda", "pynvml", "rmm", "cupy", "cuda",
 }  # imported in functions, where they are there  # fmt: skip
-PICTURE_PACKAGES = {"matplotlib"}  # without it hpcml fabric says so, and leaves the picture out
+PICTURE_PACKAGES = {"matplotlib"}  # without it hpcml interconnect says so, and leaves the picture out
 SWEEP_PACKAGES = {"optuna"}  # without it a search and a pruner are refused
 JUPYTER_PACKAGES = {
     "jupyter_client", "nbclient", "nbformat", "jupyter_core", "jupyter_server", "jupyterlab", "traitlets",
@@ -281,24 +281,24 @@ COMPLEX = {
 }
 # The lines of each package, which may only fall: a commit that raises a number says what this buys.
 MOST_LINES = {
-    ".": 5596,
+    ".": 5628,
     "api": 967,
-    "cli": 7333,
-    "doctor": 1538,
+    "cli": 7353,
+    "doctor": 1539,
     "failures": 2898,
     "images": 1048,
-    "kinds": 10116,
-    "node": 11248,
-    "options": 834,
-    "plan": 835,
+    "kinds": 10126,
+    "node": 11452,
+    "options": 831,
+    "plan": 830,
     "remote": 3548,
     "repairs": 984,
     "report": 2289,
-    "request": 537,
-    "runs": 7861,
-    "schedulers": 2870,
-    "sites": 1522,
-    "survey": 1189,
+    "request": 539,
+    "runs": 7892,
+    "schedulers": 3080,
+    "sites": 1518,
+    "survey": 1200,
     "sweeps": 1446,
 }
 

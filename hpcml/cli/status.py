@@ -115,7 +115,7 @@ def _lines(
     elif status.phase in (Phase.STARTING, Phase.RUNNING):
         lines.append((f"{status.noun}s", f"{status.cluster.workers}/{status.planned.expected}"))
     values = status.fields()
-    keys = ("jupyter", "versions", "protocol", "address", "security", "fabric")
+    keys = ("jupyter", "versions", "protocol", "address", "security", "interconnect")
     lines += [(key, values[key]) for key in keys if values[key]]
     lines += [("differ", difference) for difference in progress.differences]
     lines += [("repair", text) for text in _of_repairs(progress.repairs)]

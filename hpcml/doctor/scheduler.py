@@ -46,7 +46,8 @@ def start(exam: Examination) -> Finding:
             f"{clause(error.message)}{within}", f"{error.hint}{' To wait longer: --deadline 30s.' if late else ''}"
         )
     except HpcmlError as error:
-        quoted = f" ({error.quote[-1]})" if error.quote else ""
+        lines = [line.removeprefix("sbatch: error: ") for line in error.quote]
+        quoted = f" ({'; '.join(lines)})" if lines else ""
         return red(f"Slurm would refuse a run: {clause(error.message)}{quoted}", error.hint)
     if not start_time:
         return green("Slurm would accept a job, but gives no start time")

@@ -17,9 +17,9 @@ from typing import Any, NamedTuple, Protocol
 from hpcml.errors import signal_name
 from hpcml.failures.end import MemoryLimit
 from hpcml.node import files, processes, scratch, script_environment, silence, stacks
+from hpcml.node.kernel import oom_kills
 from hpcml.node.link.uplink import Uplink
 from hpcml.node.outcome import leave_note
-from hpcml.node.script_process import oom_kills
 from hpcml.node.settings import Context
 from hpcml.units import in_mib
 

@@ -16,10 +16,9 @@ from hpcml.failures.role_end import CONTAINER_FAILED, RoleEnd, not_entered, of_r
 from hpcml.failures.rules import BY_NAME
 from hpcml.kind import Role
 from hpcml.node import files, storage
-from hpcml.node.job import end_time, job_id
+from hpcml.node.job import answer, end_time, job_id
 from hpcml.node.outcome import EventLog, RunEndedError
 from hpcml.node.processes import Process
-from hpcml.node.script_process import answer
 from hpcml.node.settings import Context
 from hpcml.states import State
 

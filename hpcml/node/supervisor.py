@@ -13,22 +13,20 @@ import time
 import traceback
 
 from hpcml import errors, hooks, written
-from hpcml.failures.end import SLURM, End, MemoryLimit, Reason
-from hpcml.files import size_of, tail, write
-from hpcml.kind import Kind, Processes, RunningScript
-from hpcml.node import attempts, end_cause, files, scratch, script_process, stacks, starts, storage
+from hpcml.failures.end import End
+from hpcml.files import size_of, write
+from hpcml.kind import Kind, Processes
+from hpcml.node import attempts, end_cause, files, scratch, storage
 from hpcml.node.job import job_id
-from hpcml.node.outcome import EventLog, RunEndedError, end_of_hindrance, or_a_full_disk, report_end, say, write_status
-from hpcml.node.processes import Process
+from hpcml.node.outcome import EventLog, RunEndedError, or_a_full_disk, report_end, say, write_status
 from hpcml.node.run_state import RunState
-from hpcml.node.script_process import HUNG_AFTER, FileSystemHang
 from hpcml.node.settings import Context, load
-from hpcml.paths import SCRIPT, SUPERVISOR
+from hpcml.node.tasks.follow import NO_FOLDER, run_tasks
+from hpcml.node.tasks.task import OneTask
+from hpcml.paths import SUPERVISOR
 from hpcml.recorded import Recorded
 from hpcml.states import State
 
-SLOW_TICK = 5.0  # seconds between looks at what changes slowly: the room of the run's file system, a script that hangs
-NO_FOLDER = "The folder from which you submitted must exist on the compute nodes."
 _PLACE = (
     "Set paths.scratch in the profile, or TMPDIR, to your own folder, "
     "or to a folder like /tmp (owned by root, with the sticky bit)."
@@ -141,7 +139,8 @@ def _run(state: RunState, processes: Processes) -> End:
         reason = f"the script's working folder cannot be opened: {cwd}"
         return End(errors.START_FAILED, state.phase, "hpcml", reason, NO_FOLDER)
     try:
-        return run_script(state, processes, processes.start())
+        environment = processes.start()
+        return run_tasks(state, processes, OneTask(state, processes, environment | state.script_variables))
     except RunEndedError as ended:
         return ended.end
     except scratch.UnsafePlaceError as error:
@@ -154,156 +153,6 @@ def _run(state: RunState, processes: Processes) -> End:
         reason = f"hpcml's supervisor failed: {type(error).__name__}: {error}"
         hint = "This is a bug in hpcml. Please report it with the script's log."
         return End(errors.INTERNAL, state.phase, "hpcml", reason, hint)
-
-
-def run_script(state: RunState, processes: Processes, environment: dict[str, str]) -> End:
-    """Run the script to its end and return how it ended."""
-    state.phase, state.script_began = SCRIPT, True
-    try:
-        script = processes.run_script(environment | state.script_variables)
-    except OSError as error:
-        hindered = starts.hindrance(error, str(error.filename))
-        reason = f"the script could not be started: {hindered.reason}"
-        hint = NO_FOLDER if error.filename == state.context.settings.code.cwd else hindered.hint
-        return End(errors.START_FAILED, state.phase, "hpcml", reason, hint)
-    state.events.write("script-started", **({"pid": script.pid} if script.pid else {}))
-    try:
-        outcome = _follow(state, processes, script)
-    finally:
-        script.kill()
-    return outcome
-
-
-def _follow(state: RunState, processes: Processes, script: RunningScript) -> End:
-    must_end: End | None = None
-    kill_at, slow_looked = float("inf"), 0.0
-    hang, slow = FileSystemHang(script.pid), ""
-    while (status := script.poll()) is None:
-        processes.step()
-        if state.clock.seconds - slow_looked >= SLOW_TICK:
-            slow_looked = state.clock.seconds
-            if full := storage.scarce(state.context.run.directory):  # the script may not need it, or room be made
-                state.warn(f"{full}: further output of the script and further log lines are lost.")
-            _look_for_hang(state, hang, told_to_end=bool(must_end or state.end_requests.signalled))
-            if Process.named(script.pid).state == "T":
-                pid = f"kill -CONT {script.pid} on {state.context.node}"
-                state.warn(f"The script is stopped (SIGSTOP). Continue the script ({pid}) or cancel the run.")
-            if not slow and (slow := state.end_requests.slow_save()):
-                state.warn(f"{slow}.")
-        if must_end is None and (must_end := _must_end(state, processes, script)):
-            _keep_stacks(state, processes, script, must_end)
-            state.events.write("ending", message=must_end.message)
-            kill_at = time.monotonic() + state.context.settings.deadlines.script_grace
-            if not state.end_requests.signalled:
-                script.tell_to_end()
-        if must_end:
-            _press(state, script, kill_at)
-    state.events.write("script-ended", exit_status=status)
-    if must_end is None and not script.out_of_memory(status):  # on its own, or quicker than the supervisor
-        state.end_requests.look_again()
-        must_end = state.end_requests.asked(state.phase) or _hindered(processes, status)
-    return _end_of(state, script, status, must_end)
-
-
-def _press(state: RunState, script: RunningScript, kill_at: float) -> None:
-    """Have a script end that is to end: by a SIGTERM that only the supervisor got, at last by SIGKILL."""
-    if state.end_requests.were_for_the_supervisor_alone():
-        script.tell_to_end()
-    if time.monotonic() > kill_at:
-        script.kill()
-
-
-def _hindered(processes: Processes, status: int) -> End | None:
-    """Return the end of a run whose script could not do its work, None if it could."""
-    hindrance = processes.hindrance(status)
-    return end_of_hindrance(hindrance) if hindrance else None
-
-
-def _keep_stacks(state: RunState, processes: Processes, script: RunningScript, end: End) -> None:
-    """Before a run ends that does nothing, have all nodes write where their processes are, for ``hpcml why``."""
-    until = time.monotonic() + stacks.BEFORE_END
-    if end.exit_status != errors.IDLE or not (request := _ask_for_stacks(state, script)):
-        return
-    while time.monotonic() < until:
-        processes.step()
-        if state.time_to_look() and stacks.are_all_written(state.context, request, state.stacks_written):
-            return
-
-
-def _ask_for_stacks(state: RunState, script: RunningScript) -> str:
-    """Have all nodes write where their processes are; return the number of the request, empty without one.
-
-    A script that a file system blocks could not answer, and the signal would look like an end of its wait.
-    """
-    if state.frozen:
-        return ""
-    try:
-        return stacks.ask(state.context, script.pid)
-    except OSError as error:
-        say(state.context, f"the call stacks of the processes were not written: {error}")
-        return ""
-
-
-def _end_of(state: RunState, script: RunningScript, status: int, must_end: End | None) -> End:
-    """Return how the run ended whose script ended so; ``must_end`` is why it was told to."""
-    why = must_end.exit_status if must_end else 0
-    stopped = status == errors.STOPPED and why == errors.TIME_LIMIT
-    obeyed = stopped or (status == 0 and why in (errors.TIME_LIMIT, errors.CANCELLED))
-    starved = script.out_of_memory(status)
-    if must_end is None and script.killed_by_others(status) and state.end_requests.time_limit_near and not starved:
-        reason = "the script was killed (SIGKILL) after the warning that the time limit was near"
-        must_end = End(errors.TIME_LIMIT, SCRIPT, SLURM, reason)
-    # The kernel can take a role in the same moment as the script: then memory is the cause, and not the loss.
-    if must_end and not obeyed and not (starved and why == errors.ROLE_LOST):
-        return must_end
-    ended_as = must_end.state if must_end and obeyed else State.OUT_OF_MEMORY if starved else ""
-    if state.end_requests.time_limit_near and status == errors.STOPPED:
-        ended_as = State.TIMEOUT
-    limit = MemoryLimit.NODE if starved else ""
-    return _own_end(state, script, status)._replace(ended_as=ended_as, memory_limit=limit)
-
-
-def _own_end(state: RunState, script: RunningScript, status: int) -> End:
-    """Return how a script ended by itself, or its program of hpcml's, with the last lines of what failed."""
-    failed = script.failed_process()
-    log = state.context.run.logs / failed.log if failed.log else state.context.run.script_log
-    quote = () if status in (0, errors.STOPPED) else tail(log, width=300, begin=failed.log_begin)
-    settings = state.context.settings
-    by = "hpcml" if settings.code.form in state.kind.programs and status == errors.START_FAILED else "script"
-    hint = script_process.next_step(state.context) if status else ""
-    end = End(status, SCRIPT, by, script.describe_end(status), hint, quote)
-    reason = Reason.EXIT if by == "script" and script.only_exited(status) else ""
-    return end._replace(reason=reason, **failed._asdict())
-
-
-def _look_for_hang(state: RunState, hang: FileSystemHang, *, told_to_end: bool) -> None:
-    """Say when the script waits for a file system, and when it continues; the wait of one that dies just ends."""
-    if told_to_end:
-        return
-    node = state.context.node
-    if waits := hang.look(state.clock.seconds):
-        state.frozen = True
-        state.warn(
-            f"{node}: the script has been blocked on a file system for {HUNG_AFTER:g} s: "
-            f"the file system does not respond ({waits})."
-        )
-    elif state.frozen:
-        state.frozen = False
-        state.warn(f"{node}: the file system responds again; the script continues.")
-
-
-def _must_end(state: RunState, processes: Processes, script: RunningScript) -> End | None:
-    """Return why the script has to end before its own end, None if it has not to."""
-    was_near = state.end_requests.time_limit_near
-    try:
-        state.end_requests.check(state.phase)
-        processes.check()
-    except RunEndedError as ended:
-        return ended.end
-    finally:
-        if state.end_requests.time_limit_near and not was_near:  # for `hpcml why`, while the script can still answer
-            _ask_for_stacks(state, script)
-    return None
 
 
 def tear_down(state: RunState, processes: Processes, outcome: End) -> bool:

@@ -46,9 +46,7 @@ INSTEAD = {
     "--export-file": "Use --env-file FILE.",
     "--signal": "Use --set slurm.signal_lead=TIME.",
     "--comment": "hpcml needs the comment to find the job. Use --name to name the job.",
-    **dict.fromkeys(
-        ("--clusters", "--cluster", "-M"), "Submit on a login node of the Slurm cluster that you want to use."
-    ),
+    "--cluster": "Use --clusters.",
     "--wrap": "Submit a script, or a program: hpcml submit -- PROGRAM.",
     "--gres": "Use --gpus-per-node 4 or TYPE:4; for other resources, use --sbatch=--gres=NAME:N.",
     "--parsable": "Use --json.",

@@ -13,7 +13,6 @@ from pathlib import Path
 
 from hpcml import files, kinds, schedulers, subprocesses
 from hpcml.errors import NotFoundError, ServiceGoneError, StorageError, TunnelError
-from hpcml.forms import Form
 from hpcml.origins import HPCML
 from hpcml.remote import routes
 from hpcml.remote.answers import MalformedError, Relay, RunFacts, Service, service_of
@@ -78,8 +77,8 @@ def service(run: directories.Run, name: str) -> Service:
     if name in now:
         return now[name]
     hint = f"Services of the run: {', '.join(now)}." if now else f"See hpcml status {run.id}."
-    has_jupyter = run_record.planned(run).form is Form.JUPYTER
-    if name == "jupyter" and not has_jupyter:
+    offered = run_record.planned(run).form.traits.web_service
+    if name == "jupyter" and offered != name:
         raise NotFoundError(
             "The run is not a JupyterLab session", place=run.id, hint=f"Start a session with hpcml jupyter. {hint}"
         )

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-from hpcml import attempts, records, samples
+from hpcml import attempts, earlier_names, records, samples
 from hpcml.attempts import Attempt
 from hpcml.failures import stacks
 from hpcml.failures.end import End
@@ -111,9 +111,9 @@ class Machines(NamedTuple):
 class Interconnect(NamedTuple):
     """The result of the check between the workers."""
 
-    fabric: str  # empty without a check
-    fabric_ok: bool
-    fabric_remedy: str
+    interconnect: str  # empty without a check
+    interconnect_ok: bool
+    interconnect_remedy: str
 
 
 class Drawing(NamedTuple):
@@ -147,7 +147,7 @@ class Report(NamedTuple):
         table = records.plain(self._replace(drawing=Drawing({}, {}, None, ())), spread=_SPREAD)
         del table["drawing"]
         return {
-            **table,
+            **earlier_names.with_earlier(table),
             "ending": self.course.ending.as_json(),
             "ledger": {**table["ledger"], "definitions": definitions},
             "results": [one.name for one in self.results.files],
@@ -452,7 +452,7 @@ def _topology(node: Node) -> str:
 
 
 def _interconnect(measured: _Measured) -> Interconnect:
-    name = "fabric-checked" if "fabric-checked" in measured.times else "fabric-seen"
+    name = "interconnect-checked" if "interconnect-checked" in measured.times else "interconnect-seen"
     checked = measured.event(name, _Checked)
     return Interconnect(checked.line, checked.ok and not checked.problem, checked.remedy)
 

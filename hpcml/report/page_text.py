@@ -214,9 +214,9 @@ of them {{ report.hours.total.useful | hours }} useful. The rest of this page sh
 {% endif %}
 <section><h2>Requested and used</h2><table><tr><th></th><th>requested</th><th>used</th></tr>
 {% for what, asked, used in report.findings.asked %}<tr><td>{{ what }}</td><td>{{ asked }}</td><td>{{ used }}</td></tr>{% endfor %}</table></section>
-{% if report.interconnect.fabric %}
-<section><h2>Interconnect</h2><p><b class="{{ 'good' if report.interconnect.fabric_ok else 'bad' }}">{{ "✓" if report.interconnect.fabric_ok else "✗" }}</b> {{ report.interconnect.fabric }}</p>
-{% if report.interconnect.fabric_remedy and not report.interconnect.fabric_ok %}<p>Remedy: {{ report.interconnect.fabric_remedy }}</p>{% endif %}</section>
+{% if report.interconnect.interconnect %}
+<section><h2>Interconnect</h2><p><b class="{{ 'good' if report.interconnect.interconnect_ok else 'bad' }}">{{ "✓" if report.interconnect.interconnect_ok else "✗" }}</b> {{ report.interconnect.interconnect }}</p>
+{% if report.interconnect.interconnect_remedy and not report.interconnect.interconnect_ok %}<p>Remedy: {{ report.interconnect.interconnect_remedy }}</p>{% endif %}</section>
 {% endif %}
 {% if report.machines.topology %}
 <section><h2>Nodes</h2><table>{% for name, text in report.machines.topology[:256] %}<tr><td>{{ name }}</td><td>{{ text }}</td></tr>{% endfor %}</table></section>

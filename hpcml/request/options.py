@@ -31,6 +31,7 @@ GROUPS: dict[str, tuple[Option, ...]] = {
                otherwise="the first that fits, or Slurm's default", common=ALL),
         Option("qos", "Slurm quality of service", also=("-q",), slurm=("--qos",), default="defaults.qos",
                otherwise="the site profile's value for the partition"),
+        Option("clusters", "Slurm cluster, or a,b", RUNS, also=("-M",), slurm=("--clusters", "-M")),
         Option("dependency", "Slurm dependency, e.g. afterok:123", ALL - {"elastic"},
                also=("-d",), slurm=("--dependency",)),
         Option("after", "start after RUN succeeds; RUN:any: after RUN ends; RUN:fail: after RUN fails",

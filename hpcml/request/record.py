@@ -90,6 +90,7 @@ class Place(NamedTuple):
     line_settings: tuple[tuple[str, str], ...] = ()  # the same of the script's own lines, each with its line
     account: str = ""  # Slurm account to charge
     partition: str = ""  # Slurm partition
+    clusters: str = ""  # Slurm clusters: the first that can start the job
     qos: str = ""  # Slurm quality of service
     dependency: str = ""  # as for sbatch --dependency
     after: tuple[Awaited, ...] = ()  # runs to wait for

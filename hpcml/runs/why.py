@@ -396,7 +396,8 @@ def _where(run: directories.Run) -> tuple[str, ...]:
         if any(map(_has_text, handle.log_files(run, role)))
     ]
     if run.job:
-        places.append(f"sacct -j {run.job} --format=JobID,State,ExitCode,DerivedExitCode,NodeList,Elapsed")
+        cluster = f" -M {run.submission.cluster}" if run.submission and run.submission.cluster else ""
+        places.append(f"sacct{cluster} -j {run.job} --format=JobID,State,ExitCode,DerivedExitCode,NodeList,Elapsed")
     return tuple(places)
 
 

@@ -71,14 +71,13 @@ def _named(site: Site, names: str) -> tuple[Partition, ...]:
 
 
 class Terms(NamedTuple):
-    """What the profile has of a partition besides sizes; ``keys`` are those keys of the partition that say so."""
+    """What the profile has of a partition besides sizes."""
 
     account: str = ""
     qos: str = ""
     gpu_type: str = ""
     extra: tuple[str, ...] = ()
     remove: tuple[str, ...] = ()
-    keys: tuple[str, ...] = ()
 
 
 def terms(site: Site, names: str, asked: RunRequest, *, with_gpus: bool) -> Terms:
@@ -89,37 +88,30 @@ def terms(site: Site, names: str, asked: RunRequest, *, with_gpus: bool) -> Term
     UsageError
         If the request names several partitions, and one job cannot be right for each of them.
     """
-    place, size, terms_by_name = asked.place, asked.size, dict[str, Terms]()
-    for name in names.split(","):
-        partition = site.partitions.get(name, Partition())
-        constraint = [f"--constraint={partition.constraint}"] if partition.constraint else []
-        its_own = {
-            "account": "" if place.account else partition.account,
-            "qos": "" if place.qos or site.defaults.qos else partition.qos,
-            "gpu_type": partition.gpu_type if with_gpus and not size.gpu_type else "",
-            "constraint": constraint,
-            "extra": partition.extra,
-            "remove": partition.remove,
-        }
-        terms_by_name[name] = Terms(
-            place.account or partition.account or site.defaults.account,
-            place.qos or site.defaults.qos or partition.qos,
-            size.gpu_type or (with_gpus and partition.gpu_type) or site.slurm.gpu_type,
-            (*site.slurm.extra, *partition.extra, *constraint),
-            (*site.slurm.remove, *partition.remove),
-            tuple(f"partitions.{name}.{key}" for key, value in its_own.items() if value),
-        )
+    terms_by_name = {name: _terms_of(site, name, asked, with_gpus=with_gpus) for name in names.split(",")}
     first, *others = terms_by_name.values()
-    if all(one._replace(keys=()) == first._replace(keys=()) for one in others):
-        return first._replace(keys=tuple(key for one in terms_by_name.values() for key in one.keys))
-    raise _unlike(terms_by_name)
+    if any(other != first for other in others):
+        raise _unlike(terms_by_name)
+    return first
+
+
+def _terms_of(site: Site, name: str, asked: RunRequest, *, with_gpus: bool) -> Terms:
+    place, partition = asked.place, site.partitions.get(name, Partition())
+    constraint = [f"--constraint={partition.constraint}"] if partition.constraint else []
+    return Terms(
+        account=place.account or partition.account or site.defaults.account,
+        qos=place.qos or site.defaults.qos or partition.qos,
+        gpu_type=asked.size.gpu_type or (with_gpus and partition.gpu_type) or site.slurm.gpu_type,
+        extra=(*site.slurm.extra, *partition.extra, *constraint),
+        remove=(*site.slurm.remove, *partition.remove),
+    )
 
 
 def _unlike(terms_by_name: dict[str, Terms]) -> UsageError:
     """Return the refusal of a list of partitions whose jobs are not alike, with a line for each of them."""
     every = [*terms_by_name.values()]
     words = {"account": "--account {}", "qos": "--qos {}", "gpu_type": "--gpus-per-node {}:N"}
-    unlike = [name for name in Terms._fields[:-1] if len({getattr(one, name) for one in every}) > 1]
+    unlike = [name for name in Terms._fields if len({getattr(one, name) for one in every}) > 1]
     lines = []
     for name, one in terms_by_name.items():
         options = [words[key].format(value) for key in unlike if key in words and (value := getattr(one, key))]

@@ -23,6 +23,13 @@ _PAIR = re.compile(r"(?:^|\s)([A-Za-z]\w*)=(\S*)")
 _SINFO = ("%P", "%D", "%c", "%Z", "%m", "%l", "%N", "%G")
 
 
+def _ask(command: list[str], timeout: float) -> Answer:
+    """Ask the cluster that the user's shell chose; sacctmgr's answers are about all clusters."""
+    return slurm.ask(
+        command if command[0] == "sacctmgr" else slurm.for_clusters(slurm.user_clusters(), command), timeout
+    )
+
+
 class _Questions:
     """Asks within one deadline for all, and remembers what was not answered."""
 
@@ -33,7 +40,7 @@ class _Questions:
 
     def ask(self, name: str, *command: str) -> str:
         try:
-            answer = slurm.ask(list(command), max(0.5, min(_SECONDS, self.ends - time.monotonic())))
+            answer = _ask(list(command), max(0.5, min(_SECONDS, self.ends - time.monotonic())))
         except SlurmUnreachableError as missing:
             self.refused[name], self.unreachable = "the command is not installed", self.unreachable or missing
             return ""
@@ -192,13 +199,13 @@ def _first(nodes: str) -> str:
 
 def configuration(timeout: float) -> Fields | str:
     """Return Slurm's configuration, or the reason why it is not told."""
-    answer = slurm.ask(["scontrol", "show", "config"], timeout)
+    answer = _ask(["scontrol", "show", "config"], timeout)
     return config_of(answer.out) if answer.code == 0 else _reason(answer, timeout)
 
 
 def partition(name: str, timeout: float) -> Fields | str:
     """Return a partition's fields, none if there is no such partition, or the reason why they are not told."""
-    answer = slurm.ask(["scontrol", "--oneliner", "show", "partition", name], timeout)
+    answer = _ask(["scontrol", "--oneliner", "show", "partition", name], timeout)
     if answer.code == 0:
         return dict(word.partition("=")[::2] for word in answer.out.split())
     reason = _reason(answer, timeout)
@@ -221,7 +228,7 @@ def room(directives: Sequence[tuple[str, str]], timeout: float) -> int | None:
         limits = _submit_limits(user, chosen.get("--account", ""), chosen.get("--qos", ""), timeout)
         if not limits:
             return None
-        queue = slurm.ask(["squeue", "--noheader", "--array", f"--user={user}", "--format=%i"], timeout)
+        queue = _ask(["squeue", "--noheader", "--array", f"--user={user}", "--format=%i"], timeout)
     except SlurmUnreachableError:
         return None
     if queue.code:
@@ -246,7 +253,7 @@ def _submit_limits(user: str, account: str, qos: str, timeout: float) -> list[in
 
 
 def _sacctmgr(arguments: Sequence[str], timeout: float) -> list[list[str]]:
-    answer = slurm.ask(["sacctmgr", "--noheader", "--parsable2", "show", *arguments], timeout)
+    answer = _ask(["sacctmgr", "--noheader", "--parsable2", "show", *arguments], timeout)
     return slurm.rows_of(answer) if answer.code == 0 else []
 
 
@@ -255,7 +262,7 @@ def associations(timeout: float) -> list[Association] | str:
     fields = "format=Account,Partition,QOS,DefaultQOS"
     command = ["sacctmgr", "--noheader", "--parsable2", "show", "assoc", "where", f"user={getpass.getuser()}", fields]
     try:
-        answer = slurm.ask(command, timeout)
+        answer = _ask(command, timeout)
     except SlurmUnreachableError as error:
         return error.message
     if answer.code != 0:

@@ -16,8 +16,7 @@ from hpcml.schedulers import JobLayout, JobRequest, Launcher, partitions
 from hpcml.sites.schema import Partition, Qos, Site
 
 # Directives that a profile cannot have: by its comment a job is found again, and an array would run in one directory.
-# The cluster of another controller would have to be named in every question.
-_RESERVED = ("--comment", "--array", "--clusters", "--cluster")
+_RESERVED = ("--comment", "--array", "--cluster")
 _DIRECTIVE = re.compile(r"--[a-z][a-z0-9-]*")
 Directive = tuple[str, str]  # an option of sbatch and its value, empty for a flag
 SUPERVISOR = Role(paths.SUPERVISOR, every_node=False, title="the supervisor")
@@ -47,6 +46,7 @@ _FOLLOW_UP = (
     'for name in "${!SLURM_@}"; do [ "$name" = SLURM_CONF ] || unset "$name"; done; '
     'timeout 60 sbatch --parsable --begin=now --dependency="afterany:$this_job" "$HPCML_RUN_DIR/job.sh"'
 )
+_FOLLOW_UP_HERE = "here=$SLURM_CLUSTER_NAME; " + _FOLLOW_UP.replace("--parsable", '--parsable --clusters="$here"')
 _MAY_PUT_BACK = 'timeout 60 scontrol update jobid="$this_job" requeue=1'  # submitted with --no-requeue
 _PUT_BACK = 'timeout 60 scontrol requeue "$this_job"'
 
@@ -86,7 +86,7 @@ def lay_out(site: Site, request: JobRequest) -> JobLayout:
         nodes_word='"$SLURM_JOB_NUM_NODES"',
         starts_word=STARTS,
         job_word='"$SLURM_JOB_ID"',
-        follow_up=_FOLLOW_UP,
+        follow_up=_FOLLOW_UP if "--clusters" not in dict(directives) else _FOLLOW_UP_HERE,
         forget="scancel",
         may_put_back=_MAY_PUT_BACK,
         put_back=_PUT_BACK,
@@ -336,6 +336,7 @@ def _own_directives(
     rows = (
         ("--job-name", spec.name),
         ("--comment", f"hpcml:{request.paths.directory.name}"),
+        ("--clusters", spec.place.clusters),
         ("--account", terms.account),
         ("--partition", name),
         ("--qos", terms.qos),
@@ -428,6 +429,7 @@ def filename_pattern(path: Path) -> str:
 
 def array_options(directives: Sequence[Directive], count: int, at_once: int) -> tuple[Directive, ...]:
     """Return a job's directives as those of an array with so many tasks, of which ``at_once`` run at once (0: all)."""
+    _check_own_cluster(directives)
     kept = [option for option in directives if option[0] not in _NOT_OF_AN_ARRAY]
     limit = f"%{at_once}" if at_once else ""
     return (*kept, ("--no-requeue", ""), ("--array", f"0-{count - 1}{limit}"))
@@ -435,6 +437,7 @@ def array_options(directives: Sequence[Directive], count: int, at_once: int) -> 
 
 def cluster_options(directives: Sequence[Directive], job: str, logs: Path) -> tuple[Directive, ...]:
     """Return a run's directives as those of a job of an elastic cluster: it has a name of its own, and runs once."""
+    _check_own_cluster(directives)
     kept = [option for option in directives if option[0] not in _NOT_OF_A_CLUSTER]
     fixed_options = (
         ("--comment", f"hpcml:{job}"),
@@ -442,6 +445,14 @@ def cluster_options(directives: Sequence[Directive], job: str, logs: Path) -> tu
         ("--no-requeue", ""),
     )
     return (*kept, *fixed_options)
+
+
+def _check_own_cluster(directives: Sequence[Directive]) -> None:
+    """Refuse jobs on another cluster that are no runs: their states are asked for by number alone."""
+    if clusters := dict(directives).get("--clusters"):
+        problem = f"hpcml.map and ElasticCluster cannot use another Slurm cluster: {clusters}"
+        hint = "Unset SLURM_CLUSTERS and SBATCH_CLUSTERS, or start them on a login node of that cluster."
+        raise UsageError(problem, place="--clusters", hint=hint)
 
 
 def array_launcher(launcher: Launcher, folder: Path) -> Launcher:

@@ -274,7 +274,7 @@ def run_job(wanted: JobRequest, seconds: float) -> Node:
         hint = "hpcml writes the job's files into this folder. Free some space, or give yourself write permission."
         raise StorageError(f"A file cannot be written: {error.strerror}", place=str(folder), hint=hint) from error
     try:
-        job = schedulers.other_jobs(SCHEDULER).submit_script(folder / "job.sh").job
+        job = schedulers.other_jobs(SCHEDULER).submit_script(folder / "job.sh").key
         return _answer(folder, job, seconds)
     except AnswerLostError as error:
         message, hint = (

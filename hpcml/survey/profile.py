@@ -353,13 +353,23 @@ class _Writer:
         draft.set(table, "min_nodes", limits.least if limits.least > 1 else 0, how)
         draft.set(table, "max_nodes", _least(limits.nodes, _count(fields.get("TotalNodes", "")) or shape.nodes), how)
         draft.set(table, "max_time", units.format_time_limit(limits.time) if limits.time else "", how)
+        self._sizes(name, shape, seen)
+        self._account(name)
+        self._kinds(name, seen)
+        self._ask_of(name, shape, "was derived from the whole partition" if seen.concluded else "is what Slurm reports")
+        if not default and (self.default_qos or _names(fields.get("AllowQos", ""))):
+            self._qos_for(name, mine)
+
+    def _sizes(self, name: str, shape: Kind, seen: How) -> None:
+        """Set what a node of a partition has, and which of it a job may request."""
+        draft, table, fields = self.draft, ("partitions", name), self.partitions[name]
         gpu_type = _whole_type(self.kinds[name])
         counts = [dict(kind.gpus_by_type).get(gpu_type, 0) for kind in self.kinds[name]] if gpu_type else [shape.gpus]
         draft.set(table, "gpus_per_node", max(counts), seen)
         draft.set(table, "gpu_type", gpu_type, seen._replace(concluded=True))
         cpus = _least(shape.cpus, _count(fields.get("MaxCPUsPerNode", "")))
         draft.set(table, "cpus_per_node", cpus, seen)
-        memory = _least(shape.memory, _most_memory(fields, cpus))
+        memory = _least(shape.memory, _most_memory(fields, cpus if shape.memory else 0))
         draft.set(table, "memory_per_node", f"{memory}M" if memory else "", seen)
         if self.kinds[name] and not shape.memory:
             unknown = How(SLURM, "RealMemory is 1 MiB: Slurm does not know the nodes' memory", concluded=True)
@@ -368,11 +378,6 @@ class _Writer:
         draft.set(table, "whole_nodes", fields.get("OverSubscribe") == "EXCLUSIVE" or "", shown)
         least = amounts(self.tables.qos.get(fields.get("QoS", ""), {}).get("MinTRES", ""))
         draft.set(table, "needs_gpus", "gres/gpu" in least or "", How(SLURM, "MinTRES of the partition's QoS"))
-        self._account(name)
-        self._kinds(name, seen)
-        self._ask_of(name, shape, "was derived from the whole partition" if seen.concluded else "is what Slurm reports")
-        if not default and (self.default_qos or _names(fields.get("AllowQos", ""))):
-            self._qos_for(name, mine)
 
     def _account(self, name: str) -> None:
         """Set the account of a partition that does not take the one which the profile has for all."""
@@ -457,21 +462,26 @@ class _Writer:
         counted = max(homes, key=lambda one: (shapes[one].gpus > 0, shapes[one].nodes), default="")
         limits = self._limits(name, counted)
         nodes, time = self._within_partitions(limits.nodes, limits.time, homes, fields.get("Flags", "").split(","))
-        usual = [self._limits(self.default_qos, one) for one in homes]  # the partitions have these limits too
+        usual = self._usual(homes)  # the partitions have these limits too
         nodes = nodes or max((shapes[one].nodes for one in homes), default=0)  # not the limit of the default QoS
-        nodes = nodes if limits.nodes or any(one.nodes for one in usual) else 0  # else the partition's limit counts
-        time = time if limits.time or any(one.time for one in usual) else 0
+        nodes = nodes if limits.nodes or usual.nodes else 0  # else the partition's limit counts
+        time = time if limits.time or usual.time else 0
         how = asked._replace(concluded=limits.concluded)
         draft.set(table, "min_nodes", limits.least if limits.least > 1 else 0, how)
         draft.set(table, "max_nodes", nodes, how)
         if time:
             draft.set(table, "max_time", units.format_time_limit(time), asked)
-        elif any(one.time for one in usual):  # or the partitions would limit it as they do the default QoS
+        elif usual.time:  # or the partitions would limit it as they do the default QoS
             how = asked._replace(question="this QoS has no time limit", concluded=True)
             draft.set(table, "max_time", "365-00:00:00", how)
         draft.set(table, "max_jobs", _count(fields.get("MaxSubmitPU", "")), asked)
         if not draft.values[table]:  # or a profile that has all QoS would lack this one
             draft.set(table, "partitions", homes, How(SLURM, "AllowQos and DenyQos of the partitions"))
+
+    def _usual(self, homes: Sequence[str]) -> _Limits:
+        """Return the widest limits that the default QoS sets in some partitions; 0 where it sets none in any."""
+        each = [_Limits(), *(self._limits(self.default_qos, one) for one in homes)]
+        return _Limits(max(one.nodes for one in each), max(one.time for one in each))
 
     def _within_partitions(self, nodes: int, time: int, homes: Sequence[str], flags: Sequence[str]) -> tuple[int, int]:
         """Return a QoS's nodes and time within the limits of its partitions, where its flags do not lift these."""

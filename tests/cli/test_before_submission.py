@@ -129,7 +129,7 @@ def test_what_fails_or_hangs_stops_no_submission(priced: World) -> None:
     done = priced.run("submit", "--site", "slurm", "--dry-run=script", "--account", "astro", "--time", "60", "job.py")
     assert done.returncode == 0
     assert "grants failed with exit status 3" in done.stderr
-    assert "not known  slurm: Slurm refused the job\n" in done.stderr
+    assert "not known  slurm: Slurm refused the job: slurm_persist_conn_open: no\n" in done.stderr
     priced.answer("sbatch", code=124)
     assert "not known  slurm: " in submit(priced, "--dry-run=script")
     priced.answer("sbatch")

@@ -13,8 +13,8 @@ import pytest
 from hpcml.forms import Form
 from hpcml.kinds.dask.node import gpus, workers
 from hpcml.kinds.dask.node.script import replacements
-from hpcml.node import script_process
 from hpcml.node.script import launcher
+from hpcml.node.tasks import process as tasks_process
 from hpcml.settings import Gpu
 from node_settings import settings as settings_of
 
@@ -139,7 +139,7 @@ def test_a_script_that_waits_begins_at_the_supervisor_s_word(tmp_path: Path, beg
     script.write_text(f"import os\nprint('{launcher.BEGIN}' in os.environ, flush=True)\n")
     wait, begin = os.pipe()
     environment = os.environ | {launcher.BEGIN: str(wait)}
-    process = subprocess.Popen([sys.executable, "-c", script_process._START, str(script)], env=environment,
+    process = subprocess.Popen([sys.executable, "-c", tasks_process._START, str(script)], env=environment,
                                stdout=subprocess.PIPE, text=True, pass_fds=(wait,))  # fmt: skip
     os.close(wait)
     if begins:

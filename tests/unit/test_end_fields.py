@@ -57,6 +57,11 @@ def test_memory_is_the_cause_by_its_field_alone(message: str) -> None:
     assert judged(end._replace(memory_limit="of a newer version")).rule == ""
 
 
+def test_the_phase_of_an_end_that_an_earlier_version_wrote() -> None:
+    table = End(errors.INTERCONNECT, by="hpcml", message="no RDMA").as_json()
+    assert [parse(table | {"phase": phase}).phase for phase in ("driver", "fabric")] == ["script", "interconnect"]
+
+
 def test_the_role_that_memory_ended_is_the_one_that_the_end_names() -> None:
     log = "slurmstepd-n1: error: Detected 1 oom_kill event in StepId=7.1. Some of the step tasks have been OOM Killed."
     end = End(errors.ROLE_LOST, "script", "hpcml", "any sentence", memory_limit=MemoryLimit.NODE)

@@ -13,9 +13,9 @@ from typing import Any, cast
 
 import pytest
 
-from hpcml.node import script_process
 from hpcml.node.script import launcher
 from hpcml.node.settings import Context
+from hpcml.node.tasks import error_hint
 from hpcml.paths import AttemptPaths
 from node_settings import settings as settings_of
 
@@ -31,7 +31,7 @@ def run(folder: Path, text: str, *, image: str = "", sweep: str = "", name: str 
         [sys.executable, "-P", "-c", start, str(script)], capture_output=True, text=True, check=False, timeout=240,
         env={"HPCML_SCRIPT_ERROR": str(attempt.script_error), "PYTHONPATH": str(root)}, stdin=subprocess.DEVNULL)  # fmt: skip
     context: Any = SimpleNamespace(attempt=attempt, settings=settings_of(job__image=image, points__sweep=sweep))
-    return script_process.next_step(cast("Context", context)), done.stderr
+    return error_hint.next_step(cast("Context", context)), done.stderr
 
 
 @pytest.mark.parametrize(("text", "words"), [

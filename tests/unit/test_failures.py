@@ -26,7 +26,7 @@ from hpcml.failures.rules import BY_NAME, COLOURS, OWN, RULES, meaning
 from hpcml.forms import Form
 from hpcml.kinds.dask import KIND
 from hpcml.kinds.dask.node import messages, workers
-from hpcml.node import script_process
+from hpcml.node import kernel
 from hpcml.paths import RunPaths
 
 KILLED_WORKER = {"type": "KilledWorker", "message": "Attempted to run task 'f' on 4 different workers, but all died"}
@@ -500,8 +500,8 @@ class Process:
 
 def test_one_long_wait_for_a_file_system_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     process = Process(tmp_path)
-    monkeypatch.setattr(script_process, "_READS", {"0"})
-    look = script_process.FileSystemHang(1)
+    monkeypatch.setattr(kernel, "_READS", {"0"})
+    look = kernel.FileSystemHang(1)
     look.place = tmp_path
     assert [look.look(now) for now in (0, 10, 19)] == ["", "", ""]
     assert look.look(21) == "/data/a.npy, request_wait_answer"
@@ -512,7 +512,7 @@ def test_one_long_wait_for_a_file_system_is_seen(tmp_path: Path, monkeypatch: py
 
 
 def test_a_process_that_has_gone_waits_for_nothing(tmp_path: Path) -> None:
-    look = script_process.FileSystemHang(1)
+    look = kernel.FileSystemHang(1)
     look.place = tmp_path / "gone"
     assert [look.look(now) for now in (0, 60)] == ["", ""]
 

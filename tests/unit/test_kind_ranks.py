@@ -507,7 +507,7 @@ def test_the_ways_of_nccl_are_read_from_the_first_rank_s_log(tmp_path: Path, mon
     assert found
     assert (found["net"], found["across"], found["within"]) == ("Socket", {"NET/Socket": 1}, {})
     assert look() is None
-    attempt = SimpleNamespace(probe_of=lambda node: tmp_path / node, fabric=tmp_path / "fabric.json")
+    attempt = SimpleNamespace(probe_of=lambda node: tmp_path / node, interconnect=tmp_path / "interconnect.json")
     context: Any = SimpleNamespace(settings=inside_of(tmp_path, gpus_per_node=1), attempt=attempt)
     answer = interconnect.judged_by_logs(context, {"n1": found, "n2": found}, "eth0")
     assert answer["problem"].startswith("NCCL uses TCP sockets across nodes (")

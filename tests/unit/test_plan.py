@@ -349,7 +349,7 @@ def test_when_the_cluster_starts(subtests: pytest.Subtests) -> None:
         ({"workers": {"start": "early"}}, {}, False),
         (late, {"form": Form.NOTEBOOK}, False),
         (late, {"form": Form.JUPYTER}, False),
-        (late, {"form": Form.FABRIC}, False),
+        (late, {"form": Form.INTERCONNECT}, False),
         (late, {"form": Form.PROGRAM}, True),
         (late, {"sweep": "s"}, False),
         (late, {"profile": "dask"}, False),

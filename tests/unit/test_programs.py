@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hpcml.forms import Form
-from hpcml.node import script_process as role
+from hpcml.node.tasks import process as role
 from hpcml.runs import programs
 
 

@@ -25,10 +25,11 @@ from hpcml.kinds.ranks.node import ports, rapidsmpf
 from hpcml.kinds.ranks.node import ranks as agents
 from hpcml.kinds.ranks.node.processes import EVENTS, Processes, Ranks
 from hpcml.kinds.ranks.variables import World
-from hpcml.node import agent, supervisor
+from hpcml.node import agent
 from hpcml.node.link import connections
 from hpcml.node.link import line as line_of
 from hpcml.node.link.hub import Hub
+from hpcml.node.outcome import end_of_hindrance
 from hpcml.paths import AttemptPaths
 from node_settings import settings as settings_of
 
@@ -574,8 +575,8 @@ def test_the_account_that_listens_on_rank_0_s_port_is_named(
     port = held.numbers[listening.MASTER_PORT]
     with listen_beside(port):
         script.take("n1", {"rank": rank, "status": 1, "memory": False})
-    processes.hindrance = lambda _: script.hindrance()
-    end = supervisor._hindered(processes, 1)
+    hindrance = script.hindrance()
+    end = hindrance and end_of_hindrance(hindrance)
     assert bool(end) is is_named
     if end:
         assert (end.exit_status, end.by) == (errors.PORT_TAKEN, "hpcml")

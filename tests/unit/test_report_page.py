@@ -79,14 +79,16 @@ def test_texts_of_others_stay_texts(tmp_path: Path) -> None:
             versions=((HOSTILE, HOSTILE),),
             repairs=((HOSTILE, Decision("untried", HOSTILE, HOSTILE, HOSTILE)),),
         ),
-        interconnect=Interconnect(HOSTILE, fabric_ok=False, fabric_remedy=HOSTILE),
+        interconnect=Interconnect(HOSTILE, interconnect_ok=False, interconnect_remedy=HOSTILE),
         drawing=found.drawing._replace(series={HOSTILE: hostile_node}),
     )
     function = Function(HOSTILE, 3, 2.0, 1.0)
     hostile = hostile._replace(findings=hostile.findings._replace(functions=(function,)))
     text = page.html(hostile)
     assert text.count(str(escape(HOSTILE))) >= 10
-    good = found._replace(interconnect=Interconnect("InfiniBand", fabric_ok=True, fabric_remedy="use another"))
+    good = found._replace(
+        interconnect=Interconnect("InfiniBand", interconnect_ok=True, interconnect_remedy="use another")
+    )
     assert ("Remedy:" in text, "Remedy:" in page.html(good)) == (True, False)
     tags = [tag for tag, _ in Reader(text).elements]
     assert tags.count("script") == plain.count("script") == 1

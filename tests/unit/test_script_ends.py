@@ -16,7 +16,9 @@ from hpcml.kinds.dask.node.cluster import Processes
 from hpcml.node.outcome import EventLog
 from hpcml.node.run_state import RunState
 from hpcml.node.settings import Context
-from hpcml.node.supervisor import run_script, tear_down
+from hpcml.node.supervisor import tear_down
+from hpcml.node.tasks.follow import run_tasks
+from hpcml.node.tasks.task import OneTask
 from hpcml.paths import RunPaths
 from node_settings import settings
 
@@ -62,7 +64,7 @@ def test_a_script_that_failed_says_why(
         state = RunState(context, KIND, EventLog(run.events, 0), Path(folder))
         monkeypatch.setattr(Processes, "check", lambda _: None)  # there are no roles that could be lost
         cluster = Processes(state, folders)
-        outcome = run_script(state, cluster, {**os.environ, "PYTHONFAULTHANDLER": "1"})
+        outcome = run_tasks(state, cluster, OneTask(state, cluster, {**os.environ, "PYTHONFAULTHANDLER": "1"}))
         said = capfd.readouterr()
         run.script_log.write_text(said.out + said.err)
         tear_down(state, cluster, outcome)

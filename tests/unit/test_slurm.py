@@ -12,7 +12,6 @@ from hpcml import schedulers
 from hpcml.errors import SiteError, SlurmUnreachableError
 from hpcml.request.record import RunRequest
 from hpcml.schedulers import JobState, slurm
-from hpcml.states import Wait
 from hpcml.subprocesses import Answer
 
 GIB = 1024**3
@@ -197,25 +196,6 @@ def test_of_two_jobs_of_a_run_one_that_has_not_ended_is_found(answers: Path) -> 
     waiting = "8|PENDING|hpcml:x\n9|PENDING|hpcml:x\n"
     say(answers, "squeue", f"{waiting}10_4|CANCELLED|hpcml:x\n11|FAILED|hpcml:y\n7|FAILED|hpcml:y\n")
     assert {run: found.job for run, found in slurm.find(["x", "y"]).items()} == {"x": "9", "y": "11"}
-
-
-@pytest.mark.parametrize(
-    ("reason", "words"),
-    [("Resources", "waiting for free nodes"), ("(Priority)", "waiting for jobs with higher priority"), ("ReqNodeNotAvail, UnavailableNodes:n[1-2]",
-      "a node that the job needs is down, drained or reserved"), ("ReqNodeNotAvail(Unavailable:n1)", "a node that the job needs is down, drained or reserved"),
-     ("Nodes required for job are DOWN, DRAINED or reserved for jobs in higher priority partitions",
-      "nodes that the job needs are down, drained or reserved"), ("BrandNewReason", "BrandNewReason")],
-)  # fmt: skip
-def test_reasons_in_words(reason: str, words: str) -> None:
-    assert slurm.reason_in_words(reason) == words
-    assert slurm.wait_of(reason) is Wait.PASSES
-
-
-def test_what_a_reason_means_for_hpcml() -> None:
-    for reason, wait in (("(Dependency)", Wait.JOBS), ("DependencyNeverSatisfied", Wait.DEPENDENCY), ("JobHeldUser", Wait.HELD)):  # fmt: skip
-        assert slurm.wait_of(reason) is wait
-    never = {reason for reason in slurm.REASONS if slurm.wait_of(reason).is_vain}
-    assert never == {reason for reason, words in slurm.REASONS.items() if words.startswith("the job will never start")}
 
 
 def test_the_environment_is_scrubbed_but_for_the_cluster(monkeypatch: pytest.MonkeyPatch) -> None:

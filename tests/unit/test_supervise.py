@@ -21,12 +21,15 @@ from hpcml.failures.end import End
 from hpcml.kinds.dask import KIND
 from hpcml.kinds.dask.node.cluster import Processes
 from hpcml.node import processes, storage, supervisor
-from hpcml.node import script_process as scripts
 from hpcml.node.interconnect import record
 from hpcml.node.outcome import EventLog, RunEndedError, or_a_full_disk
 from hpcml.node.run_state import RunState
 from hpcml.node.settings import Context
-from hpcml.node.supervisor import run_script, tear_down
+from hpcml.node.supervisor import tear_down
+from hpcml.node.tasks import follow
+from hpcml.node.tasks import process as scripts
+from hpcml.node.tasks.follow import run_tasks
+from hpcml.node.tasks.task import OneTask, of_run
 from hpcml.paths import RunPaths
 from hpcml.units import Seconds
 from node_settings import settings as settings_of
@@ -87,7 +90,7 @@ def end_of(
     cluster.why = why
     if code != BY_SUPERVISOR:
         monkeypatch.setattr(scripts.Script, "tell_to_end", lambda _: None)  # Slurm has told the script already
-    return run_script(state, cluster, {"HPCML_RUN_DIR": str(state.context.run.directory)})
+    return run_tasks(state, cluster, OneTask(state, cluster, {"HPCML_RUN_DIR": str(state.context.run.directory)}))
 
 
 def test_the_script_may_have_as_many_open_files_as_in_its_job(cluster: Broken, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,10 +154,10 @@ def test_a_script_that_dies_of_its_time_limit_has_waited_for_the_file_system(
             cluster.state.end_requests.signalled = by_slurm
             return next(self.looks, "")
 
-    monkeypatch.setattr(supervisor, "FileSystemHang", Hung)
-    monkeypatch.setattr(supervisor, "SLOW_TICK", 0.0)
+    monkeypatch.setattr(follow, "FileSystemHang", Hung)
+    monkeypatch.setattr(follow, "SLOW_TICK", 0.0)
     if by_slurm:
-        monkeypatch.setattr(supervisor, "_must_end", lambda *_: None)
+        monkeypatch.setattr(follow.Tasks, "_asked", lambda _: None)
     end_of(cluster, LIMIT, BY_ITSELF, monkeypatch)
     assert [text for text in cluster.state.warnings if "file system" in text] == [
         "n1: the script has been blocked on a file system for 20 s: the file system does not respond (/data/a.npy, request_wait_answer)."
@@ -190,7 +193,7 @@ def test_a_script_that_saw_the_end_first_is_told_as_what_it_was(
     """It ended before the supervisor had looked: a run that is cancelled stays so, and no other attempt follows."""
     touched = str(getattr(cluster.context.attempt, note))
     code = f"open({touched!r}, 'w').close()\n{end}\n"
-    monkeypatch.setattr(supervisor, "_must_end", lambda *_: None)
+    monkeypatch.setattr(follow.Tasks, "_asked", lambda _: None)
     outcome = end_of(cluster, None, code, monkeypatch)
     assert (outcome.exit_status, outcome.state) == (status, state)
 
@@ -220,7 +223,7 @@ def test_a_slow_interconnect_ends_a_run_that_requires_a_fast_one(cluster: Broken
     with pytest.raises(RunEndedError) if require == "rdma" else contextlib.nullcontext() as ended:
         record.obey(state, found)
     assert "UCX uses TCP across nodes" in state.context.run.job_log.read_text()
-    assert ended is None or ended.value.end.exit_status == errors.FABRIC
+    assert ended is None or ended.value.end.exit_status == errors.INTERCONNECT
 
 
 HEARS = """
@@ -240,7 +243,7 @@ def test_what_the_script_started_hears_of_the_end(cluster: Broken) -> None:
     code = cluster.context.settings.code
     Path(code.script).parent.mkdir()
     Path(code.script).write_text(DEAF)
-    script = scripts.Script(cluster.context, dict(os.environ), {})
+    script = scripts.Script(cluster.context, of_run(cluster.context), dict(os.environ), {})
     try:
         while script.poll() is None and not Path(code.cwd, "ready").exists():
             os.sched_yield()
@@ -265,7 +268,7 @@ def test_the_script_ends_with_a_supervisor_that_is_killed(cluster: Broken) -> No
     os.mkfifo(alive := Path(code.cwd, "alive"))
     if not (killed := os.fork()):
         try:
-            scripts.Script(cluster.context, dict(os.environ), {})
+            scripts.Script(cluster.context, of_run(cluster.context), dict(os.environ), {})
             signal.pause()
         finally:
             os._exit(1)

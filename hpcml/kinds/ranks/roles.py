@@ -13,4 +13,4 @@ MPI = Role(
     connected=True,
     log="with --mpi: srun's tasks, through which the ranks connect",
 )
-PROGRAMS = {Form.FABRIC: "hpcml.kinds.ranks.node.interconnect"}
+PROGRAMS = {Form.INTERCONNECT: "hpcml.kinds.ranks.node.interconnect"}

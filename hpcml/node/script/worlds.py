@@ -1,7 +1,7 @@
 """Notice in a process of the script that MPI or JAX started as a world of one, where the run has more to offer.
 
 A rank whose world has one process computes what all others compute too: it ends at once. Without ranks the supervisor
-decides at the run's end (see ``world_of_one`` of hpcml/node/script_process.py). This module imports nothing that a
+decides at the run's end (see ``world_of_one`` of hpcml/node/tasks/process.py). This module imports nothing that a
 script could hide by a module of its own, and nothing of MPI or JAX before the script does.
 """
 

@@ -21,8 +21,8 @@ from typing import Any, NamedTuple, NoReturn, cast
 
 from hpcml import errors, leases
 from hpcml.node import files, processes
+from hpcml.node.kernel import oom_kills
 from hpcml.node.script import interpreter
-from hpcml.node.script_process import oom_kills
 from hpcml.node.settings import Context, load
 from hpcml.node.sweep import records
 from hpcml.node.sweep.forks import Fork, Order, ResetError, Resets, Resetter

@@ -12,7 +12,6 @@ from typing import Any
 from hpcml import errors
 from hpcml.failures import job_log
 from hpcml.failures.end import End
-from hpcml.forms import Form
 from hpcml.kind import Hindrance
 from hpcml.kinds.dask.node import gpus, late, losses, temporary_directory
 from hpcml.kinds.dask.node import messages as dask_messages
@@ -28,9 +27,10 @@ from hpcml.node.interconnect import record
 from hpcml.node.outcome import RunEndedError
 from hpcml.node.processes import OwnTime
 from hpcml.node.run_state import LAST_WORDS, TICK, RunState
-from hpcml.node.script_process import Script, can_wait, world_of_one
 from hpcml.node.settings import Context
 from hpcml.node.silence import warn_after
+from hpcml.node.tasks.process import Script, can_wait, world_of_one
+from hpcml.node.tasks.task import Task, of_run
 from hpcml.node.versions import Comparison
 from hpcml.paths import SCRIPT
 from hpcml.units import format_deadline
@@ -63,7 +63,7 @@ class Processes:
         self.present: set[str] = set()  # the names of the workers that have registered
         self.without_gpu = False  # whether a worker was said to restart after a CUDA error
         self.pools: dict[str, dict[str, int]] = {}  # by worker of this node: its process and its GPU memory pool
-        self.fabric: dict[str, Any] | None = None  # the result of the interconnect's check
+        self.interconnect: dict[str, Any] | None = None  # the result of the interconnect's check
         self.of_tasks: list[str] = []  # what to say of the script's tasks if it ended with 0
         self.released = False  # whether the script closed the cluster itself
         self.has_client = False  # whether a Dask client ever connected
@@ -109,8 +109,8 @@ class Processes:
         if settings.interconnect.require != "none" and (
             settings.workers.gpu or settings.interconnect.require == "rdma" or self.protocol == "ucx"
         ):
-            state.phase = "fabric"
-            self._check_fabric()
+            state.phase = "interconnect"
+            self._check_interconnect()
         return environment
 
     def _start_late(self) -> None:
@@ -148,10 +148,10 @@ class Processes:
 
     def _start_script(self, environment: dict[str, str]) -> None:
         """Start the script's interpreter, which imports Dask and waits: the workers need longer."""
-        programs = self.state.kind.programs
+        task, programs = of_run(self.context), self.state.kind.programs
         if can_wait(self.context, programs):
-            with contextlib.suppress(OSError):  # then it cannot be started later either, which run_script() says
-                self.waiting = Script(self.context, environment, programs, waits=True)
+            with contextlib.suppress(OSError):  # then it cannot be started later either, which run() says
+                self.waiting = Script(self.context, task, environment, programs, waits=True)
                 self.folders.callback(self.waiting.end_unbegun)
 
     def _dask_folder(self) -> str:
@@ -189,10 +189,10 @@ class Processes:
     def _workers_missing(self, late: float) -> End | None:
         return losses.of_the_workers(self.losses.absence, self.present, late)
 
-    def _fabric_missing(self, late: float) -> End | None:
+    def _interconnect_missing(self, late: float) -> End | None:
         if late:
-            self.fabric = record.too_late(late)
-            self.state.events.write("fabric-checked", **self.fabric)
+            self.interconnect = record.too_late(late)
+            self.state.events.write("interconnect-checked", **self.interconnect)
         return None
 
     def _compare_versions(self) -> None:
@@ -207,13 +207,13 @@ class Processes:
             if self.versions.complete and not (self.versions.ends or self.versions.clocks.fatal):
                 self.state.judge(self.versions)
 
-    def _check_fabric(self) -> None:
+    def _check_interconnect(self) -> None:
         """Have the scheduler measure the network between the workers; the policy decides what its answer means."""
         state, settings = self.state, self.settings
-        state.events.write("fabric-checking")
-        self.channel.send(do="check-fabric")
-        self._until(lambda: self.fabric is not None, settings.deadlines.interconnect, self._fabric_missing)
-        record.obey(state, self.fabric or {})
+        state.events.write("interconnect-checking")
+        self.channel.send(do="check-interconnect")
+        self._until(lambda: self.interconnect is not None, settings.deadlines.interconnect, self._interconnect_missing)
+        record.obey(state, self.interconnect or {})
 
     # -- what it reports ------------------------------------------------------------------------------------------
 
@@ -239,8 +239,8 @@ class Processes:
                     return
             case "scheduler-closed":
                 self.released = True
-            case "fabric-checked":
-                self.fabric = message
+            case "interconnect-checked":
+                self.interconnect = message
             case "alive":
                 self.hangs.take(message)
                 self._note_silent(message.get("silent", {}))
@@ -341,9 +341,9 @@ class Processes:
 
     # -- its end --------------------------------------------------------------------------------------------------
 
-    def run_script(self, environment: dict[str, str]) -> Script:
-        """Start the script, and begin to watch whether it uses the cluster."""
-        script = self.waiting or Script(self.context, environment, self.state.kind.programs)
+    def run(self, task: Task, environment: dict[str, str]) -> Script:
+        """Start a task, and begin to watch whether it uses the cluster."""
+        script = self.waiting or Script(self.context, task, environment, self.state.kind.programs)
         script.begin()
         self.hangs.begin()
         self.script = script
@@ -412,7 +412,7 @@ class Hangs:
         ``missing`` workers are not there; ``final``: none of them can come back.
         """
         self._look_at_scheduler()
-        if self.context.settings.code.form is Form.JUPYTER or not self.use:
+        if self.context.settings.code.form.traits.web_service or not self.use:
             return  # a service ends for idleness by itself
         ran = self.heard - self.began  # a scheduler that is held up has not reported what happened since
         idle = min(float(self.use["idle"]), ran)

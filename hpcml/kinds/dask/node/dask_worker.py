@@ -84,7 +84,7 @@ def _usable_memory(settings: Settings, cpus: int) -> int:
 
 
 class PrivateWorker(Guarded, cuda_errors.EndsWithoutGpu, Worker):  # type: ignore[misc]
-    """Dask's worker without an HTTP port; it remembers why it was closed and takes part in the fabric check."""
+    """Dask's worker without an HTTP port; it remembers why it was closed and takes part in the interconnect check."""
 
     closed_because = ""
     note: EndNote  # tells the agent why this process ends

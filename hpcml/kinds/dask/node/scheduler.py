@@ -305,13 +305,13 @@ async def _obey(
                 "ok": False,
                 "problem": f"the interconnect check failed: {type(error).__name__}: {error}",
             }
-        reporter.send(event="fabric-checked", **result)
+        reporter.send(event="interconnect-checked", **result)
 
     while line := await reader.readline():
         order = json.loads(line).get("do")
         if order == "close":
             break
-        if order == "check-fabric":
+        if order == "check-interconnect":
             checking = asyncio.create_task(answer())
     if checking is not None:
         checking.cancel()

@@ -11,7 +11,7 @@ from hpcml.request.record import RunRequest
 from hpcml.settings import Workers
 from hpcml.sites.schema import Site
 
-_FORMS = (Form.SCRIPT, Form.MODULE, Form.PROGRAM, Form.FABRIC)
+_FORMS = (Form.SCRIPT, Form.MODULE, Form.PROGRAM, Form.INTERCONNECT)
 
 
 def decided(site: Site, spec: RunRequest) -> Site:

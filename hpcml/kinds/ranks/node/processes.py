@@ -25,6 +25,7 @@ from hpcml.node.interconnect import record
 from hpcml.node.link.messages import NUMBER, Events
 from hpcml.node.outcome import RunEndedError, end_of_hindrance, say
 from hpcml.node.run_state import TICK, RunState
+from hpcml.node.tasks.task import Task
 from hpcml.node.versions import Comparison
 from hpcml.paths import SCRIPT
 from hpcml.repairs.table import REPAIRS
@@ -41,7 +42,7 @@ _NAMED = 4
 EVENTS: Events = {  # of the agents of ranks, beside those of every kind
     "ready": {},
     "use": {"processors": NUMBER},
-    "fabric": {"interface": str, "results": list, "log": dict, "moved": dict},
+    "interconnect": {"interface": str, "results": list, "log": dict, "moved": dict},
     "nccl": {"interface": str, "log": dict},
     "rank-ended": {"rank": int, "status": int, "memory": bool, "alone": str},
     "alone": {"rank": int, "how": str},
@@ -120,8 +121,8 @@ class Processes:
     def _check_interconnect(self) -> None:
         """Have the agents make an all-reduce; ``interconnect.require`` decides what its result means."""
         state, limit = self.state, self.settings.deadlines.interconnect
-        state.phase = "fabric"
-        state.events.write("fabric-checking")
+        state.phase = "interconnect"
+        state.events.write("interconnect-checking")
         began = state.clock.seconds
         port = ports.Ports(self.folders, self.context.node).reserve(listening.MASTER_PORT)
         world = interconnect.world_of_check(self.world, self.settings, port)
@@ -137,13 +138,13 @@ class Processes:
             answer = interconnect.judged(self.context, self.measured, state.clock.seconds - began)
         else:
             answer = record.too_late(limit, [node for node in self.context.node_names if node not in self.measured])
-        state.events.write("fabric-checked", **answer)
+        state.events.write("interconnect-checked", **answer)
         record.obey(state, answer)
 
     def _tell_ways(self, interface: str) -> None:
         """Write down by which ways NCCL goes in the ranks, and warn if it is TCP."""
         answer = interconnect.judged_by_logs(self.context, self.measured, interface)
-        self.state.events.write("fabric-seen", **answer)
+        self.state.events.write("interconnect-seen", **answer)
         if problem := answer["problem"]:
             self.state.warn(f"{problem}{f'. Remedy: {remedy}' if (remedy := answer['remedy']) else ''}.")
 
@@ -190,7 +191,7 @@ class Processes:
                 self.state.events.write("node-ready", node=node, count=len(self.ready) * each)
             case "use":
                 self._note_use(node, float(message["processors"]))
-            case "fabric":
+            case "interconnect":
                 self.measured[node] = message
             case "nccl":
                 self.measured[node] = message["log"]
@@ -269,8 +270,8 @@ class Processes:
 
     # -- its end --------------------------------------------------------------------------------------------------
 
-    def run_script(self, environment: dict[str, str]) -> Ranks:  # noqa: ARG002 - each rank has its own
-        """Start the ranks on all nodes."""
+    def run(self, task: Task, environment: dict[str, str]) -> Ranks:  # noqa: ARG002 - the agents know both
+        """Start the task in the ranks of all nodes."""
         if taken := self.ports.reserve_again():
             raise self.state.end(errors.PORT_TAKEN, taken.clause, ports.HINT)
         numbers = self.ports.numbers

@@ -23,8 +23,8 @@ from hpcml.node.hardware import sysfs
 from hpcml.node.hardware.preflight import Inspection, UnfitError
 from hpcml.node.link.messages import sign_every
 from hpcml.node.script import worlds
-from hpcml.node.script_process import command_of_script, variables_of_script, world_of_one
 from hpcml.node.settings import Context, load
+from hpcml.node.tasks.process import command_of_script, variables_of_script, world_of_one
 
 AGAIN = 0.5  # seconds until a supervisor that was not reached is tried again
 GROWTH = 1.0  # seconds between two looks at the sizes of the logs, and more in long runs:
@@ -116,7 +116,7 @@ class Ranks:
         if self.world and time.time() >= self.next_growth:
             self._note_growth()
         if self.check and (answer := self.check.look()):
-            self.link.send(event="fabric", interface=self.interface, **answer)
+            self.link.send(event="interconnect", interface=self.interface, **answer)
         self._look_for_mpi()
         if self.nccl and (log := self.nccl.look()):
             self.link.send(event="nccl", interface=self.interface, log=log)

@@ -1,26 +1,30 @@
-"""The user's script, or JupyterLab, as a child process: its start and end, what it waits for, and what it wrote."""
+"""A task as a child process of the supervisor: how it starts, how it ended, and what its error needs."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import os
-import re
 import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-from hpcml.errors import MEANING, START_FAILED, STOPPED, signal_name, signal_of_status
+from hpcml.errors import MEANING, STOPPED, signal_name, signal_of_status
+from hpcml.failures.note import read_note
 from hpcml.files import size_of
 from hpcml.forms import Form
 from hpcml.kind import FailedProcess
 from hpcml.node import files, job, processes, script_environment
-from hpcml.node.hardware import sysfs
+from hpcml.node.kernel import oom_kills
 from hpcml.node.script import launcher, worlds
 from hpcml.node.settings import Context
+from hpcml.paths import SCRIPT
+
+if TYPE_CHECKING:
+    from hpcml.node.tasks.task import Task
 
 # The working directory is no place for hpcml itself. No -P: processes that the script starts would inherit it.
 _START = "import sys; sys.path[:] = filter(None, sys.path); from hpcml.node.script.launcher import main; main()"
@@ -36,42 +40,38 @@ _START_POINTS = "import sys; sys.path[:] = filter(None, sys.path); from hpcml.no
 
 # what the batch script tells the supervisor alone
 _SUPERVISOR = ("HPCML_BATCH", "HPCML_STEPS", "HPCML_SETUP", job.GIVEN)
-HUNG_AFTER = 20.0  # seconds of one wait after which it is said
-_MOST_THREADS = 64
-# Functions of Linux in which a process waits for a file system's server: FUSE, NFS, Lustre, GPFS, CephFS, BeeGFS, 9p.
-_WAITS = re.compile(
-    r"request_wait_answer|fuse_\w+|rpc_wait_bit_killable|nfs\w*_wait\w*|ptlrpc_\w*wait\w*|cl_\w*wait\w*|ll_\w+|"
-    r"cxiWait\w*|ceph_\w*wait\w*|beegfs\w*|p9_client_rpc|folio_wait_bit\w*|wait_on_page_bit\w*|io_schedule"
-)
-# The numbers of the calls whose first argument is a file: read, write, pread and pwrite.
-_READS = {"0", "1", "17", "18"} if os.uname().machine == "x86_64" else set()
-_HINT_RULES = ("gpu-arrays", "no-keyboard")  # whose errors are the script's own, on this node
 
 
 class Script:
     """The running script, in a process group of its own so that nothing it started outlives it."""
 
     def __init__(
-        self, context: Context, environment: dict[str, str], programs: Mapping[Form, str], *, waits: bool = False
+        self,
+        context: Context,
+        task: Task,
+        environment: dict[str, str],
+        programs: Mapping[Form, str],
+        *,
+        waits: bool = False,
     ) -> None:
-        """Start it; an OSError if its folder is not there, or the interpreter cannot be started.
+        """Start a task; an OSError if its folder is not there, or the interpreter cannot be started.
 
         ``programs`` are those of the run's kind, which start with -P: they import nothing of the user's folder. With
         ``waits`` the interpreter starts, and the script's first line runs after :meth:`begin` (see :func:`can_wait`).
         """
-        self.context = context
-        settings, form = context.settings, context.settings.code.form
+        self.context, self.task = context, task
+        settings, traits = context.settings, task.code.form.traits
         environment = job.of_batch_script(environment, cpus=job.cpus() if settings.job.nodes == 1 else 0)
-        environment = variables_of_script(context, environment, context.attempt.script_error)
-        if settings.job.nodes > 1 and not (settings.points.sweep or form is Form.JUPYTER):
+        environment = variables_of_script(context, environment, task.error)
+        if settings.job.nodes > 1 and traits.is_script and not settings.points.sweep:
             environment[worlds.RECORD] = str(context.attempt.world)
-        if "memray" in settings.report.profilers and form.traits.is_script:
+        if "memray" in settings.report.profilers and traits.is_script:
             path = context.run.profiles / f"memray-script.{context.number}.bin"
             environment |= {"HPCML_MEMRAY": str(path)}
-        if form is not Form.JUPYTER:  # which takes up both itself, when its own files are made
+        if not traits.web_service:  # it takes up both itself, when its own files are made
             script_environment.restore(environment)
         self.oom_before = oom_kills()
-        self.log_begin = size_of(context.run.script_log)
+        self.log_begin = size_of(task.log)
         self._begin: int | None = None
         descriptors = os.pipe() if waits else ()
         if descriptors:
@@ -89,13 +89,13 @@ class Script:
     def _start(
         self, environment: Mapping[str, str], programs: Mapping[Form, str], descriptors: Sequence[int]
     ) -> subprocess.Popen[bytes]:
-        settings = self.context.settings
+        code = self.task.code
         return subprocess.Popen(
             command_of_script(self.context, programs),
-            cwd=settings.code.cwd,
+            cwd=code.cwd,
             env=environment,
             process_group=0,
-            umask=0o077 if settings.code.form is Form.JUPYTER else settings.code.umask,
+            umask=0o077 if code.form.traits.web_service else code.umask,
             pass_fds=descriptors,
             preexec_fn=functools.partial(_become_script, os.getpid()),  # noqa: PLW1509 - other threads only send
         )
@@ -168,11 +168,8 @@ class Script:
         return not self._special_end(status)
 
     def _special_end(self, status: int) -> str:
-        if self.context.settings.code.form is Form.JUPYTER and status in (0, START_FAILED):
-            ended = (files.read_json(self.context.attempt.service_of("jupyter")) or {}).get("ended", "it was shut down")
-            return f"JupyterLab ended: {ended}" if status == 0 else "JupyterLab could not be started"
-        if status == START_FAILED and self.context.settings.code.form is Form.NOTEBOOK:
-            return "the notebook could not be executed: the run's environment lacks packages for notebooks"
+        if note := read_note(self.context.attempt.note_of(SCRIPT, self.context.node)).what:  # of a program of hpcml's
+            return note
         if self.context.settings.points.sweep and (points := files.read_json(self.context.attempt.points_end)):
             return str(points["ended"])
         if status == STOPPED:
@@ -249,131 +246,3 @@ def libraries_logs(context: Context, chosen: Mapping[str, str]) -> dict[str, str
     nccl = {"NCCL_DEBUG": "WARN", "NCCL_DEBUG_FILE": str(context.run.logs / "nccl-%h.%p.log")}
     ucx = {"UCX_LOG_LEVEL": "warn"}
     return {**({} if nccl.keys() & chosen.keys() else nccl), **({} if ucx.keys() & chosen.keys() else ucx)}
-
-
-def answer(command: list[str], seconds: float) -> str:
-    """Return what a command of the node says, nothing if it is not there, fails or is too late."""
-    try:
-        done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=seconds, check=False, errors="replace"
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout if done.returncode == 0 else ""
-
-
-def oom_kills() -> int:
-    """Return how many processes of this control group the kernel has killed for memory (cgroup v1 and v2)."""
-    for path in _oom_files():
-        if match := re.search(r"^oom_kill (\d+)$", sysfs.read(path), re.MULTILINE):
-            return int(match[1])
-    return 0
-
-
-@functools.cache
-def _oom_files() -> tuple[Path, ...]:
-    """Return the files that may tell it."""
-    names = {1: "memory.oom_control", 2: "memory.events"}
-    return tuple(folder / names[version] for version, folder in sorted(sysfs.control_groups(Path("/"), "memory")))
-
-
-class FileSystemHang:
-    """How long a process has waited for a file system, as :meth:`look` finds it at each call."""
-
-    def __init__(self, pid: int) -> None:
-        self.place = Path(f"/proc/{pid}")
-        self.since: dict[str, tuple[float, str]] = {}
-
-    def look(self, now: float) -> str:
-        """Return what the process has waited for, empty if it has not, or not long; ``now`` is in seconds."""
-        waiting = {}
-        for thread in self._threads():
-            function = _kernel_text(thread / "wchan")
-            if _WAITS.fullmatch(function):
-                woken = _kernel_text(thread / "status").rpartition("\nvoluntary_ctxt_switches:")[
-                    2
-                ]  # counts of two kinds
-                began, before = self.since.get(thread.name, (now, woken))
-                waiting[thread.name] = (began if before == woken else now, woken)
-        self.since = waiting
-        longest = min(waiting, key=lambda name: waiting[name][0], default="")
-        if not longest or now - waiting[longest][0] < HUNG_AFTER:
-            return ""
-        thread = self.place / "task" / longest
-        return f"{self._file(thread)}{_kernel_text(thread / 'wchan')}"
-
-    def _threads(self) -> list[Path]:
-        try:
-            return [self.place / "task" / name for name in os.listdir(self.place / "task")[:_MOST_THREADS]]
-        except OSError:
-            return []  # it has ended
-
-    def _file(self, thread: Path) -> str:
-        """Return the file that a thread reads or writes, with a comma; empty where the kernel does not tell it."""
-        call = _kernel_text(thread / "syscall").split()
-        if len(call) < 2 or call[0] not in _READS:
-            return ""
-        try:
-            path = (self.place / "fd" / str(int(call[1], 16))).readlink()
-        except (OSError, ValueError):
-            return ""
-        return f"{str(path)[:300]}, "
-
-
-def _kernel_text(path: Path) -> str:
-    try:
-        return path.read_text().strip()
-    except OSError:
-        return ""  # it has ended, or the kernel does not tell
-
-
-def next_step(context: Context) -> str:
-    """Return the next step after the error that the script's process has written down, empty if none is known."""
-    try:
-        error = files.read_json(context.attempt.script_error)
-    except (OSError, ValueError) as problem:
-        return f"The reason for the script's end cannot be read: {problem}."
-    for one in (error or {}).get("chain", ()):
-        if hint := _hint(one, context.settings.job.image):
-            return hint
-    sweep = context.settings.points.sweep
-    return f"{_failed_point(context)}See the failed points: hpcml sweep status {sweep}" if sweep else ""
-
-
-def _failed_point(context: Context) -> str:
-    """Return where the output of the first failed point is, empty if none failed."""
-    try:
-        logs = (files.read_json(context.attempt.points_end) or {}).get("logs")
-    except (OSError, ValueError):
-        return ""
-    return f"The first failed point's output is in {logs[0]}. " if logs else ""
-
-
-def _hint(error: dict[str, Any], image: str) -> str:
-    if hiding := error.get("hides"):
-        return f"{hiding} has the same name as a module that the script or a library needs. Rename the file."
-    if error["type"] == "ModuleNotFoundError" and error["name"] and "." not in error["name"]:
-        return _add_to_path(error["name"], error["has"]) if error.get("has") else _add_module(error["name"], image)
-    from hpcml.failures.rules import BY_NAME
-
-    rules, text = map(BY_NAME.__getitem__, _HINT_RULES), f"{error['type']}: {error['message']}"
-    return next((rule.remedy for rule in rules if re.search(rule.pattern, text)), "")
-
-
-def _add_to_path(name: str, file: str) -> str:
-    """Say how workers find a module that the script has found."""
-    return (
-        f"The script found the module '{name}' ({file}), but the workers did not. Add the module's folder to "
-        "PYTHONPATH before you submit, or to sys.path before the script opens its cluster."
-    )
-
-
-def _add_module(name: str, image: str) -> str:
-    """Say where a module is missing and how it gets there; its package may have another name."""
-    if image:
-        return f"The image {image} has no module '{name}'. Build an image with this module (hpcml image build --help)."
-    if name in sys.stdlib_module_names:
-        return f"{sys.executable} was built without the standard module '{name}': set runtime.python to another Python."
-    add = f"{sys.executable} -m pip install {name}"
-    lacks = f"{sys.executable}, which ran the script, has no module '{name}'"
-    return f"{lacks}. Install the module with: {add}; or set runtime.python to another Python."
