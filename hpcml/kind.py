@@ -23,6 +23,7 @@ Request = Any  # hpcml.request.record.RunRequest
 KindOptions = Any  # hpcml.request.option.KindOptions
 Schema = Any  # hpcml.samples.Schema
 Progress = Any  # hpcml.samples.Progress
+OtherEnd = Any  # hpcml.failures.end.OtherEnd
 Accounting = Any  # hpcml.report.ledger.Accounting
 RunState = Any  # hpcml.node.run_state.RunState
 Task = Any  # hpcml.node.tasks.task.Task
@@ -77,6 +78,7 @@ class FailedProcess(NamedTuple):
     node: str = ""
     log: str = ""  # the file of its output in the run's folder of logs
     log_begin: int = 0  # bytes of that file, or of the script's log, that earlier attempts wrote
+    others: tuple[OtherEnd, ...] = ()  # that failed with it, in another way
 
 
 class RunningTask(Protocol):

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from hpcml.errors import signal_name
-from hpcml.failures.end import MemoryLimit
+from hpcml.failures.end import MemoryLimit, ProcessEnd
+from hpcml.files import size_of
 from hpcml.node import files, processes, scratch, script_environment, silence, stacks
 from hpcml.node.kernel import oom_kills
 from hpcml.node.link.uplink import Uplink
@@ -27,6 +28,9 @@ TICK = 0.2  # seconds between looks at memory and at the parent
 STOPPED = 15  # looks that must find a process stopped: a whole job that is suspended stops in no order
 LIVED = 10.0  # seconds after which a process that dies did not die at its start
 WATCH_END = 60.0  # seconds for which the end of a process makes its node look for the end of the run
+# How a process ended, in the names of rows of failures.rules ("worker-oom").
+_BY_LIMIT: dict[str, str] = {MemoryLimit.NODE: "oom", MemoryLimit.PROCESS: "memory"}
+_BY_SIGNAL = {-signal.SIGSEGV: "segfault", -signal.SIGABRT: "abort", -signal.SIGBUS: "bus", -signal.SIGKILL: "killed"}
 _NO_GPU = "a CUDA error left it without its GPU"
 MEMORY_TERMINATE = 0.95  # of the memory limit: Dask's own fraction, distributed.worker.memory.terminate
 
@@ -70,6 +74,7 @@ class Node:
     refused: str = ""
     own_fault: bool = True  # whether it is refused for what this node did, and not another
     ending: bool = False
+    ends: list[ProcessEnd] = field(default_factory=list)  # but those of processes that were done
     last_end: float = -math.inf
     next_look: float = 0.0
     memory: str = ""
@@ -109,7 +114,7 @@ class Node:
             ],
             "retired": [slot.name for slot in self.slots if slot.retired],
             "deaths": {slot.name: slot.deaths for slot in self.slots if slot.deaths},
-            "last_ends": {slot.name: slot.last_end for slot in self.slots if slot.deaths},
+            "ends": [end._asdict() for end in self.ends],
         }
         node = {"node": self.context.node, "pid": os.getpid(), "state": state, "refused": self.refused}
         node |= {"own_fault": self.own_fault, **children, "memory": self.memory}
@@ -356,12 +361,17 @@ def _judge(node: Node, slot: Slot, code: int) -> None:
         slot.cause = slot.cause or _NO_GPU
     plain = f"killed by {signal_name(-code)}" if code < 0 else f"exit status {code}"
     how = slot.cause or _memory_kill(node, slot, code) or plain
+    way = _BY_SIGNAL.get(code, "") if code < 0 else "" if slot.cause else "exit"
+    way = _BY_LIMIT.get(slot.memory_limit, way)
     slot.cause = ""
     age = time.monotonic() - slot.started
     slot.deaths += 1
     times = f"; it ended {slot.deaths} times" if slot.deaths > 1 else ""
     slot.last_end = f"{how} after {'' if age > LIVED else 'only '}{age:.1f} s{times}"
-    _tell(f"{node.members.noun} {slot.name} ended: {slot.last_end}.")
+    noun, status = node.members.noun, 128 - code if code < 0 else code
+    log_size = size_of(node.context.run.log(noun, node.context.node))
+    node.ends.append(ProcessEnd(slot.name, slot.last_end, f"{noun}-{way}", status, time.time(), log_size))
+    _tell(f"{noun} {slot.name} ended: {slot.last_end}.")
     if slot.deaths > node.members.restarts:
         slot.done = slot.failed = True
     slot.start_at = time.monotonic() + min(0.25 * 2 ** (slot.deaths - 1), 8.0)

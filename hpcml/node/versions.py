@@ -27,7 +27,7 @@ from hpcml.kind import Role
 from hpcml.node import files
 from hpcml.node.processes import Process
 from hpcml.node.settings import Context
-from hpcml.units import listed
+from hpcml.units import first_of_many, listed
 
 # What must be equal, and how many numbers of the version: Dask speaks its protocol with itself only; pickles hold names
 # of functions and classes, which packages move between the versions named here.
@@ -151,8 +151,7 @@ class Clocks:
             nearest = min(wrong.values(), key=abs)  # all others agree that it is this one
             return f"clocks differ: the clock of {self.node} is {_by(-nearest)} all other nodes"
         named = [f"the clock of {node} is {_by(least)} {self.node}'s" for node, least in wrong.items()]
-        more = f", and {len(named) - 4} more" if len(named) > 4 else ""
-        return f"clocks differ: {', '.join(named[:4])}{more}"
+        return f"clocks differ: {first_of_many(named, 4, more=', and {} more')}"
 
 
 def _by(seconds: float) -> str:

@@ -23,7 +23,7 @@ from hpcml.report.ending import Ending
 from hpcml.report.ledger import PLAIN, Accounting, Activity, Device, Ledger, Part, Phases, Plot, Usage
 from hpcml.report.results import Points, Results
 from hpcml.report.series import Node, figures_of, hot_share
-from hpcml.units import format_bytes, format_seconds
+from hpcml.units import first_of_many, format_bytes, format_seconds
 
 MOST_EVENTS = 20  # of the nodes, in the report
 MOST_GROUPS, MOST_NAMES = 20, 8  # of processes with equal stacks, and of names in each
@@ -503,8 +503,7 @@ def _unknown(measured: _Measured, end: End | None, devices: Sequence[GpuSummary]
     by_node = measured.by_node
     missing = [name for name in measured.names if name not in by_node]
     if missing:
-        few = ", ".join(missing[:4]) + (f" and {len(missing) - 4} more" if len(missing) > 4 else "")
-        sentences.append(f"There are no samples of {few}.")
+        sentences.append(f"There are no samples of {first_of_many(missing, 4)}.")
     if measured.activity is None and measured.accounting.missing:
         sentences.append(measured.accounting.missing)
     if per_node and by_node and not devices:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from hpcml import files
-from hpcml.failures.evidence import table
+from hpcml.failures.note import table
 from hpcml.paths import RunPaths, sweep_folder
 from hpcml.terminal import shown
 

@@ -25,7 +25,7 @@ from hpcml.errors import (
 from hpcml.failures.end import SLURM, End, Reason
 from hpcml.kind import Stage
 from hpcml.recorded import Event
-from hpcml.records import read
+from hpcml.records import plain, read
 from hpcml.request.record import Awaited
 from hpcml.runs import directories
 from hpcml.runs import record as records
@@ -85,6 +85,7 @@ class Progress(NamedTuple):
     versions: str = ""  # of Python and the packages, in a sentence
     differences: tuple[str, ...] = ()  # between nodes, a sentence each
     repairs: Mapping[str, Mapping[str, str]] = {}  # of libraries: by name, the fields of repairs.Decision
+    blocked_on: str = ""  # the file and the function of the kernel that last blocked the script on a file system
     jupyter: str = ""  # where JupyterLab answers, in a sentence, empty while it does not
     warnings: tuple[str, ...] = ()  # sentences
     setup_warnings: tuple[str, ...] = ()  # those of them that are about lines of runtime.setup
@@ -153,7 +154,7 @@ class Status(NamedTuple):
             values |= getattr(self, group)._asdict()
         del values["ended"]
         end = {name: getattr(self.ending, name) for name in _OF_THE_END}
-        return {**values, **end, "exit_status": self.exit_status}
+        return {**values, **end, "exit_status": self.exit_status, "others": plain(self.ending.others)}
 
     @property
     def ending(self) -> End:
@@ -373,6 +374,7 @@ def _from_files(run: directories.Run) -> Status:
             )
             current = current.changed(idle_since=0.0)
             current = current.changed(versions="", interconnect="", interconnect_ok=True, differences=(), repairs={})
+            current = current.changed(blocked_on="")
         times[event.name] = event.time  # of the status too, which is not copied for each
         current = _after(current, event)
     current = current.changed(message=_message(current))
@@ -408,10 +410,12 @@ def _with_end(current: Status, end: End) -> Status:
 
 
 def _after_any(current: Status, event: Event) -> Status:
-    """Return a status with what the kind of the run has made of an event."""
+    """Return a status with what the kind of the run has made of an event, and what events of any kind may say."""
     changes = kinds.get(current.planned.kind).seen(event.name, event.facts)
     if "differences" in changes:
         changes["differences"] = current.progress.differences + changes["differences"]
+    if event.name == "script-blocked":
+        changes["blocked_on"] = event.facts.get("on", str)
     if "security" in event.facts.facts:
         changes["security"] = event.facts.get("security", str)
     return current.changed(**changes) if changes else current  # most events tell no more than their time

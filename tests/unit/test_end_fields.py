@@ -10,9 +10,9 @@ import pytest
 from failure_texts import TEXTS
 from hpcml import assets, errors
 from hpcml.failures import judgement
-from hpcml.failures.end import SLURM, End, MemoryLimit, Reason, parse
+from hpcml.failures.cause import Case, Cause
+from hpcml.failures.end import SLURM, End, MemoryLimit, OtherEnd, Reason, parse
 from hpcml.failures.evidence import Piece, hits_in
-from hpcml.failures.judgement import Case, Cause
 from hpcml.failures.rule import Retry, Role, Where
 from hpcml.failures.rules import BY_NAME, RULES
 from hpcml.kind import Kind
@@ -116,3 +116,12 @@ def test_a_status_shows_the_fields_of_its_end(tmp_path: Path) -> None:
     assert status.end._replace(phase="script", ended_as="") == end
     shown = status.as_json()
     assert (shown["memory_limit"], shown["lost_nodes"], shown["role"]) == ("node", ("n3", "n4"), "worker")
+    assert shown["others"] == []  # of a Dask run
+
+
+def test_the_others_that_failed_are_written_and_read_back() -> None:
+    other = OtherEnd(1, "n2", 7, "exited with status 7")
+    end = End(137, "script", "script", "m", rank=0, node="n1", others=(other,))
+    assert parse(end.as_json()).others == (other,)
+    with pytest.raises(DamagedError, match=r"others\[0\]|others"):
+        parse({**end.as_json(), "others": [7]})

@@ -20,6 +20,7 @@ import pytest
 
 from hpcml import errors, listening
 from hpcml.failures import judgement
+from hpcml.failures.cause import Case
 from hpcml.kinds.ranks import KIND
 from hpcml.kinds.ranks.node import ports, rapidsmpf
 from hpcml.kinds.ranks.node import ranks as agents
@@ -584,6 +585,6 @@ def test_the_account_that_listens_on_rank_0_s_port_is_named(
         first = f"account {account} listens on port {port} of n1, the run's MASTER_PORT"
         assert end.message == f"{first}; rank 0 on n1 exited with status 1"
         assert "--exclusive" in end.hint
-        cause = judgement.judge(judgement.Case(end, KIND), [])
+        cause = judgement.judge(Case(end, KIND), [])
         assert cause
         assert (cause.what, cause.short, cause.known) == (end.message, "port taken by another program", True)

@@ -13,11 +13,11 @@ from hpcml import errors
 from hpcml.files import tail
 from hpcml.node import files
 from hpcml.node.settings import Context
-from hpcml.paths import SCRIPT, RunPaths
+from hpcml.paths import SCRIPT
 from hpcml.states import State
 
 if TYPE_CHECKING:
-    from hpcml.failures.judgement import Cause
+    from hpcml.failures.cause import Cause
 
 _LONGEST = 200  # characters of a cause
 _MOST_REPORTS = 16 << 20  # bytes of what a point reported that are read
@@ -87,16 +87,16 @@ def kept(context: Context, point: Point, end: End, pruned: int | None) -> Kept:
 
 def _why(context: Context, key: str, error: Path, end: End) -> dict[str, Any]:
     """Return why a point failed in some words, of which kind that is, and the rule and the nodes that show it."""
-    from hpcml.failures import judgement
+    from hpcml.failures.cause import kind_of
 
     log, out_of_memory = context.run.log_of(key), end.out_of_memory and end.status == 128 + signal.SIGKILL
     cause_text = "out of memory" if out_of_memory else _cause(error, end.status)
     cause_text = cause_text or (tail(log, 1) or ("",))[0][:_LONGEST]
-    cause = cause_of(context.run, log, files.read_json(error) or {}, end.status, end.began, out_of_memory=out_of_memory)
+    cause = cause_of(context, log, files.read_json(error) or {}, end.status, end.began, out_of_memory=out_of_memory)
     if cause and cause.known and any(line.source not in _OF_THE_POINT for line in cause.evidence):
         cause_text = cause.what[:_LONGEST]  # what the script raised only followed from it
     rule, nodes = (cause.rule, list(cause.nodes)) if cause else ("", [])
-    kind = judgement.kind_of(rule, evident=cause.known) if cause else "unknown"
+    kind = kind_of(rule, evident=cause.known) if cause else "unknown"
     if kind == "node" and not nodes and context.settings.job.nodes == 1:
         nodes = [context.node]  # the script's own error names none
     return {"cause": cause_text, "kind": kind, "rule": rule, "nodes": nodes}
@@ -139,7 +139,7 @@ def _cause(note: Path, status: int) -> str:
 
 
 def cause_of(
-    run: RunPaths, log: Path, error: Mapping[str, Any], status: int, began: float, *, out_of_memory: bool
+    context: Context, log: Path, error: Mapping[str, Any], status: int, began: float, *, out_of_memory: bool
 ) -> Cause | None:
     """Return why a point failed, by the rules of ``hpcml why``: its error, its log and what workers wrote meanwhile.
 
@@ -155,13 +155,14 @@ def cause_of(
         Whether the kernel killed a process of this node meanwhile, because memory was used up.
     """
     from hpcml.failures import evidence, judgement
+    from hpcml.failures.cause import Case
     from hpcml.failures.end import End as RunEnd
     from hpcml.failures.end import MemoryLimit
 
-    others = [hit for hit in evidence.hits(run, _MOST_LOGS) if hit.line.source not in _OF_THE_POINT]
-    hits = [hit for hit in others if hit.line.time > began - _SLACK]
+    hits = evidence.hits(context.run, context.attempt, _MOST_LOGS)
+    hits = [hit for hit in hits if hit.line.source not in _OF_THE_POINT and hit.line.time > began - _SLACK]
     name = f"{log.parent.name}/{log.name}"
     hits += [hit for piece in evidence.pieces(log) for hit in evidence.hits_in(piece, SCRIPT, name=name)]
     message, limit = (_OUT_OF_MEMORY, MemoryLimit.NODE) if out_of_memory else ("", "")
     end = RunEnd(status, SCRIPT, "script", message, ended_as="" if limit else State.FAILED, memory_limit=limit)
-    return judgement.judge(judgement.Case(end, error=error, last_error=evidence.last_error(log)), hits)
+    return judgement.judge(Case(end, error=error, last_error=evidence.last_error(log)), hits)

@@ -189,12 +189,14 @@ def look_for_hang(state: RunState, hang: FileSystemHang) -> None:
     node = state.context.node
     if waits := hang.look(state.clock.seconds):
         state.frozen = True
+        state.events.write("script-blocked", node=node, on=waits)
         state.warn(
             f"{node}: the script has been blocked on a file system for {HUNG_AFTER:g} s: "
             f"the file system does not respond ({waits})."
         )
     elif state.frozen:
         state.frozen = False
+        state.events.write("script-unblocked", node=node)
         state.warn(f"{node}: the file system responds again; the script continues.")
 
 

@@ -6,10 +6,14 @@ import contextlib
 import signal
 import time
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from hpcml import errors, listening
-from hpcml.failures.end import End, Reason
+from hpcml.failures.end import End, OtherEnd, Reason
+from hpcml.failures.note import script_error
+from hpcml.failures.rule import Role, Where
+from hpcml.failures.rules import meaning
 from hpcml.files import tail
 from hpcml.kind import FailedProcess, Hindrance
 from hpcml.kinds.ranks.node import alone, interconnect, losses, ports
@@ -29,7 +33,7 @@ from hpcml.node.tasks.task import Task
 from hpcml.node.versions import Comparison
 from hpcml.paths import SCRIPT
 from hpcml.repairs.table import REPAIRS
-from hpcml.units import format_deadline
+from hpcml.units import first_of_many, format_deadline
 
 FOLLOW = 5.0  # seconds after the first failure, in which other ranks write their errors, until they are told to end
 ENDING = 10.0  # seconds that they have then
@@ -39,6 +43,7 @@ IDLE = 0.005  # of a processor, below which a node's ranks do nothing
 CLOSE = 2.0  # seconds in which the agents end by themselves
 _SHOWN = 40  # lines at the end of rank 0's log in which a port that is taken is looked for
 _NAMED = 4
+_LONGEST = 300  # characters of an error's message in a clause
 EVENTS: Events = {  # of the agents of ranks, beside those of every kind
     "ready": {},
     "use": {"processors": NUMBER},
@@ -313,9 +318,8 @@ class Ranks:
         self.lost: set[int] = set()  # ranks on nodes that report nothing any more
         self.node_by_rank: dict[int, str] = {}
         self.statuses: dict[int, int] = {}  # by rank
-        self.failures: list[
-            tuple[int, dict[str, Any]]
-        ] = []  # ranks and their ends in order, until they are told to end
+        # Ranks and their ends in order, until they are told to end.
+        self.failures: list[tuple[int, dict[str, Any]]] = []
         self.first_end = self.first_failure = self.killed_at = 0.0  # by the supervisor's clock; 0: not yet
         self.first = -1  # the rank that ended first
         self.told = self.is_noted = False
@@ -388,7 +392,18 @@ class Ranks:
             return FailedProcess()
         rank, end = self.failures[0]
         node = self.node_by_rank[rank]
-        return FailedProcess(rank, node, log_of(self.state.context, rank, node).name, int(end.get("log_begin", 0)))
+        log = log_of(self.state.context, rank, node).name
+        return FailedProcess(rank, node, log, int(end.get("log_begin", 0)), self._others())
+
+    def _others(self) -> tuple[OtherEnd, ...]:
+        """Return the ranks that failed after the first, in each other way that is no consequence."""
+        context = self.state.context
+        by_clause: dict[str, OtherEnd] = {}
+        for rank, end in self.failures[1:]:
+            clause = _with_error(end, error_of(context, rank))
+            by_clause.setdefault(clause, OtherEnd(rank, self.node_by_rank[rank], int(end["status"]), clause))
+        by_clause.pop(_with_error(self.failures[0][1], context.attempt.script_error), None)
+        return tuple(other for other in by_clause.values() if not _is_consequence(other.clause))[:_NAMED]
 
     def tell_to_end(self) -> None:
         """Send SIGTERM to the main process of each rank, once."""
@@ -417,14 +432,9 @@ class Ranks:
         if not self.failures:
             return f"{'all ranks' if status == 0 else 'rank 0'} exited with status {status}"
         rank, end = self.failures[0]
-        status, others = int(end["status"]), len(self.failures) - 1
+        others = len(self.failures) - 1
         followed = f"; {others} other rank{'s' if others > 1 else ''} failed later" if others else ""
-        how = f"exited with status {status}"
-        if end["memory"]:
-            how = "was killed because the node's memory limit was reached (out of memory)"
-        elif number := errors.signal_of_status(status):
-            how = f"was killed by {errors.signal_name(number)}"
-        return f"rank {rank} on {self.node_by_rank[rank]} {how}{followed}"
+        return f"rank {rank} on {self.node_by_rank[rank]} {_how(end)}{followed}"
 
     def only_exited(self, status: int) -> bool:
         """Whether that says no more than the exit status."""
@@ -443,9 +453,8 @@ class Ranks:
 
     def rest(self) -> str:
         """Return which ranks still run, as a clause."""
-        named = ", ".join(map(str, sorted(self.left)[: 2 * _NAMED]))
-        more = f" and {len(self.left) - 2 * _NAMED} more" if len(self.left) > 2 * _NAMED else ""
-        return f"rank{'s' if len(self.left) > 1 else ''} {named}{more} had not ended"
+        named = first_of_many([*map(str, sorted(self.left))], 2 * _NAMED)
+        return f"rank{'s' if len(self.left) > 1 else ''} {named} had not ended"
 
     def note_rest(self, now: float) -> None:
         """Say once who still runs, some time after other ranks ended well."""
@@ -458,3 +467,27 @@ class Ranks:
                 f"{ended} of {self.world.size} ranks ended with status 0. "
                 f"{LEFT:g} s after the first rank ended, {self.rest()}."
             )
+
+
+def _how(end: dict[str, Any]) -> str:
+    """Return how a rank's process ended, as a clause."""
+    status = int(end["status"])
+    if end["memory"]:
+        return "was killed because the node's memory limit was reached (out of memory)"
+    if number := errors.signal_of_status(status):
+        return f"was killed by {errors.signal_name(number)}"
+    return f"exited with status {status}"
+
+
+def _with_error(end: dict[str, Any], path: Path) -> str:
+    """Return how a rank's process ended, as a clause: by the error in a file, if there is one."""
+    if not (chain := script_error(path).get("chain")):
+        return _how(end)
+    text = f"raised {chain[0]['type']}: {chain[0].get('message')}".partition("\n")[0]
+    return text.rstrip(": ")[:_LONGEST]
+
+
+def _is_consequence(clause: str) -> bool:
+    """Whether an error shows only that something else failed before."""
+    known = meaning(clause, Where.LOG)
+    return known is not None and known.rule.role is Role.CASCADE
