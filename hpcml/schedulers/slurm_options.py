@@ -292,7 +292,7 @@ def _directives(
         if not per_cpu:  # the job keeps what the profile says of memory
             typed = {option: word for option, word in typed.items() if option not in OPTIONS["memory_per_node"].slurm}
     extra = _extra(site, terms, typed, passed, reasons)
-    of_user = removed & typed.keys() - {"--mem"}
+    of_user = removed & typed.keys() - ({"--mem"} if "--mem-per-cpu" not in removed else set())
     notices += [
         f"hpcml ignores {typed[option]}: the profile removes {option} (slurm.remove)"
         for option, _ in own
