@@ -304,7 +304,10 @@ class Nodes(Protocol):
         """Return the directives that ask for GPUs on each node."""
 
     def step_on(self, job: str, node: str, name: str) -> list[str]:
-        """Return the words that run a command on a node of a job, with its input and output, for `hpcml tunnel`."""
+        """Return the words that run a command on a node of a job, with its input and output, for `hpcml tunnel`.
+
+        ``job`` is the key of a Submission; SiteError if the job cannot be reached from this machine.
+        """
 
     def shell_on(self, job: str, node: str) -> list[str]:
         """Return the words that run a program on a node of a job and on this terminal, for `hpcml shell`."""

@@ -494,14 +494,23 @@ def launcher(site: Site, request: JobRequest, role: Role) -> Launcher:
     return Launcher("srun", f"--cpus-per-task={cpus}{here}", options)
 
 
+def _here(job: str) -> str:
+    """Return a job's number by what names it to Slurm; SiteError if srun cannot reach it from this login node."""
+    number, _, cluster = job.partition(" ")[0].partition(";")
+    if cluster:
+        hint = f"Log in to a login node of {cluster}, and run the command there."
+        raise SiteError("srun reaches no job of another Slurm cluster", place=f"job {number} on {cluster}", hint=hint)
+    return number
+
+
 def step_on(job: str, node: str, name: str) -> list[str]:
     """Return srun and its options for a command on one node of a job that runs."""
     resources = ["--overlap", "--nodes=1", "--ntasks=1", "--cpus-per-task=1", "--mem=0", "--gres=none", "--mpi=none"]
     quiet = ["--unbuffered", "--quiet", "--chdir=/", f"--job-name={name}", "--export=NONE"]
-    return ["srun", f"--jobid={job}", f"--nodelist={node}", *resources, *quiet]
+    return ["srun", f"--jobid={_here(job)}", f"--nodelist={node}", *resources, *quiet]
 
 
 def shell_on(job: str, node: str) -> list[str]:
     """Return srun and its options for a program on this terminal, on one node of a job that runs."""
-    place = [f"--jobid={job}", f"--nodelist={node}", "--nodes=1", "--ntasks=1"]
+    place = [f"--jobid={_here(job)}", f"--nodelist={node}", "--nodes=1", "--ntasks=1"]
     return ["srun", *place, "--overlap", "--mem=0", "--mpi=none", "--job-name=hpcml-shell", "--pty"]

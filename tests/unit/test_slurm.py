@@ -264,6 +264,15 @@ def test_a_job_that_has_ended_meanwhile_is_found(monkeypatch: pytest.MonkeyPatch
     assert slurm.find(["run-1"])["run-1"].job == "7"
 
 
+def test_no_step_starts_on_another_cluster() -> None:
+    assert "--jobid=7" in slurm.step_on("7 job-20261121-080000-0001", "n1", "x")
+    with pytest.raises(SiteError) as error:
+        slurm.step_on("7;joltik job-1", "n1", "x")
+    assert "joltik" in error.value.hint
+    with pytest.raises(SiteError):
+        slurm.shell_on("7;joltik job-1", "n1")
+
+
 def test_a_shell_shares_the_job_with_the_run_s_steps() -> None:
     assert {"--overlap", "--mem=0", "--mpi=none", "--jobid=7"} <= {*slurm.shell_on("7", "n1")}
 
