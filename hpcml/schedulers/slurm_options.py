@@ -292,7 +292,7 @@ def _directives(
         if not per_cpu:  # the job keeps what the profile says of memory
             typed = {option: word for option, word in typed.items() if option not in OPTIONS["memory_per_node"].slurm}
     extra = _extra(site, terms, typed, passed, reasons)
-    of_user = removed & typed.keys() - ({"--mem"} if "--mem-per-cpu" not in removed else set())
+    of_user = removed & typed.keys() - _spoken_of(removed)
     notices += [
         f"hpcml ignores {typed[option]}: the profile removes {option} (slurm.remove)"
         for option, _ in own
@@ -305,6 +305,11 @@ def _directives(
     reasons += [f"{option}={value}: requested".replace("=:", ":") for option, value in spec.place.sbatch]
     left_out = {*removed, *(option for option, _ in extra), *passed}
     return (*((option, value) for option, value in own if option not in left_out), *extra, *passed.items())
+
+
+def _spoken_of(removed: set[str]) -> set[str]:
+    """Return the options of which another note speaks: memory by CPU stands in the place of --mem, if it is passed."""
+    return set() if "--mem-per-cpu" in removed else {"--mem"}
 
 
 def _check_account(site: Site, account: str) -> None:
