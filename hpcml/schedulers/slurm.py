@@ -306,7 +306,7 @@ def prospect(script: Path, partition: str, seconds: float) -> Prospect:
     if not partition:
         return outlook
     show = for_clusters(user_clusters(), ["scontrol", "show"])
-    shown = ask([*show, "partition", partition], max(0.1, end - time.monotonic())).out
+    shown = ask([*show, "partition", partition.partition(",")[0]], max(0.1, end - time.monotonic())).out
     texts = re.search(r"\bTRESBillingWeights=(\S+)", shown)
     if texts is None or texts[1] == "(null)":
         return outlook

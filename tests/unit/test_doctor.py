@@ -326,6 +326,15 @@ def test_the_partition(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert asked(Answer(1, "", "Partition boost_usr_prod not found"))[0] == "red"
     assert asked(Answer(1, "", "Access/permission denied"))[0] == "n/a"
     assert asked(Answer(None, "", ""))[0] == "n/a"
+    exam = examination(tmp_path, account="astro")
+    monkeypatch.setattr(exam, "directives", lambda: {"--partition": "boost_usr_prod,gone"})
+
+    def one_is_gone(command: list[str], timeout: float = 60.0) -> Answer:
+        gone = command[-1] == "gone"
+        return Answer(1, "", "Partition gone not found") if gone else Answer(0, "PartitionName=p State=UP", "")
+
+    monkeypatch.setattr(slurm, "ask", one_is_gone)
+    assert told(scheduler.partition(exam))[1] == "there is no partition gone"
 
 
 def test_the_start_and_the_certificate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -83,7 +83,7 @@ def planned(given: dict[str, Any]) -> Any:
 
 def test_a_plan_with_mpi_has_a_task_of_srun_for_each_rank() -> None:
     made = planned({"ranks": "gpu", "nodes": "2", "gpus_per_node": "4", "mpi": "pmi2"})
-    assert (made.roles, made.inside.workers.mpi) == (("rank", "mpi"), "pmi2")
+    assert (made.roles, made.inside.of_kind) == (("rank", "mpi"), {"mpi": "pmi2"})
     agents, tasks, _ = [step.launcher for step in made.steps]
     assert {"--ntasks=2", "--ntasks-per-node=1"} <= {*agents.options}
     assert {"--ntasks=8", "--ntasks-per-node=4", "--distribution=block", "--kill-on-bad-exit=0"} <= {*tasks.options}

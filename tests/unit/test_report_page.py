@@ -10,6 +10,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote_to_bytes
 
+import jinja2
 import pytest
 from markupsafe import escape
 
@@ -95,6 +96,19 @@ def test_texts_of_others_stay_texts(tmp_path: Path) -> None:
     assert "img" not in tags
     assert "{{ 7 * 7 }}" in text
     assert "49" not in re.findall(r"alert\(2\)&gt;&#34;&#39;(\d+)", text)
+
+
+def test_the_template_is_compiled_before_there_is_a_run_to_show(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That takes most of the time, for which the nodes would wait at the run's end."""
+    report = contents.load(report_samples.write(tmp_path / "run", Shape(seconds=60)), 0, DASK)
+
+    def compiled(*_: object, **__: object) -> None:
+        raise AssertionError("the nodes wait")
+
+    monkeypatch.setattr(jinja2.Environment, "compile", compiled)
+    assert "</html>" in page.html(report)
 
 
 def test_repairs_are_on_the_page_and_in_the_facts_for_programs(tmp_path: Path) -> None:

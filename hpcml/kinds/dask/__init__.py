@@ -90,6 +90,11 @@ class DaskKind(Kind):
 
         return plan.workers(site, request, memory)
 
+    def own(self, site: Site, request: Request) -> tuple[Any, ...]:
+        from hpcml.kinds.dask.login import plan
+
+        return plan.own(site, request)
+
     def environment(self, site: Site, request: Request) -> tuple[tuple[str, str], ...]:
         from hpcml.kinds.dask.login import plan
 
