@@ -296,7 +296,7 @@ MOST_LINES = {
     "report": 2293,
     "request": 532,
     "runs": 7902,
-    "schedulers": 3084,
+    "schedulers": 3089,
     "sites": 1518,
     "survey": 1199,
     "sweeps": 1445,
