@@ -559,6 +559,8 @@ FAULTS = (
     F("hpcml/survey/profile.py", "-(-limit // each) if up else", "limit // each if up else", "the smallest job of a QoS has a node too few"),
     F("hpcml/survey/profile.py", 'fields.get("State", "UP") != "UP"', "False", "a partition that is down is proposed"),
     F("hpcml/survey/profile.py", "if groups and not {*groups} & {*self.login.groups}:", "if False:", "a partition of another group is proposed"),
+    F("hpcml/survey/profile.py", 'fields.get("MaxMemPerCPU", "")', '""', "a job for a whole node is refused where memory comes with CPUs"),
+    F("hpcml/survey/profile.py", "nodes if limits.nodes or usual.nodes else 0", "nodes", "the default QoS lifts the limits of the partitions"),
     F("hpcml/survey/profile.py", "if threads > 1:", "if threads > 2:", "threads are proposed as cores and nobody is asked"),
     F("hpcml/survey/profile.py", "for name in listed or tables.qos}", "for name in tables.qos}", "a new profile proposes QoS that the user may not use"),
     F("hpcml/sweeps/points.py", 'yield from sorted(place.rglob("*.py"))', 'yield place / "__init__.py"', "a change in a package's module runs no point again"),
