@@ -296,9 +296,9 @@ MOST_LINES = {
     "report": 2293,
     "request": 535,
     "runs": 8769,
-    "schedulers": 3081,
+    "schedulers": 3089,
     "sites": 1524,
-    "survey": 1169,
+    "survey": 1199,
     "sweeps": 1461,
 }
 
