@@ -109,7 +109,7 @@ def test_a_missing_module_is_an_error_where_nothing_can_add_it(tmp_path: Path) -
     assert f"{sys.executable} -m pip install nowhere_here" in caught.value.hint
     assert "nowhere_here (main.py:2)" in check(path, prepared=True)[0]
     (note,) = check(path, dry_run=True)
-    assert re.search(in_order("nowhere_here (main.py:2)", "Before you submit", "runtime.python"), note)
+    assert re.search(in_order("nowhere_here (main.py:2)", "Before you submit", "--python PATH"), note)
     assert check(path, image=True) == []
 
 
@@ -151,6 +151,10 @@ def test_another_environment_is_known_by_its_files(tmp_path: Path) -> None:
     script(tmp_path / "editable", "", "two.py")
     script(packages, f"{tmp_path}/editable\n", "x.pth")
     script(tmp_path, "include-system-site-packages = false\n", "pyvenv.cfg")
+    with pytest.raises(ScriptError, match="imports 'four'") as caught:
+        check(path, python)
+    assert f"{python} -m pip install four" in caught.value.hint
+    script(packages, "import finder\n", "y.pth")  # which may find modules anywhere
     assert [word for word in ("one (", "two (", "four (") if word in check(path, python)[0]] == ["four ("]
 
 
