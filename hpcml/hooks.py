@@ -12,8 +12,8 @@ from typing import Any
 HOOKS: dict[str, tuple[str, ...]] = {
     # before a submission: hpcml.runs.submit
     "change of a request": ("hpcml.runs.bad_nodes.excluded",),
-    "check of a request": ("hpcml.runs.checks.check_request",),
-    "check of a plan": ("hpcml.runs.checks.check_plan",),
+    "check of a request": ("hpcml.runs.checks.of_submission.check_request",),
+    "check of a plan": ("hpcml.runs.checks.of_submission.check_plan",),
     "check of an image": ("hpcml.images.sif.check",),
     "check of arguments": ("hpcml.cli.misplaced.check",),
     # in a plan: hpcml.plan.plan

@@ -8,7 +8,7 @@ from hpcml import errors
 from hpcml.failures.end import SLURM, End, MemoryLimit, Reason
 from hpcml.files import tail
 from hpcml.kind import Processes, RunningTask
-from hpcml.node import stacks, starts, storage
+from hpcml.node import full_disk, stacks, starts
 from hpcml.node.kernel import HUNG_AFTER, FileSystemHang
 from hpcml.node.outcome import RunEndedError, end_of_hindrance, say
 from hpcml.node.processes import Process
@@ -172,7 +172,7 @@ class Tasks:
         if state.clock.seconds - self.slow_looked < SLOW_TICK:
             return
         self.slow_looked = state.clock.seconds
-        if full := storage.scarce(state.context.run.directory):  # the script may not need it, or room be made
+        if full := full_disk.scarce(state.context.run.directory):  # the script may not need it, or room be made
             state.warn(f"{full}: further output of the script and further log lines are lost.")
         if not (self.must_end or state.end_requests.signalled):  # the wait of one that dies just ends
             look_for_hang(state, self.hang)
