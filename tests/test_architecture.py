@@ -283,23 +283,23 @@ COMPLEX = {
 MOST_LINES = {
     ".": 5597,
     "api": 967,
-    "cli": 7333,
+    "cli": 7331,
     "doctor": 1538,
-    "failures": 2898,
+    "failures": 2967,
     "images": 1048,
     "kinds": 10118,
-    "node": 11443,
+    "node": 11451,
     "options": 834,
     "plan": 835,
     "remote": 3548,
     "repairs": 984,
-    "report": 2289,
+    "report": 2281,
     "request": 537,
     "runs": 7837,
     "schedulers": 2626,
     "sites": 1479,
     "survey": 1070,
-    "sweeps": 1446,
+    "sweeps": 1410,
 }
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from hpcml.failures.point import PointEnd
 from hpcml.node.sweep import records
 from hpcml.node.sweep.records import Point
 from hpcml.node.sweep.study import Settings, Study
@@ -30,11 +31,15 @@ def point(key: str, **values: Any) -> Point:
     return Point(key, "draw=0", values, {}, 0)
 
 
+def ended(state: str, loss: float | None) -> PointEnd:
+    return PointEnd({}, state, 1.0, {"loss": loss})
+
+
 def pruned_at(one: Study, key: str, values: list[float | None]) -> int:
     """Return the step at which a point is stopped that reports these values, 0 if it comes to its end."""
     one.begin(point(key, k=1, name="text"))
     stops = [step for step, value in enumerate(values, 1) if one.report(key, step, {"loss": value})]
-    one.end(key, {"status": "pruned" if stops else "ok", "metrics": {"loss": values[-1]}})
+    one.end(key, ended("pruned" if stops else "ok", values[-1]))
     return stops[0] if stops else 0
 
 
@@ -81,8 +86,7 @@ def test_a_step_may_be_left_out_and_another_metric_is_not_judged(tmp_path: Path)
 
 def test_what_ended_without_a_number_teaches_nothing(tmp_path: Path, capsys: Any) -> None:
     one = study(tmp_path)
-    for key, record in (("a", {"status": "ok", "metrics": {"loss": 1.0}}), ("b", {"status": "ok", "metrics": {"loss": None}}),
-                        ("c", {"status": "failed", "metrics": {"loss": 0.1}}), ("d", {})):  # fmt: skip
+    for key, record in (("a", ended("ok", 1.0)), ("b", ended("ok", None)), ("c", ended("failed", 0.1)), ("d", None)):
         one.begin(point(key, k=1, name="text"))
         one.end(key, record)
     assert [trial.state.name for trial in one.study.trials] == ["COMPLETE", "FAIL", "FAIL", "FAIL"]
@@ -97,10 +101,11 @@ def test_only_what_ended_as_it_was_told_is_pruned(tmp_path: Path) -> None:
     context: Any = SimpleNamespace(run=run, attempt=run.attempt(0), node="n1", settings=settings_of(job__nodes=1))
     for status, pruned, state, cause in ((94, 3, "pruned", "pruned at step 3"), (0, 3, "pruned", "pruned at step 3"),
                                          (0, None, "ok", ""), (1, 3, "failed", "exit status 1"), (94, None, "failed", "exit status 94")):  # fmt: skip
-        ended = records.End(status, 0.0, 1.0, out_of_memory=False, told_to_end=False)
-        record, stops = records.kept(context, point("a", k=1), ended, pruned)
-        assert (record["status"], record["cause"], stops) == (state, cause, False)
-        assert record["values"] == {"k": 1, "draw": 0}
+        end = records.End(status, 0.0, 1.0, out_of_memory=False, told_to_end=False)
+        record, stops = records.kept(context, point("a", k=1), end, pruned)
+        assert record
+        assert (record.status, record.cause, stops) == (state, cause, False)
+        assert record.values == {"k": 1, "draw": 0}
 
 
 @pytest.mark.parametrize(("status", "stops"), [(143, True), (0, False)])
@@ -108,8 +113,8 @@ def test_a_point_that_a_cancellation_ends_is_run_again(tmp_path: Path, status: i
     run = RunPaths(tmp_path)
     run.attempt(0).directory.mkdir(parents=True)
     context: Any = SimpleNamespace(run=run, attempt=run.attempt(0), node="n1", settings=settings_of(job__nodes=1))
-    ended = records.End(status, 0.0, 1.0, out_of_memory=False, told_to_end=True)
-    kept = records.kept(context, point("a", k=1), ended, None)
+    end = records.End(status, 0.0, 1.0, out_of_memory=False, told_to_end=True)
+    kept = records.kept(context, point("a", k=1), end, None)
     assert (kept.stops, bool(kept.record)) == (stops, not stops)
 
 
@@ -135,13 +140,13 @@ def test_a_journal_that_ends_in_half_a_line_goes_on(tmp_path: Path) -> None:
     one = study(tmp_path, space=SPACE)
     for key in ("a", "b"):
         one.begin(point(key))
-        one.end(key, {"status": "ok", "metrics": {"loss": 1.0}})
+        one.end(key, ended("ok", 1.0))
     journal.write_bytes(journal.read_bytes()[:-37])
     again = study(tmp_path, space=SPACE)
     assert [trial.state.name for trial in again.study.trials] == ["COMPLETE", "RUNNING"]
     again.begin(point("b"))
     assert [trial.state.name for trial in again.study.trials] == ["COMPLETE", "FAIL", "RUNNING"]
-    again.end("b", {"status": "ok", "metrics": {"loss": 2.0}})
+    again.end("b", ended("ok", 2.0))
 
     *whole, last = journal.read_bytes().splitlines(keepends=True)
     journal.write_bytes(b"".join([*whole, whole[-1][:40], last]))

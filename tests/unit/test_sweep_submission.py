@@ -11,6 +11,7 @@ import pytest
 
 from hpcml.cli import sweep as command
 from hpcml.failures import judgement
+from hpcml.failures.point import PointEnd
 from hpcml.node.sweep import records
 from hpcml.paths import RunPaths
 from hpcml.request.record import RunRequest
@@ -101,9 +102,9 @@ def test_of_which_kind_a_point_s_failure_is(tmp_path: Path, subtests: pytest.Sub
 def test_the_end_of_several_runs_is_that_of_their_points(
     states: tuple[str, ...], ends: list[int], status: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    points = {f"p{number}": record.Ended("r", state, 1.0, {}, (), "") for number, state in enumerate(states)}
+    points = {f"p{number}": PointEnd({}, state, 1.0, {}) for number, state in enumerate(states)}
     monkeypatch.setattr(record, "given", lambda _: record.Given(["p0", "p1"], ""))
-    monkeypatch.setattr(record, "records", lambda run: points if run == "second" else {})
+    monkeypatch.setattr(record, "ends", lambda run: points if run == "second" else {})
     assert command._end_of_all(["first", "second"], ends) == status  # type: ignore[list-item]
 
 

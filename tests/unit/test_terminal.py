@@ -17,6 +17,7 @@ import pytest
 
 from hpcml import terminal
 from hpcml.errors import HpcmlError
+from hpcml.failures.point import PointEnd
 from hpcml.node.sweep.records import Point
 from hpcml.node.sweep.server import Sweep
 from hpcml.paths import RunPaths
@@ -49,7 +50,7 @@ def test_the_lines_of_a_sweep_obey_no_points_file(capsys: pytest.CaptureFixture[
     sweep = SimpleNamespace(plan=SimpleNamespace(points=[1]), first_failures={}, ended=Counter(ok=1), context=context)
     for text in EVIL:
         for status in ("ok", "failed"):
-            record = {"metrics": {f"loss{text}": 1.0}, "seconds": 1.0, "status": status, "cause": f"why{text}"}
+            record = PointEnd({}, status, 1.0, {f"loss{text}": 1.0}, cause=f"why{text}")
             Sweep._tell(sweep, Point("k", f"k={text}", {}, {}), record, f"because{text}")  # type: ignore[arg-type]
             lines = capsys.readouterr().out.splitlines()
             assert len(lines) == 2, ascii(text)

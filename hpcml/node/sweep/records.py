@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hpcml import errors
+from hpcml.failures import point as point_record
+from hpcml.failures.point import PointEnd
 from hpcml.files import tail
 from hpcml.node import files
 from hpcml.node.settings import Context
@@ -50,7 +52,7 @@ class End(NamedTuple):
 class Kept(NamedTuple):
     """What is kept of a point."""
 
-    record: dict[str, Any]  # for its file; empty for a point that was interrupted, so that it is run again
+    record: PointEnd | None  # for its file; None for a point that was interrupted, so that it is run again
     stops: bool = False  # it was interrupted because the run is to end
 
 
@@ -66,7 +68,7 @@ def kept(context: Context, point: Point, end: End, pruned: int | None) -> Kept:
     """
     error, reports = notes(context, point.key, "error"), notes(context, point.key, "reports")
     reported = _reports(reports)
-    why: dict[str, Any] = {"cause": ""}
+    why: dict[str, Any] = {}
     was_pruned = pruned is not None and end.status in (0, errors.PRUNED)
     if was_pruned:
         why["cause"] = f"pruned at step {pruned}"
@@ -75,14 +77,19 @@ def kept(context: Context, point: Point, end: End, pruned: int | None) -> Kept:
     for path in (error, reports):
         path.unlink(missing_ok=True)
     if reported.pop("stopped", False) or (end.status and end.told_to_end):
-        return Kept({}, stops=True)
+        return Kept(None, stops=True)
     if end.status == errors.STOPPED:
-        return Kept({})
-    state = "pruned" if was_pruned else "failed" if end.status else "ok"
+        return Kept(None)
+    state = point_record.PRUNED if was_pruned else point_record.FAILED if end.status else point_record.OK
     values = point.values | ({} if point.draw is None else {"draw": point.draw})
-    table = {"key": point.key, "values": values, "status": state}
-    ended = {"began": round(end.began, 3), "node": context.node}
-    return Kept({**table, "exit_status": end.status, **why, "seconds": round(end.seconds, 3), **reported, **ended})
+    facts: dict[str, Any] = {
+        "key": point.key,
+        "exit_status": end.status,
+        "began": round(end.began, 3),
+        "node": context.node,
+    }
+    run = context.run.directory.name
+    return Kept(PointEnd(values, state, round(end.seconds, 3), **reported, **facts, **why, run=run))
 
 
 def _why(context: Context, key: str, error: Path, end: End) -> dict[str, Any]:
@@ -95,10 +102,10 @@ def _why(context: Context, key: str, error: Path, end: End) -> dict[str, Any]:
     cause = cause_of(context.run, log, files.read_json(error) or {}, end.status, end.began, out_of_memory=out_of_memory)
     if cause and cause.known and any(line.source not in _OF_THE_POINT for line in cause.evidence):
         cause_text = cause.what[:_LONGEST]  # what the script raised only followed from it
-    rule, nodes = (cause.rule, list(cause.nodes)) if cause else ("", [])
+    rule, nodes = (cause.rule, cause.nodes) if cause else ("", ())
     kind = judgement.kind_of(rule, evident=cause.known) if cause else "unknown"
     if kind == "node" and not nodes and context.settings.job.nodes == 1:
-        nodes = [context.node]  # the script's own error names none
+        nodes = (context.node,)  # the script's own error names none
     return {"cause": cause_text, "kind": kind, "rule": rule, "nodes": nodes}
 
 

@@ -17,9 +17,11 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn, cast
+from typing import NamedTuple, NoReturn, cast
 
 from hpcml import errors, leases
+from hpcml.failures import point as point_end
+from hpcml.failures.point import PointEnd
 from hpcml.node import files, processes
 from hpcml.node.kernel import oom_kills
 from hpcml.node.script import interpreter
@@ -28,6 +30,7 @@ from hpcml.node.sweep import records
 from hpcml.node.sweep.forks import Fork, Order, ResetError, Resets, Resetter
 from hpcml.node.sweep.records import Point
 from hpcml.node.sweep.study import Settings, Study
+from hpcml.records import plain
 from hpcml.terminal import say
 
 TICK = 0.5  # seconds between looks at what no signal tells
@@ -154,7 +157,9 @@ class Sweep:
         names = files.listed(folder)
         for point in self.plan.points:
             path = self.context.run.record_of(point.key)
-            if path.name not in names or not self._count(files.read_json(path) or {}):
+            if path.name in names:
+                self.ended[point_end.read(path, self.context.run.directory.name).state] += 1
+            else:
                 self.waiting.append(point)
 
     def _join(self) -> None:
@@ -334,12 +339,13 @@ class Sweep:
         if self.study:
             self.study.end(point.key, record)
         if record:
-            files.write_json(self.context.run.record_of(point.key), record | {"restarted": restarted})
-            self._count(record)
+            record = record._replace(restarted=restarted)
+            files.write_json(self.context.run.record_of(point.key), plain(record, brief=True))
+            self.ended[record.state] += 1
         else:
             self.ended["interrupted"] += 1
         if self.leases and record:
-            self.leases.done(point.key, failed=record["status"] == "failed")
+            self.leases.done(point.key, failed=record.failed)
         elif self.leases:
             self.leases.give_back(point.key)
         self._tell(point, record, restarted)
@@ -364,27 +370,20 @@ class Sweep:
     def _failures(self) -> int:
         return self.leases.failures() if self.leases else self.ended["failed"]
 
-    def _count(self, record: dict[str, Any]) -> bool:
-        """Count a point that has ended; False if it has not."""
-        if record:
-            self.ended[record["status"]] += 1
-        return bool(record)
-
-    def _tell(self, point: Point, record: dict[str, Any], restarted: str) -> None:
+    def _tell(self, point: Point, record: PointEnd | None, restarted: str) -> None:
         """Print a line for a point: the run's log is the sweep's progress."""
         how = "interrupted"
         if record:
             metrics = " ".join(
-                f"{name}={'nan' if value is None else format(value, '.6g')}"
-                for name, value in record["metrics"].items()
+                f"{name}={'nan' if value is None else format(value, '.6g')}" for name, value in record.metrics.items()
             )
-            how = f"{record['seconds']:.1f} s {metrics}".rstrip()
-            if record["status"] == "failed":
-                how = f"failed: {record['cause']}"
+            how = f"{record.seconds:.1f} s {metrics}".rstrip()
+            if record.failed:
+                how = f"failed: {record.cause}"
                 if len(self.first_failures) < _FIRST:
                     log = str(self.context.run.log_of(point.key))
-                    self.first_failures[log] = f"{point.shown}: {record['cause']}"[:400]
-            how += f"  {record['cause']}" if record["status"] == "pruned" else ""
+                    self.first_failures[log] = f"{point.shown}: {record.cause}"[:400]
+            how += f"  {record.cause}" if record.state == point_end.PRUNED else ""
         number = self.ended.total()
         say(f"point {number} of {len(self.plan.points)}  {point.shown}  {how}")
         if restarted:

@@ -17,6 +17,8 @@ import zlib
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from hpcml.failures import point as point_end
+from hpcml.failures.point import PointEnd
 from hpcml.node.sweep.records import Point
 from hpcml.terminal import say
 
@@ -111,17 +113,17 @@ class Study:
             self.pruned[key] = at
         return key in self.pruned
 
-    def end(self, key: str, record: Mapping[str, Any]) -> None:
-        """Tell the study how a point ended; ``record`` is empty if the point was interrupted."""
-        trial, state = self.trials.pop(key), record.get("status")
-        value = record.get("metrics", {}).get(self.settings.metric)
-        if state == "pruned":
+    def end(self, key: str, record: PointEnd | None) -> None:
+        """Tell the study how a point ended; there is no ``record`` of a point that was interrupted."""
+        trial, state = self.trials.pop(key), record.state if record else ""
+        value = record.metrics.get(self.settings.metric) if record else None
+        if state == point_end.PRUNED:
             self.study.tell(trial, state=self.states.PRUNED)
-        elif state == "ok" and value is not None:
+        elif state == point_end.OK and value is not None:
             self.study.tell(trial, value)
         else:
             self.study.tell(trial, state=self.states.FAIL)
-            if state == "ok":
+            if state == point_end.OK:
                 say(
                     f"  the search ignores this point, which reported no number for the metric '{self.settings.metric}'"
                 )
