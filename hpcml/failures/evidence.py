@@ -287,14 +287,6 @@ def table(path: Path, limit: int = files.RECORD) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-def points_end(path: Path) -> dict[str, Any]:
-    """Return how a sweep's points ended (points-end.json), empty if it is not there or is damaged."""
-    content = table(path, HEAD)
-    first = content.get("first")
-    whole = isinstance(first, list) and all(isinstance(one, str) for one in first)
-    return content if whole and isinstance(content.get("failed"), int) else {}
-
-
 def script_error(path: Path) -> dict[str, Any]:
     """Return a script's uncaught error (script-error.json), empty if it is not there or is damaged.
 

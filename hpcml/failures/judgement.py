@@ -105,7 +105,6 @@ class Case(NamedTuple):
     form: Form = Form.SCRIPT  # what was started
     script_log: str = f"{SCRIPT}.log"  # the name of the script's log
     clocks: Clocks = {}
-    points: Mapping[str, Any] = {}  # how a sweep's points ended (points-end.json)
     pools: Mapping[
         int, tuple[str, int]
     ] = {}  # by process: a worker of the first node, and bytes of its GPU memory pool
@@ -196,14 +195,14 @@ def short_cause(
 def with_files(paths: RunPaths, attempt: AttemptPaths, case: Case) -> Case:
     """Return a case with what the script's own files show."""
     case = case._replace(script_log=paths.script_log.name)
-    error, points = evidence.script_error(attempt.script_error), evidence.points_end(attempt.points_end)
+    error = evidence.script_error(attempt.script_error)
     log = paths.logs / Path(case.end.log or paths.script_log.name).name
     last_error = evidence.last_error(log, case.end.log_begin)
     if last_error:
         last_error = case.own(last_error.text, last_error.number)
     others = evidence.errors_of_ranks(paths, attempt) if case.of_ranks else []
     finished = [_with_last_line(paths, line) for line in evidence.finished_ranks(paths, attempt) if case.of_ranks]
-    case = case._replace(error=error, last_error=last_error, points=points, others=others, finished=finished)
+    case = case._replace(error=error, last_error=last_error, others=others, finished=finished)
     pools = evidence.gpu_pools(attempt.gpu_pools)
     return case._replace(output=evidence.last_piece(log, case.end.log_begin), pools=pools)
 
@@ -529,7 +528,7 @@ def _raised_by_another(case: Case) -> Cause | None:
 
 def _ended(case: Case, hits: Sequence[Hit]) -> Cause:
     """Return why a script ended without a recorded error: a signal, its own exit, or an error that it printed."""
-    if case.points.get("failed"):
+    if case.end.points.failed:
         return _of_points(case)
     if number := errors.signal_of_status(case.end.exit_status):
         return _signalled(case, hits, signal.Signals(number))
@@ -619,8 +618,9 @@ def _of_child(case: Case, hits: Sequence[Hit], child: output.ChildError) -> Caus
 
 def _of_points(case: Case) -> Cause:
     """Return how many points of a sweep failed, and the cause of the first."""
-    first = [str(text) for text in case.points.get("first", ())]
-    short = f"{case.points['failed']} of {case.points.get('points')} points failed"
+    points = case.end.points
+    first = [f"{one.point}: {one.cause}" for one in points.first]
+    short = f"{points.failed} of {points.submitted} points failed"
     lines = tuple(map(case.own, first))
     clause = f"{short}; the first failed point: {first[0][:_TOLD]}" if first else short
     return Cause(clause, short, True, "points", case.end.hint, evidence=lines, occurrences=len(lines))

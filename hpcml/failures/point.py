@@ -42,7 +42,6 @@ class PointEnd(NamedTuple):
     step: int | None = None  # of its last report that named one
     began: float = 0.0  # in seconds since 1970
     node: str = ""  # where its process was
-    restarted: str = ""  # why the workers were restarted after it, empty if they were not
     run: str = ""  # the id of its run
 
     @property

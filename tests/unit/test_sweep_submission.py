@@ -11,11 +11,13 @@ import pytest
 
 from hpcml.cli import sweep as command
 from hpcml.failures import judgement
+from hpcml.failures.end import End, MemoryLimit
 from hpcml.failures.point import PointEnd
-from hpcml.node.sweep import records
+from hpcml.node.sweep import points
 from hpcml.paths import RunPaths
 from hpcml.request.record import RunRequest
 from hpcml.sites.schema import Partition
+from hpcml.states import State
 from hpcml.sweeps import record, submission
 from hpcml.sweeps.submission import Fault
 from hpcml.units import Memory, TimeLimit
@@ -88,10 +90,11 @@ def test_of_which_kind_a_point_s_failure_is(tmp_path: Path, subtests: pytest.Sub
         run.log("worker", "n2").write_text(worker + "\n")
         log.write_text(printed)
         with subtests.test(error=error, worker=worker, status=status):
-            found = records.cause_of(run, log, error, status, began, out_of_memory=False)
+            found = points.cause_of(run, log, error, End(status, by="script"), began)
             assert found
             assert judgement.kind_of(found.rule, evident=found.known) == kind
-    killed_for_memory = records.cause_of(run, log, {}, 137, began, out_of_memory=True)
+    end = End(137, by="script", ended_as=State.OUT_OF_MEMORY, memory_limit=MemoryLimit.NODE)
+    killed_for_memory = points.cause_of(run, log, {}, end, began)
     assert killed_for_memory
     assert judgement.kind_of(killed_for_memory.rule, evident=killed_for_memory.known) == "oom"
 
@@ -102,9 +105,9 @@ def test_of_which_kind_a_point_s_failure_is(tmp_path: Path, subtests: pytest.Sub
 def test_the_end_of_several_runs_is_that_of_their_points(
     states: tuple[str, ...], ends: list[int], status: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    points = {f"p{number}": PointEnd({}, state, 1.0, {}) for number, state in enumerate(states)}
+    ended = {f"p{number}": PointEnd({}, state, 1.0, {}) for number, state in enumerate(states)}
     monkeypatch.setattr(record, "given", lambda _: record.Given(["p0", "p1"], ""))
-    monkeypatch.setattr(record, "ends", lambda run: points if run == "second" else {})
+    monkeypatch.setattr(record, "ends", lambda run: ended if run == "second" else {})
     assert command._end_of_all(["first", "second"], ends) == status  # type: ignore[list-item]
 
 

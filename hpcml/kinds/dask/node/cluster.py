@@ -222,7 +222,7 @@ class Processes:
         """Take in what the scheduler reports, for at most one tick."""
         self.state.clock.tick()
         self.agents.receive(0.0)
-        for message in self.channel.receive(TICK):
+        for message in self.channel.receive(TICK, self.state.awaited):
             if "of_tasks" in message:
                 self.of_tasks = list(map(str, message["of_tasks"]))
             elif "has_client" in message:

@@ -10,7 +10,7 @@ import re
 import socket
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -44,9 +44,10 @@ class Channel:
         self.listener.close()
         self.path.unlink(missing_ok=True)
 
-    def receive(self, timeout: float) -> list[dict[str, Any]]:
-        """Return the lines that arrived, waiting at most ``timeout`` seconds for the first."""
-        if not readable([] if self.closed else [(self.connection or self.listener).fileno()], timeout):
+    def receive(self, timeout: float, others: Sequence[int] = ()) -> list[dict[str, Any]]:
+        """Return the lines that arrived, waiting at most ``timeout`` seconds for the first, or for ``others``."""
+        own = [] if self.closed else [(self.connection or self.listener).fileno()]
+        if not readable([*own, *others], timeout).intersection(own):
             return []
         if self.connection is None:
             self.connection, _ = self.listener.accept()
