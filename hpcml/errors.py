@@ -34,7 +34,7 @@ TIME_LIMIT = 85
 CANCELLED = 86
 ALLOCATION_LOST = 87
 IMAGE = 88
-FABRIC = 89
+INTERCONNECT = 89
 VERSIONS = 90
 PREEMPTED = 91
 STOPPED = 92  # by the script itself, which has saved its state
@@ -62,7 +62,7 @@ MEANING = {
     CANCELLED: "the run was cancelled",
     ALLOCATION_LOST: "the allocation ended without a status (a node failed, or the job was killed)",
     IMAGE: "the image cannot be used, or was not built",
-    FABRIC: "the interconnect between the workers does not meet interconnect.require",
+    INTERCONNECT: "the interconnect between the workers does not meet interconnect.require",
     VERSIONS: "the processes of the run have different versions of Python or of packages",
     PREEMPTED: "the job was preempted: Slurm gave its nodes to another job",
     STOPPED: "the script saved its state and stopped",

@@ -5,6 +5,8 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import NamedTuple
 
+from hpcml import earlier_names
+
 
 class Form(StrEnum):
     """What a run starts; plan.json and request.json have the value."""
@@ -14,10 +16,15 @@ class Form(StrEnum):
     NOTEBOOK = "notebook"  # a notebook that is executed
     PROGRAM = "program"  # any other program
     JUPYTER = "jupyter"  # JupyterLab
-    FABRIC = "fabric"  # the check of the interconnect
+    INTERCONNECT = "interconnect"  # the check of the interconnect
     DOCTOR = "doctor"  # the check of the nodes
     MAP = "map"  # no run: one job for each point, by submitit
     ELASTIC = "elastic"  # no run: workers as jobs, by dask-jobqueue
+
+    @classmethod
+    def _missing_(cls, value: object) -> Form | None:
+        name = earlier_names.current(value) if isinstance(value, str) else value
+        return next((form for form in cls if form.value == name), None)
 
     @property
     def traits(self) -> Traits:
@@ -38,6 +45,7 @@ class Traits(NamedTuple):
     has_code: bool = True  # code of the user's runs in it and in its tasks
     is_main: bool = False  # tasks find its functions in __main__
     packages: tuple[str, ...] = ()  # modules that the run's Python must have for it
+    web_service: str = ""  # the one that it offers; it is ready once services/NAME.json says where that is
     socket_room: int = 70  # bytes that the name of the folder for its unix sockets may have; a kernel's are long
 
 
@@ -46,8 +54,10 @@ _TRAITS = {
     Form.MODULE: Traits(is_main=True),
     Form.NOTEBOOK: Traits(packages=("nbclient", "nbformat", "ipykernel"), socket_room=38),
     Form.PROGRAM: Traits(),
-    Form.JUPYTER: Traits("JupyterLab", is_script=False, packages=("jupyterlab",), socket_room=38),
-    Form.FABRIC: Traits("the interconnect check", is_script=False, has_code=False),
+    Form.JUPYTER: Traits(
+        "JupyterLab", is_script=False, packages=("jupyterlab",), web_service="jupyter", socket_room=38
+    ),
+    Form.INTERCONNECT: Traits("the interconnect check", is_script=False, has_code=False),
     Form.DOCTOR: Traits("the node check", is_script=False, has_code=False),
     Form.MAP: Traits(is_script=False, has_code=False),
     Form.ELASTIC: Traits(is_script=False, has_code=False),

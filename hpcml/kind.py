@@ -23,6 +23,7 @@ Request = Any  # hpcml.request.record.RunRequest
 KindOptions = Any  # hpcml.request.option.KindOptions
 Schema = Any  # hpcml.samples.Schema
 Progress = Any  # hpcml.samples.Progress
+OtherEnd = Any  # hpcml.failures.end.OtherEnd
 Accounting = Any  # hpcml.report.ledger.Accounting
 RunState = Any  # hpcml.node.run_state.RunState
 Task = Any  # hpcml.node.tasks.task.Task
@@ -34,7 +35,6 @@ class Role(NamedTuple):
     name: str  # in the names of its logs and of the files with exit statuses
     every_node: bool  # one process on each node; otherwise one on the first node
     title: str  # its name in a sentence
-    connected: bool = False  # whether it tells the supervisor its versions over a connection, and not by a file
     tasks: int = 1  # processes on each node, of a role on every node
     mpi: str = ""  # the kind of PMI by which Slurm connects them, as for srun --mpi; empty: the site's default
     log: str = ""  # what its logs have, as the help of ``hpcml logs`` says it; empty: its name says it
@@ -57,16 +57,16 @@ class Stage(NamedTuple):
     good: str = ""  # the field that is false where the stage ended badly; empty without one
 
 
-FABRIC = Stage(
-    "fabric",
+INTERCONNECT = Stage(
+    "interconnect",
     begin="",
-    end="fabric-checked",
+    end="interconnect-checked",
     waiting="checking the interconnect",
     short="checking the interconnect",
-    done="{fabric}",
+    done="{interconnect}",
     during="while the interconnect was checked",
-    asked="fabric-checking",
-    good="fabric_ok",
+    asked="interconnect-checking",
+    good="interconnect_ok",
 )  # of every kind that checks its interconnect; ``begin`` is the kind's own
 
 
@@ -77,6 +77,7 @@ class FailedProcess(NamedTuple):
     node: str = ""
     log: str = ""  # the file of its output in the run's folder of logs
     log_begin: int = 0  # bytes of that file, or of the script's log, that earlier attempts wrote
+    others: tuple[OtherEnd, ...] = ()  # that failed with it, in another way
 
 
 class RunningTask(Protocol):
@@ -141,14 +142,14 @@ class Facts(Protocol):
         """Return a table of numbers."""
 
 
-def seen_of_fabric(event: str, fields: Facts) -> dict[str, Any]:
+def seen_of_interconnect(event: str, fields: Facts) -> dict[str, Any]:
     """Return what the interconnect's check, or a look at it later, means for a status's fields (see ``Kind.seen``)."""
-    if event not in ("fabric-checked", "fabric-seen"):
+    if event not in ("interconnect-checked", "interconnect-seen"):
         return {}
     line, problem = fields.get("line", str), fields.get("problem", str)
     text = line if line and problem in line else "; ".join(part for part in (line, problem) if part)
     is_good = fields.get("ok", bool) and not problem
-    return {"fabric": text, "fabric_ok": is_good, "differences": fields.texts("differences")}
+    return {"interconnect": text, "interconnect_ok": is_good, "differences": fields.texts("differences")}
 
 
 class Processes(Protocol):
@@ -267,6 +268,13 @@ class Kind(ABC):
         The plan calls it after the scheduler has laid out the job, and writes the result into plan.json.
         """
 
+    def own(self, site: Site, request: Request) -> tuple[Any, ...]:
+        """Return a record of what only the kind's own code needs to know on the nodes; empty if that is nothing.
+
+        The plan calls it after :meth:`workers`, and writes the result into plan.json. ``Settings.of_kind`` has it.
+        """
+        return ()
+
     def environment(self, site: Site, request: Request) -> tuple[tuple[str, str], ...]:
         """Return the variables that all roles share; the site's own variables replace them."""
         return ()
@@ -320,7 +328,7 @@ class Kind(ABC):
 
         ``status`` calls it for each event of events.jsonl, in order. KeyError or TypeError mean a damaged event.
         """
-        return seen_of_fabric(event, fields)
+        return seen_of_interconnect(event, fields)
 
     def progress(self, samples: Sequence[Any], nodes: Sequence[str]) -> Progress | None:
         """Return what ``hpcml top`` shows of its newest samples, the oldest first, on these nodes; None: nothing.

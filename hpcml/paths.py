@@ -38,10 +38,10 @@ class Folder:
 
 
 class Renamed(Below):
-    """A file's place; in runs of before 0.1.0 the script's log had another name."""
+    """A file's place; in runs of before 0.1.0 the file had another name."""
 
     def __get__(self, folder: Folder, owner: object) -> Path:
-        return earlier_names.script_log(super().__get__(folder, owner))
+        return earlier_names.file(super().__get__(folder, owner))
 
 
 class RunPaths(Folder):
@@ -114,12 +114,10 @@ class AttemptPaths(Folder):
     jupyter_token = Below("secret", "jupyter.token")
     link_key = Below("secret", "link.key")
     link = Below("link.json")
-    control = Below("control.json")
     scheduler = Below("scheduler.json")
     cluster_wanted = Below("cluster-wanted")
     cluster = Below("cluster.json")
     nodes = Below("nodes")
-    versions = Below("versions")
     exits = Below("exit")
     terminate = Below("terminate")
     time_limit = Below("time-limit")
@@ -133,7 +131,7 @@ class AttemptPaths(Folder):
     world = Below("world.json")
     saves = Below("saves.json")
     gpu_pools = Below("gpu-pools.json")
-    fabric = Below("fabric.json")
+    interconnect = Renamed("interconnect.json")
     samples = Below("samples")
     stacks = Below("stacks")
     stacks_request = Below("stacks-request")

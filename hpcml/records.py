@@ -242,8 +242,11 @@ def _of_enum(kind: type[Enum]) -> _Read:
     def read_member(value: Any, problems: list[str]) -> Enum:
         if type(value) is str and value in members:
             return members[value]
-        problems.append(f" is not one of {', '.join(map(str, members))}")
-        return first
+        try:
+            return kind(value)  # an earlier name
+        except ValueError:
+            problems.append(f" is not one of {', '.join(map(str, members))}")
+            return first
 
     return read_member
 

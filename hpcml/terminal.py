@@ -14,7 +14,7 @@ import sys
 TYPE_CHECKING = False  # as typing's, whose import would double the time of --help
 if TYPE_CHECKING:
     import re
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
     from typing import TextIO
 
 # DEL and the controls of C1; marks without a shape that hide or turn text (Unicode's Cf); line and paragraph
@@ -138,6 +138,12 @@ def say_fitted(text: str, file: TextIO, *, first: str = "", rest: str = "") -> N
     """Print a text after ``first``; where it is wider than the terminal, in lines that begin with ``rest``."""
     for line in fitted(text, columns(file), first=first, rest=rest):
         say(line, file)
+
+
+def say_facts(rows: Iterable[tuple[str, str]]) -> None:
+    """Print texts behind their keys, in a column."""
+    for key, text in rows:
+        say_fitted(text, sys.stdout, first=f"{key:<10} ", rest=" " * 11)
 
 
 def json_text(value: object, indent: int | None = None) -> str:

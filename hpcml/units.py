@@ -180,6 +180,11 @@ def listed(names: Sequence[str], most: int = 1000) -> str:
     return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
 
 
+def first_of_many(names: Sequence[str], most: int, separator: str = ", ", more: str = " and {} more") -> str:
+    """Return the first names, and how many more there are: ``n1, n2 and 7 more`` with ``most=2``."""
+    return separator.join(names[:most]) + (more.format(len(names) - most) if len(names) > most else "")
+
+
 def expand_hosts(text: str) -> tuple[str, ...]:
     """Return the names in a Slurm host list, in order.
 

@@ -21,6 +21,7 @@ from typing import BinaryIO, NamedTuple
 
 from hpcml import files
 from hpcml.paths import RunPaths
+from hpcml.units import counted, first_of_many
 
 _MOST = 100_000  # entries of the copy that are looked at
 _RIVALS = 100  # newest other runs that are asked for the same names
@@ -58,10 +59,9 @@ class Written(NamedTuple):
     def sentence(self) -> str:
         """Return what only the copy has and why, in a sentence; empty if there is nothing."""
         left = self.unsaved
-        named = [f"{_shown(one.name)} ({one.why}{f': {one.run}' if one.run else ''})" for one in left[:_NAMED]]
-        more = f" and {len(left) - _NAMED} more" if len(left) > _NAMED else ""
-        count = "1 file" if len(left) == 1 else f"{len(left)} files"
-        return f"Only the run's folder code/ has {count} of the script: {', '.join(named)}{more}." if left else ""
+        named = [f"{_shown(one.name)} ({one.why}{f': {one.run}' if one.run else ''})" for one in left]
+        files_of_script = f"{counted(len(left), 'file')} of the script: {first_of_many(named, _NAMED)}"
+        return f"Only the run's folder code/ has {files_of_script}." if left else ""
 
 
 class _TooManyError(Exception):

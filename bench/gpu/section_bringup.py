@@ -124,7 +124,7 @@ def _hpcml(world: World, nodes: int, gpus: int, protocol: str, settings: tuple[s
     found = _times(folder, run.submitted)
     start = float((folder / "start").read_text())
     named = {"allocated": "allocated", "scheduler-up": "scheduler_up", "workers-ready": "workers_ready",
-             "fabric-checked": "fabric_checked", "script-started": "script_started"}  # fmt: skip
+             "interconnect-checked": "fabric_checked", "script-started": "script_started"}  # fmt: skip
     return found | {
         key: round(when - start, 3) for event, key in named.items() if (when := run.when(event)) is not None
     }

@@ -45,7 +45,7 @@ def _run(world: World, settings: tuple[str, ...]) -> dict[str, Any]:
     pool = f"gpu.rmm_pool_size={world.pool >> 30}G"
     run = world.submit(SCRIPTS / "first_fit.py", words, nodes=1, gpus=1, settings=(pool, *settings), timeout=DEADLINE)
     run.must_be(0)
-    events = {name: when for name in ("allocated", "workers-ready", "fabric-checked") if (when := run.when(name))}
+    events = {name: when for name in ("allocated", "workers-ready", "interconnect-checked") if (when := run.when(name))}
     return run.table("out/first.json") | {"submitted": run.submitted, "gone": run.submitted + run.seconds} | events
 
 

@@ -130,7 +130,7 @@ def _submit(world: World, script: Path, words: list[str], nodes: int, gpus: int,
 
 
 def _wires(run: Run) -> dict[str, Any]:
-    verdict = run.table("attempts/0/fabric.json").get("verdict") or {}
+    verdict = run.table("attempts/0/interconnect.json").get("verdict") or {}
     wires = {scope: verdict.get(scope) or {} for scope in ("within", "across")}
     return {"line": verdict.get("line", ""), "verdict_ok": verdict.get("ok"),
             **{f"{scope}_transports": ", ".join(wire.get("transports", ())) for scope, wire in wires.items()},

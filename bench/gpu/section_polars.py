@@ -67,7 +67,7 @@ def _example(world: World, nodes: int, count: int) -> list[Result]:
     on_cpus, found = read_json(folder / "out/result.json"), run.table("out/result.json")
     same = all(found[name] == on_cpus[name] for name in ("regions", "best"))
     lines = {
-        "line": run.fact("fabric-checked").get("line", ""),
+        "line": run.fact("interconnect-checked").get("line", ""),
         "security": run.fact("scheduler-up").get("security", ""),
     }
     figures = {"same": same, "polars_s": found["seconds"], "cpu_s": on_cpus["seconds"], **lines}

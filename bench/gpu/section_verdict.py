@@ -8,7 +8,7 @@ from typing import Any
 from harness import SCRIPTS, Case, Run, World
 from results import Result, result, skipped
 
-REFUSED = 89  # hpcml.errors.FABRIC
+REFUSED = 89  # hpcml.errors.INTERCONNECT
 SOON = 5.0  # seconds in which the check of a run's own wires is to be over
 RDMA = ("interconnect.require=rdma", "environment.UCX_TLS=^cuda_ipc,posix,sysv,cma")  # what real nodes do not share
 SLOW, SLOW_ON_CPUS = "environment.UCX_TLS=tcp,cuda_copy", "environment.UCX_TLS=tcp"
@@ -38,9 +38,9 @@ def _judge(
     world.shape(nodes, gpus)
     per_node = ("workers.per_node=2",) if world.cpu_only else ()
     run = world.submit(SCRIPTS / "nothing.py", nodes=nodes, gpus=gpus, settings=(*per_node, *settings), protocol="ucx")
-    facts = run.table("attempts/0/fabric.json")
+    facts = run.table("attempts/0/interconnect.json")
     verdict = facts.get("verdict", {})
-    event = run.fact("fabric-checked")
+    event = run.fact("interconnect-checked")
     if not verdict:
         return result(name, ok=False, figures={}, error=f"there is no verdict: {run.why()}")
     wires = {scope: verdict.get(scope) or {} for scope in ("within", "across")}
@@ -57,7 +57,7 @@ def _judge(
 
 def _fast(run: Run, verdict: dict[str, Any]) -> str:
     transports = (verdict.get("within") or {}).get("transports", ())
-    took = run.table("attempts/0/fabric.json").get("seconds") or 0.0
+    took = run.table("attempts/0/interconnect.json").get("seconds") or 0.0
     if run.status:
         return run.why()
     if took > SOON:

@@ -99,7 +99,7 @@ GROUPS = {
         "image": Command(
             "build, show, check and list images", "build | show | check | ls",
             "build cpu", "check --gpu rapids-cu12.sif", values={"PROGRAM": {"apptainer": "", "singularity": ""}}),
-        "fabric": Command(
+        "interconnect": Command(
             "measure the interconnect between nodes, or show a run's measurement", "[OPTIONS] [RUN]",
             "--nodes 2 --gpus-per-node 4", "last"),
     },

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from hpcml import assets, subprocesses
+from hpcml import assets, earlier_names, subprocesses
 from hpcml.cli import commands
 from hpcml.errors import UsageError, did_you_mean, nearest
 from hpcml.origins import TYPED
@@ -76,6 +76,7 @@ def run(topic: str) -> int:
     """Show the page of a topic: its name, or the words of a question."""
     titles = pages()
     name = re.sub(r"\s+", "-", topic.strip().lower().removeprefix("docs/").removesuffix(".md"))
+    name = earlier_names.current(name)
     if name == "topics":
         for page, title in titles.items():
             if page not in _OF_DEVELOPERS:

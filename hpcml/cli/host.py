@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from hpcml import earlier_names
 from hpcml.cli import commands, common, misplaced
 from hpcml.errors import UsageError
 from hpcml.forms import Form
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from hpcml.sites.schema import Login
 
 # What these say has no end of its own: it is passed on as long as it comes, until Ctrl-C.
-_STREAMS = ("submit", "rerun", "jupyter", "fabric", "logs", "top", "wait", "shell", "image")
+_STREAMS = ("submit", "rerun", "jupyter", "interconnect", "logs", "top", "wait", "shell", "image")
 _CHOICES = ("wait", "detach", "json", "dry_run", "prepare", "check")  # who gives one of these has said whether to wait
 
 
@@ -73,7 +74,8 @@ def run(host: str, named_by: str, command: str, options: Namespace, given: list[
     arguments = script if command == "rerun" else []
     streams = command in _STREAMS or getattr(options, "follow", False)
     most = math.inf if streams else channel.MOST_SAID
-    return channel.run(connect(), [command, *_waiting(command, options, given), *arguments], most=most)
+    word = earlier_names.earlier(command)  # which an older hpcml on the host knows too
+    return channel.run(connect(), [word, *_waiting(command, options, given), *arguments], most=most)
 
 
 def _waiting(command: str, options: Namespace, given: list[str]) -> list[str]:

@@ -133,7 +133,7 @@ def _role(options: Namespace) -> str:
 
     if options.role is None and (options.run in handle.LOGS or rank_logs.OF_ONE.fullmatch(options.run)):
         options.run, options.role = "last", options.run
-    if options.role == earlier_names.SCRIPT_LOG.removesuffix(".log"):
+    if earlier_names.SOURCES.get(options.role) == SCRIPT:
         note(f"the log {options.role} is now called {SCRIPT}")
     return handle.role_of(options.role or SCRIPT)
 

@@ -8,7 +8,7 @@ import sys
 from hpcml import __version__, errors
 from hpcml.cli import commands
 from hpcml.cli.commands import COMMANDS, GROUPS
-from hpcml.terminal import columns, folded, json_text, say, say_lines, say_message
+from hpcml.terminal import columns, folded, json_text, note, say, say_lines, say_message
 
 TYPE_CHECKING = False  # as typing's, whose import would be most of what --help takes
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ def _dispatch(
     if command == "--topic":
         return _help(arguments, host, caller)
     if command not in COMMANDS:
-        raise _no_command(command)
+        command = _renamed(command, caller)
     try:
         parser = commands.build_parser(command)
         parser.host = "" if caller else (_host(host) or ("",))[0]
@@ -156,6 +156,23 @@ def _host(given: str | None) -> tuple[str, str] | None:
 
     host, named_by = (process_environment().get("HPCML_HOST", ""), "HPCML_HOST") if given is None else (given, "--host")
     return (host, named_by) if host else None
+
+
+def _renamed(word: str, caller: RemoteSession | None) -> str:
+    """Return the command whose earlier name a word is, with a note for who types here: laptops send earlier names.
+
+    Raises
+    ------
+    UsageError
+        If no command has, or had, this name.
+    """
+    from hpcml import earlier_names
+
+    if (command := earlier_names.current(word)) not in COMMANDS:
+        raise _no_command(word)
+    if caller is None:
+        note(f"the command {word} is now called {command}; a later version will not accept the old name")
+    return command
 
 
 def _no_command(word: str) -> errors.UsageError:

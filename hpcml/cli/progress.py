@@ -11,7 +11,6 @@ from typing import NamedTuple, TextIO
 
 from hpcml import attempts, files, kinds
 from hpcml.failures.end import Reason
-from hpcml.forms import Form
 from hpcml.kind import Stage
 from hpcml.paths import RunPaths
 from hpcml.recorded import Recorded
@@ -96,7 +95,7 @@ def _past(status: Status) -> list[_Line]:
     nodes, reported, cluster = status.allocation.nodes, status.progress, status.cluster
     nodes = nodes if len(nodes) <= 8 else (*nodes[:4], f"… {len(nodes)} nodes in all")
     form = status.planned.form
-    script = f"{form.traits.title} {'starts' if form is Form.JUPYTER else 'runs'}"
+    script = f"{form.traits.title} {'starts' if form.traits.web_service else 'runs'}"
     first, *others = kinds.get(status.planned.kind).startup
     runtime = "image" if status.planned.in_image else "python"
     is_open = "; open to all users" in cluster.security

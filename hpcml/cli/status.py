@@ -12,6 +12,7 @@ from hpcml.cli import commands, common
 from hpcml.errors import MEANING, STOPPED, UNREACHABLE
 from hpcml.states import Phase
 from hpcml.terminal import columns, fitted, say, say_fitted, say_state
+from hpcml.units import first_of_many
 
 _NAMED = 3  # files that were brought
 
@@ -108,6 +109,7 @@ def _lines(
     lines += [(key, text) for key, text in rows if text]
     if progress.attempt:
         lines.append(("attempt", f"{progress.attempt + 1} of this run"))
+    lines += [("also", other.sentence) for other in status.ending.others]
     lines += [("before", sentence(one)) for one in before]
     lines += _of_allocation(status.allocation)
     if status.alone:
@@ -115,14 +117,14 @@ def _lines(
     elif status.phase in (Phase.STARTING, Phase.RUNNING):
         lines.append((f"{status.noun}s", f"{status.cluster.workers}/{status.planned.expected}"))
     values = status.fields()
-    keys = ("jupyter", "versions", "protocol", "address", "security", "fabric")
+    keys = ("jupyter", "versions", "protocol", "address", "security", "interconnect")
     lines += [(key, values[key]) for key in keys if values[key]]
     lines += [("differ", difference) for difference in progress.differences]
     lines += [("repair", text) for text in _of_repairs(progress.repairs)]
     lines += [("warning", warning) for warning in (*progress.warnings, *status.silences())]
     if names := status.written.brought:
-        shown = ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
-        lines.append(("brought", f"to {common.typed(status.written.original, sys.stdout)}: {shown}"))
+        place = common.typed(status.written.original, sys.stdout)
+        lines.append(("brought", f"to {place}: {first_of_many(names, _NAMED)}"))
     lines += phases(status)
     if (exit_status := status.ending.exit_status) is not None:
         by_script = status.ending.by == "script" and exit_status != STOPPED

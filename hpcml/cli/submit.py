@@ -156,10 +156,9 @@ def hand_over(options: Namespace, prepared: submission.Prepared) -> int:
             for verb in ("wait", "logs", "status", "cancel")
         )
         text = f"{wait}, then {logs}"
-        if prepared.spec.code.form is Form.JUPYTER:
-            text = (
-                f"When JupyterLab is ready, {status} prints the command to open JupyterLab. {cancel} ends the session."
-            )
+        if (traits := prepared.spec.code.form.traits).web_service:
+            ready = f"When {traits.title} is ready, {status} prints the command to open {traits.title}."
+            text = f"{ready} {cancel} ends the session."
         say_fitted(text, sys.stderr, first="  next       ", rest=" " * 13)
     return wait_for_end(run, as_json=options.json, host=common.host_of(options)) if waits else 0
 

@@ -13,7 +13,7 @@ from hpcml.forms import Form
 from hpcml.kind import Kind
 from hpcml.paths import RunPaths
 from hpcml.runs import snapshot
-from hpcml.terminal import say_fitted
+from hpcml.terminal import say_facts
 from hpcml.units import counted, format_bytes, format_time_limit
 
 if TYPE_CHECKING:
@@ -45,8 +45,7 @@ def show(prepared: Prepared, outlook: Sequence[tuple[str, str]]) -> None:
         *(("because" if not number else "", reason) for number, reason in enumerate(made.reasons)),
         ("script", "--dry-run=script prints the batch script"),
     ]
-    for title, text in lines:
-        say_fitted(text, sys.stdout, first=f"{title:<10} ", rest=" " * 11)
+    say_facts(lines)
 
 
 def _command(prepared: Prepared) -> str:

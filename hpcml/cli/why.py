@@ -11,7 +11,7 @@ from hpcml.cli.ls import cut
 from hpcml.errors import StorageError
 from hpcml.paths import SCRIPT
 from hpcml.states import Phase, State
-from hpcml.terminal import say, say_fitted, say_message
+from hpcml.terminal import say, say_facts, say_fitted, say_message
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -131,13 +131,12 @@ def tell_end(run: directories.Run, status: run_status.Status) -> None:
 
 def _show(answer: Answer, command: str, host: str) -> None:
     say(f"{'run':<10} {answer.run}")
-    key, text = ("cause", answer.sentence) if answer.failed else ("state", f"{answer.state}. {answer.sentence}")
-    say_fitted(text, sys.stdout, first=f"{key:<10} ", rest=" " * 11)
+    rows = [("cause", answer.sentence) if answer.failed else ("state", f"{answer.state}. {answer.sentence}")]
     if answer.rank is not None:
         log = f"{answer.log}: {common.from_host(host, f'hpcml logs {answer.run} rank:{answer.rank}')}"
-        say_fitted(f"{answer.rank} on {answer.node}, {log}", sys.stdout, first=f"{'rank':<10} ", rest=" " * 11)
-    if command:
-        say_fitted(command, sys.stdout, first=f"{'command':<10} ", rest=" " * 11)
+        rows.append(("rank", f"{answer.rank} on {answer.node}, {log}"))
+    rows += [("also", other.sentence) for other in answer.others]
+    say_facts([*rows, ("command", command)] if command else rows)
     evident = {line.text for line in answer.evidence}
     later = [line for line in answer.followed if line.text not in evident]
     for title, lines in (("evidence", answer.evidence), ("then", later), ("warning", answer.warnings)):
@@ -147,12 +146,11 @@ def _show(answer: Answer, command: str, host: str) -> None:
             else:
                 say(title)
             say(f"  | {cut(line.text, _WIDEST)}")
-    for attempt in answer.attempts:
-        say_fitted(attempt, sys.stdout, first=f"{'before':<10} ", rest=" " * 11)
+    say_facts(("before", attempt) for attempt in answer.attempts)
     for look in answer.look:
         say(f"{'look':<10} {common.from_host(host, look)}")
     if answer.next_step:
-        say_fitted(answer.next_step, sys.stdout, first=f"{'next':<10} ", rest=" " * 11)
+        say_facts([("next", answer.next_step)])
     if answer.again:
         say(f"{'again':<10} {common.from_host(host, answer.again)}")
 

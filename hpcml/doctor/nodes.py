@@ -107,7 +107,7 @@ def _distance(exam: Examination, by_node: ByNode) -> Finding:
         )
         one = f"GPU {bus} of {node} is {way}"
         sentence = f"{len(far)} of {len(pairs)} GPUs share no PCIe switch with an RDMA port: {one}"
-        hint = "Transfers may not reach the port's speed. Measure the speed with hpcml fabric."
+        hint = "Transfers may not reach the port's speed. Measure the speed with hpcml interconnect."
         return yellow(sentence, hint, gpus=gpus)
     return green("each GPU shares a PCIe switch with an RDMA port", gpus=gpus)
 

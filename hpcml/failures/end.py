@@ -34,6 +34,31 @@ class Reason(StrEnum):
     TMPDIR_OPEN = "tmpdir-open"
 
 
+class OtherEnd(NamedTuple):
+    """How another rank failed in the seconds after the first, in another way that is no consequence."""
+
+    rank: int
+    node: str
+    status: int
+    clause: str  # for people
+
+    @property
+    def sentence(self) -> str:
+        """The rank and how it ended, in a line."""
+        return f"rank {self.rank} on {self.node} {self.clause}"
+
+
+class ProcessEnd(NamedTuple):
+    """How a process ended that its node's agent had started, and replaced if it could (``ends`` of nodes/NODE.json)."""
+
+    name: str
+    what: str  # a clause, for people
+    reason: str  # a row of failures.rules, if it has one: the kind's word for a process, and how that ended
+    status: int  # as a shell gives it (128 + signal)
+    time: float  # in seconds since 1970, by the node's clock
+    log_size: int  # bytes of the agent's log at that time
+
+
 class FailedPoint(NamedTuple):
     """A point of a sweep that failed."""
 
@@ -77,6 +102,7 @@ class End(NamedTuple):
     memory_limit: str = ""  # of MemoryLimit, empty if none was reached; a text, because newer versions may have more
     lost_nodes: tuple[str, ...] = ()  # where hpcml ended the run: all nodes that were lost or did not start
     role: str = ""  # where hpcml ended the run: the role (Role.name) that was lost or did not start
+    others: tuple[OtherEnd, ...] = ()  # ranks that failed with ``rank``, in another way; one of each way
     reason: str = ""  # of Reason; empty: the exit status says all
     points: PointEnds = PointEnds()  # of a sweep
 

@@ -13,9 +13,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from hpcml import earlier_names, files
+from hpcml import earlier_names, files, records
+from hpcml.failures.end import ProcessEnd
+from hpcml.failures.note import script_error, table
 from hpcml.failures.rule import Rule, Where
-from hpcml.failures.rules import COLOURS, ERROR, RULES
+from hpcml.failures.rules import BY_NAME, COLOURS, ERROR, RULES
 from hpcml.paths import SCRIPT, AttemptPaths, RunPaths
 
 HEAD, TAIL = 32 << 10, 160 << 10  # bytes of a log that are read: its begin and its end
@@ -33,7 +35,7 @@ _OWN_WARNING = "hpcml: warning: "  # what hpcml itself warns of ends no run, wha
 _PLACE = re.compile(r'^  File "(.+)", line (\d+) in (\S+)')
 _LIBRARY = "nccl-"  # how the names of the logs begin that a library writes itself
 _LAST_WORDS = ("Fatal Python error", "terminate called")  # of a process: what comes behind is told at once
-_WORKER_ENDED, _WORKER_LINES = "hpcml: worker ", 60  # how a worker's end begins, and lines above it with its error
+_ERROR_BEFORE = 8 << 10  # bytes of a log before the end of a process, in which its error is looked for
 _NEAR = 200  # lines from one without a time to one that has one
 
 
@@ -63,7 +65,7 @@ class Hit(NamedTuple):
     rule: Rule
     line: Line
     groups: tuple[str, ...] = ()  # of the rule's pattern
-    place: str = ""  # where Python was when it crashed
+    place: str = ""  # where Python was when it crashed; of a process that exited, its error
     when: When = When()
     within: float = 0.0  # seconds by which its node's clock may be wrong after it was corrected
     own: bool = False  # whether the process printed it that ended the run: the script, the rank that failed first
@@ -168,17 +170,52 @@ def _text(data: bytes) -> str:
     return COLOURS.sub("", data.decode(errors="replace").replace("\r\n", "\n"))
 
 
-def hits(paths: RunPaths, most: int, always: str = "", begin: int = 0) -> list[Hit]:
+def hits(paths: RunPaths, attempt: AttemptPaths, most: int, always: str = "", begin: int = 0) -> list[Hit]:
     """Return the lines of a run's logs that a rule knows, in the order of the files; the logs are those of ``logs``.
 
-    In the log ``always``, by default the script's, what is before ``begin`` does not count.
+    The ends of processes that the agents have written down are among them, each where its agent's log was then. In the
+    log ``always``, by default the script's, what is before ``begin`` does not count.
     """
     found_hits: list[Hit] = []
     for log in logs(paths, most, always):
+        of_log: list[Hit] = []
         for piece in pieces(log.path, begin if log.path.name == (always or paths.script_log.name) else 0):
             hits_of_piece = hits_in(piece, log.source, log.node, log.name, _changed(log.path))
-            found_hits += [hit._replace(line=hit.line._replace(rank=log.rank)) for hit in hits_of_piece]
+            of_log += [hit._replace(line=hit.line._replace(rank=log.rank)) for hit in hits_of_piece]
+        if log.node and log.rank is None and (ends := _ends_of_processes(log, attempt.mark_of(log.node))):
+            of_log = sorted(of_log + ends, key=lambda hit: hit.line.number or math.inf)
+        found_hits += of_log
     return found_hits
+
+
+def _ends_of_processes(log: Log, mark: Path) -> list[Hit]:
+    """Return the ends of a node's processes as hits in its agent's log."""
+    ends, _ = records.salvage(tuple[ProcessEnd, ...], table(mark, HEAD).get("ends", []))
+    ended = []
+    for end in ends:
+        rule = BY_NAME.get(end.reason) if end.reason.startswith(f"{log.source}-") else None
+        if rule is None:
+            continue
+        number, error = _place_in_log(log.path, end.log_size)
+        text = f"{log.source} {end.name} ended: {end.what}"[:_LONGEST]
+        line = Line(text, log.source, log.name, number, end.time, log.node)
+        place = error if end.reason == f"{log.source}-exit" else ""
+        ended.append(Hit(rule, line, (end.name, str(end.status)), place, When(end.time, end.time)))
+    return ended
+
+
+def _place_in_log(path: Path, size: int) -> tuple[int, str]:
+    """Return the number of the line behind the first bytes of a log, and the last error in the lines before it."""
+    try:
+        descriptor = files.open_regular(path)
+    except OSError:
+        return 0, ""
+    with open(descriptor, "rb") as file:
+        number = 1 + _breaks(file, size) if 0 < size <= _COUNTED else 0
+        start = max(0, size - _ERROR_BEFORE)
+        file.seek(start)
+        before = (line.strip() for line in reversed(_text(file.read(size - start)).split("\n")))
+        return number, next((line[:_LONGEST] for line in before if ERROR.fullmatch(line)), "")
 
 
 def _changed(path: Path) -> float:
@@ -210,7 +247,7 @@ def hits_in(piece: Piece, source: str, node: str = "", name: str = "", changed: 
             index = bisect.bisect_right(starts, match.start()) - 1
             if _NO_END in lines[index] and rule.name not in _TOLD_AS_INFO:
                 continue
-            if lines[index].startswith(_OWN_WARNING) and not rule.pattern.startswith(_OWN_WARNING):
+            if lines[index].startswith(_OWN_WARNING):
                 continue
             number = piece.first + index if piece.first else 0
             text = lines[index].strip()[:_LONGEST]
@@ -227,10 +264,7 @@ _TOLD_AS_INFO = {"worker-killed", "worker-segfault", "worker-abort", "worker-bus
 
 
 def _place(lines: Sequence[str], index: int) -> str:
-    """Return where Python was when it crashed, as faulthandler shows it below; of a worker that exited, its error."""
-    if lines[index].startswith(_WORKER_ENDED):
-        before = (line.strip() for line in reversed(lines[max(index - _WORKER_LINES, 0) : index]))
-        return next((line[:_LONGEST] for line in before if ERROR.fullmatch(line)), "")
+    """Return where Python was when it crashed, as faulthandler shows it below."""
     if not lines[index].startswith("Fatal Python error"):
         return ""
     for line in lines[index + 1 : index + 40]:
@@ -276,26 +310,6 @@ class _Times:
             return _NEVER
         seconds = whole + float(f"0.{part or 0}")
         return seconds, seconds if part else whole + 1
-
-
-def table(path: Path, limit: int = files.RECORD) -> dict[str, Any]:
-    """Return what a JSON file of the run holds; empty if it is not there or is no table, and so is no evidence."""
-    try:
-        content = files.read_json(path, limit)
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}
-
-
-def script_error(path: Path) -> dict[str, Any]:
-    """Return a script's uncaught error (script-error.json), empty if it is not there or is damaged.
-
-    Of a rank that could not be started it has no error, but why.
-    """
-    content = table(path, HEAD)
-    chain = content.get("chain")
-    whole = isinstance(chain, list) and all(isinstance(one, dict) and isinstance(one.get("type"), str) for one in chain)
-    return content if whole else {}
 
 
 def gpu_pools(path: Path) -> dict[int, tuple[str, int]]:

@@ -1,13 +1,16 @@
-"""A role's note: why it ended, in a file beside its exit status, which programs and shell scripts leave alike."""
+"""What a process leaves of its end in a file.
+
+A role's note is beside its exit status; programs and shell scripts leave it alike. A script leaves its uncaught error.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from hpcml import files
 
-_LONGEST = 4096  # bytes
+_LONGEST, _LONGEST_ERROR = 4096, 32 << 10  # bytes
 
 
 class Note(NamedTuple):
@@ -31,3 +34,23 @@ def read_note(path: Path) -> Note:
     except (OSError, ValueError):
         return NONE
     return Note(reason, what)
+
+
+def table(path: Path, limit: int = files.RECORD) -> dict[str, Any]:
+    """Return what a JSON file of the run holds; empty if it is not there or is no table, and so is no evidence."""
+    try:
+        content = files.read_json(path, limit)
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def script_error(path: Path) -> dict[str, Any]:
+    """Return a script's uncaught error (script-error.json), empty if it is not there or is damaged.
+
+    Of a rank that could not be started it has no error, but why.
+    """
+    content = table(path, _LONGEST_ERROR)
+    chain = content.get("chain")
+    whole = isinstance(chain, list) and all(isinstance(one, dict) and isinstance(one.get("type"), str) for one in chain)
+    return content if whole else {}

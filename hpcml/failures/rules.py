@@ -35,7 +35,7 @@ class Meaning(NamedTuple):
 _GENERAL = ("sbatch: error: Batch job submission failed", "sbatch: error: cli_filter plugin terminated")
 
 
-def _reasons(refusal: str) -> list[str]:
+def own_lines(refusal: str) -> list[str]:
     """Return what sbatch or the site's own check printed before the last line, which says so in general."""
     *before, last = [line for line in refusal.splitlines() if line.startswith("sbatch: error: ")] or [""]
     return [line for line in before if not line.startswith(_GENERAL)] if last.startswith(_GENERAL) else []
@@ -51,7 +51,7 @@ def filled(text: str, groups: Sequence[str | None]) -> str:
 def meaning(text: str, where: Where) -> Meaning | None:
     """Return the meaning of a program's output by the first row that knows it, None if there is none."""
     plain = COLOURS.sub("", text)
-    if where is Where.SUBMISSION and (reasons := _reasons(plain)):
+    if where is Where.SUBMISSION and (reasons := own_lines(plain)):
         plain = "\n".join(reasons)
     for rule in RULES:
         if where in rule.where and (match := re.search(rule.pattern, plain, re.MULTILINE)):
@@ -227,32 +227,20 @@ DASK = (
     Rule("killed-worker", CASCADE, r"KilledWorker: Attempted to run task",
          "several workers ran the same task, and each of these workers died"),
     Rule("worker-memory", ROOT,
-         r"(?:hpcml: worker (\S+) is over its memory limit|Worker (\S+) \(pid=\d+\) exceeded \d+% memory budget)",
+         r"Worker (\S+) \(pid=\d+\) exceeded \d+% memory budget",
          "a worker was killed because it used more than its share of the node's memory",
          "Use smaller chunks, more memory, more nodes, or fewer workers per node.", "worker out of memory",
          Retry.MEMORY),
-    Rule("worker-oom", ROOT, r"hpcml: worker (\S+) ended: killed because the node's memory limit was reached",
-         "a worker was killed because the node's memory limit was reached",
-         "Request more memory, or use more nodes or smaller chunks.", "worker out of memory", Retry.MEMORY),
-    Rule("worker-exit", ROOT, r"hpcml: worker (\S+) ended: exit status (\d+)",
-         "a worker exited with status {1}",
-         "The last lines of the worker's log show why: hpcml logs RUN workers. "
-         "If they show no error, a task or a library called os._exit.",
-         "worker exited"),
-    Rule("worker-segfault", ROOT,
-         r"(?:hpcml: worker \S+ ended: killed by SIGSEGV|Worker process \d+ was killed by signal 11\b)",
+    Rule("worker-segfault", ROOT, r"Worker process \d+ was killed by signal 11\b",
          "a worker crashed (segmentation fault) in compiled code",
          "Try another version of the library that the task calls.", "worker crashed (SIGSEGV)"),
-    Rule("worker-abort", ROOT,
-         r"(?:hpcml: worker \S+ ended: killed by SIGABRT|Worker process \d+ was killed by signal 6\b)",
+    Rule("worker-abort", ROOT, r"Worker process \d+ was killed by signal 6\b",
          "compiled code aborted a worker process",
          "The last lines of the worker's log name the library.", "worker crashed (SIGABRT)"),
-    Rule("worker-bus", ROOT,
-         r"(?:hpcml: worker \S+ ended: killed by SIGBUS|Worker process \d+ was killed by signal 7\b)",
+    Rule("worker-bus", ROOT, r"Worker process \d+ was killed by signal 7\b",
          "a worker could not access shared or mapped memory (SIGBUS): usually /dev/shm is full",
          "Check df -h /dev/shm on the node.", "shared memory lost (SIGBUS)"),
-    Rule("worker-killed", CASCADE,
-         r"(?:hpcml: worker \S+ ended: killed by SIGKILL|Worker process \d+ was killed by signal 9\b)",
+    Rule("worker-killed", CASCADE, r"Worker process \d+ was killed by signal 9\b",
          "a worker was killed (SIGKILL)"),
     Rule("unmanaged", WARNING, r"Unmanaged memory use is high",
          "much of a worker's memory holds data that Dask does not manage"),
@@ -327,14 +315,6 @@ FILES_AND_PYTHON = (
          "a node lost its connection to the parallel file system", _ELSEWHERE, "file system lost", Retry.EXCLUDE),
     Rule("not-connected", ROOT, r"(?:\[Errno 107\]|: ) ?Transport endpoint is not connected: '",
          "the program that provides a mounted file system (FUSE) ended", _ELSEWHERE, "file system lost", Retry.EXCLUDE),
-    Rule("frozen", WARNING,
-         r"hpcml: warning: (\S+): the script has (?:been blocked|waited for a file system).*"
-         r" does not (?:respond|answer).*\((.+)\)",
-         "the script was blocked on a file system that did not respond ({1})", _ELSEWHERE,
-         "file system does not respond",
-         Retry.EXCLUDE),
-    Rule("thawed", TEARDOWN, r"hpcml: warning: \S+: the file system (?:answers|responds) again",
-         "a file system responded again"),
     Rule("task-error", TEARDOWN, r"""^Exception: ["'](\w+)\(""",
          "a Dask task raised an error"),
     Rule("io-error", ROOT, r"\[Errno 5\] Input/output error",
@@ -669,6 +649,16 @@ OWN = (  # what hpcml finds out itself: a field of the run's end names the row, 
          "batch script killed", where=Where(0)),
     Rule(Reason.SHADOWED, ROOT, "", "a folder of PYTHONPATH hides a package that hpcml needs",
          "Remove this folder from PYTHONPATH, then submit again.", "PYTHONPATH hides a package", where=Where(0)),
+    # an agent names these of the processes that it starts (ProcessEnd), and some of those above
+    Rule("worker-oom", ROOT, "", "a worker was killed because the node's memory limit was reached",
+         "Request more memory, or use more nodes or smaller chunks.", "worker out of memory", Retry.MEMORY,
+         where=Where(0)),
+    Rule("worker-exit", ROOT, "", "a worker exited with status {1}",
+         "The last lines of the worker's log show why: hpcml logs RUN workers. "
+         "If they show no error, a task or a library called os._exit.", "worker exited", where=Where(0)),
+    # the event script-blocked
+    Rule("frozen", ROOT, "", "the script was blocked on a file system that did not respond ({0})", _ELSEWHERE,
+         "file system does not respond", Retry.EXCLUDE, where=Where(0)),
     # image.sh leaves these
     Rule(Reason.NO_CONTAINER_PROGRAM, ROOT, "", "the container program is missing",
          "Load the program's module (runtime.modules) or correct runtime.container.",

@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 
 from hpcml import files
 from hpcml.errors import IDLE, TIME_LIMIT
-from hpcml.failures.evidence import table
+from hpcml.failures.note import table
 from hpcml.paths import RunPaths
+from hpcml.units import first_of_many
 
 KEPT = (IDLE, TIME_LIMIT)  # the exit statuses of runs whose nodes write them before the end
 _RANK = "rank "  # how the names of ranks begin
@@ -67,7 +68,7 @@ class Group(NamedTuple):
     def names(self, most: int) -> str:
         """Return the names of the first so many."""
         names = sorted((one.title for one in self.processes), key=lambda name: (len(name), name))
-        return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+        return first_of_many(names, most)
 
     @property
     def place(self) -> str:
@@ -111,8 +112,7 @@ def wait_sentence(found: Sequence[Wait]) -> str:
     if not others:
         return f"all {count} ranks wait {first.place}"
     odd = [name for one in others for name in one.ranks]
-    names = ", ".join(odd[:_ODD]) + (f" and {len(odd) - _ODD} more" if len(odd) > _ODD else "")
-    return f"{len(first.ranks)} ranks wait {first.place}, for {names} {others[0].place}"
+    return f"{len(first.ranks)} ranks wait {first.place}, for {first_of_many(odd, _ODD)} {others[0].place}"
 
 
 def _named(frame: Frame) -> str:

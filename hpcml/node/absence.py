@@ -110,8 +110,8 @@ class Absence:
             return Cause(f"the connection to {node} was lost: {self.agents.lost[node]}", final=False)
         if not mark:
             return Cause(f"{self.words.parent} did not start", final=False)
-        for name in mark["deaths"]:
-            return Cause(f"{self.state.kind.noun} {name} exited: {mark['last_ends'][name]}", final=False)
+        if ends := mark.get("ends"):
+            return Cause(f"{self.state.kind.noun} {ends[-1]['name']} exited: {ends[-1]['what']}", final=False)
         if mark["state"] == "starting":
             return Cause(self.words.starting, final=False)
         return Cause(self.words.waiting, final=False, own_fault=False)

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from hpcml.errors import signal_name
-from hpcml.failures.end import MemoryLimit
+from hpcml.failures.end import MemoryLimit, ProcessEnd
+from hpcml.files import size_of
 from hpcml.node import files, processes, scratch, script_environment, silence, stacks
 from hpcml.node.kernel import oom_kills
 from hpcml.node.link.uplink import Uplink
@@ -27,6 +28,9 @@ TICK = 0.2  # seconds between looks at memory and at the parent
 STOPPED = 15  # looks that must find a process stopped: a whole job that is suspended stops in no order
 LIVED = 10.0  # seconds after which a process that dies did not die at its start
 WATCH_END = 60.0  # seconds for which the end of a process makes its node look for the end of the run
+# How a process ended, in the names of rows of failures.rules ("worker-oom").
+_BY_LIMIT: dict[str, str] = {MemoryLimit.NODE: "oom", MemoryLimit.PROCESS: "memory"}
+_BY_SIGNAL = {-signal.SIGSEGV: "segfault", -signal.SIGABRT: "abort", -signal.SIGBUS: "bus", -signal.SIGKILL: "killed"}
 _NO_GPU = "a CUDA error left it without its GPU"
 MEMORY_TERMINATE = 0.95  # of the memory limit: Dask's own fraction, distributed.worker.memory.terminate
 
@@ -70,6 +74,7 @@ class Node:
     refused: str = ""
     own_fault: bool = True  # whether it is refused for what this node did, and not another
     ending: bool = False
+    ends: list[ProcessEnd] = field(default_factory=list)  # but those of processes that were done
     last_end: float = -math.inf
     next_look: float = 0.0
     memory: str = ""
@@ -79,6 +84,7 @@ class Node:
     link: Uplink = field(init=False)
     watch: silence.Watch = field(init=False)
     requests: stacks.Requests = field(init=False)
+    unheard: list[dict[str, Any]] = field(default_factory=list)  # orders that have arrived and still wait
     writers: dict[int, str] = field(default_factory=dict)  # by pid of a child, the request for which it writes stacks
 
     def __post_init__(self) -> None:
@@ -87,7 +93,7 @@ class Node:
 
     def hear(self) -> list[dict[str, Any]]:
         """Return the kind's orders that have arrived; what agents of every kind do by themselves is done."""
-        orders = self.link.receive()
+        orders, before, self.unheard = self.link.receive(), self.unheard, []
         if orders:
             self.watch.hear(max((float(order["busy"]) for order in orders if order.get("do") == "hear"), default=0.0))
         self.watch.look(self.link)
@@ -97,7 +103,7 @@ class Node:
             asked += filter(None, [self.requests.look()])
         for request in asked:
             _write_stacks(self, request)
-        return [order for order in orders if order.get("do") not in ("hear", "stacks")]
+        return before + [order for order in orders if order.get("do") not in ("hear", "stacks")]
 
     def mark(self, state: str) -> None:
         """Say to the supervisor, and on the shared file system, what this node's task is doing."""
@@ -109,7 +115,7 @@ class Node:
             ],
             "retired": [slot.name for slot in self.slots if slot.retired],
             "deaths": {slot.name: slot.deaths for slot in self.slots if slot.deaths},
-            "last_ends": {slot.name: slot.last_end for slot in self.slots if slot.deaths},
+            "ends": [end._asdict() for end in self.ends],
         }
         node = {"node": self.context.node, "pid": os.getpid(), "state": state, "refused": self.refused}
         node |= {"own_fault": self.own_fault, **children, "memory": self.memory}
@@ -134,8 +140,6 @@ class Node:
 class Awaited(Protocol):
     """What the processes of a node wait for before they are complete; the agent looks for it on behalf of all."""
 
-    written: bool  # whether it is there
-    interval: float  # seconds between two looks
     late: str  # the clause to print where it does not come
 
     def look(self) -> bool:
@@ -235,7 +239,7 @@ def keep(
         for slot in node.slots:
             if not slot.done and not slot.pid and now >= slot.start_at:
                 _start(node, slot, serve)
-        node.link.wait(TICK if awaited.written else awaited.interval, wake)
+        node.link.wait(TICK, wake)
         with contextlib.suppress(BlockingIOError):
             os.read(wake, 4096)
         if not awaited.look():
@@ -255,15 +259,28 @@ def keep(
 class Bystander:
     """An agent whose node has no processes yet: it answers requests for stacks, and no signals."""
 
+    LOOK = 2.0  # seconds between two looks whether the run has ended, while nobody can say it
+
     def __init__(self, node: Node) -> None:
         self.node = node
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
             signal.signal(number, lambda *_: None)  # the supervisor ends the agent, which samples the node until then
 
-    def look(self) -> None:
-        """Hear the supervisor, and take the ends of child processes."""
-        self.node.hear()
-        _reap(self.node, lambda *_: None)
+    def wait_for(self, order: str) -> bool:
+        """Wait for an order of the supervisor; return False if the run, or the step, ends before."""
+        next_look = 0.0
+        while os.getppid() == self.node.parent:
+            _reap(self.node, lambda *_: None)
+            orders = self.node.hear()
+            if {order, "close"} & {one.get("do") for one in orders}:
+                self.node.unheard = orders
+                return "close" not in [one.get("do") for one in orders]
+            if not self.node.link.is_up and time.monotonic() >= next_look:
+                next_look = time.monotonic() + self.LOOK
+                if run_has_ended(self.node.context):
+                    return False
+            self.node.link.wait(TICK)
+        return False
 
 
 def _write_stacks(node: Node, request: dict[str, Any]) -> None:
@@ -356,12 +373,17 @@ def _judge(node: Node, slot: Slot, code: int) -> None:
         slot.cause = slot.cause or _NO_GPU
     plain = f"killed by {signal_name(-code)}" if code < 0 else f"exit status {code}"
     how = slot.cause or _memory_kill(node, slot, code) or plain
+    way = _BY_SIGNAL.get(code, "") if code < 0 else "" if slot.cause else "exit"
+    way = _BY_LIMIT.get(slot.memory_limit, way)
     slot.cause = ""
     age = time.monotonic() - slot.started
     slot.deaths += 1
     times = f"; it ended {slot.deaths} times" if slot.deaths > 1 else ""
     slot.last_end = f"{how} after {'' if age > LIVED else 'only '}{age:.1f} s{times}"
-    _tell(f"{node.members.noun} {slot.name} ended: {slot.last_end}.")
+    noun, status = node.members.noun, 128 - code if code < 0 else code
+    log_size = size_of(node.context.run.log(noun, node.context.node))
+    node.ends.append(ProcessEnd(slot.name, slot.last_end, f"{noun}-{way}", status, time.time(), log_size))
+    _tell(f"{noun} {slot.name} ended: {slot.last_end}.")
     if slot.deaths > node.members.restarts:
         slot.done = slot.failed = True
     slot.start_at = time.monotonic() + min(0.25 * 2 ** (slot.deaths - 1), 8.0)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, Literal, TextIO
 
-from hpcml import __version__, subprocesses
+from hpcml import __version__, earlier_names, subprocesses
 from hpcml.errors import (
     ANSWER_LOST,
     ConfigError,
@@ -356,7 +356,8 @@ class Call:
             message += "; the run may have been submitted"
             hint = f"hpcml did not submit the run again. Check the run's state: hpcml --host {host} status {run}."
             return HpcmlError(message, place=host, hint=hint, exit_status=ANSWER_LOST)
-        nothing = "Nothing was submitted. " if self.words[:1] in (["submit"], ["jupyter"], ["fabric"]) else ""
+        submits = {*self.words[:1]} & {"submit", "jupyter", *earlier_names.both("interconnect")}
+        nothing = "Nothing was submitted. " if submits else ""
         return LinkError(message, place=host, hint=f"{nothing}Try again.")
 
 

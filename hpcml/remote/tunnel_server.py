@@ -13,7 +13,6 @@ from pathlib import Path
 
 from hpcml import files, kinds, schedulers, subprocesses
 from hpcml.errors import NotFoundError, ServiceGoneError, StorageError, TunnelError
-from hpcml.forms import Form
 from hpcml.origins import HPCML
 from hpcml.remote import routes
 from hpcml.remote.answers import MalformedError, Relay, RunFacts, Service, service_of
@@ -78,8 +77,8 @@ def service(run: directories.Run, name: str) -> Service:
     if name in now:
         return now[name]
     hint = f"Services of the run: {', '.join(now)}." if now else f"See hpcml status {run.id}."
-    has_jupyter = run_record.planned(run).form is Form.JUPYTER
-    if name == "jupyter" and not has_jupyter:
+    offered = run_record.planned(run).form.traits.web_service
+    if name == "jupyter" and offered != name:
         raise NotFoundError(
             "The run is not a JupyterLab session", place=run.id, hint=f"Start a session with hpcml jupyter. {hint}"
         )
@@ -318,10 +317,11 @@ def relay(run: directories.Run, target: Service, folder: str) -> None:
         raise StorageError(
             "The tunnel's temporary folder on the cluster does not exist", place=folder, hint="Start the tunnel again."
         )
-    name = run.submission.scheduler if run.submission else "slurm"
+    submission = run.submission or schedulers.Submission()
+    name = submission.scheduler
     nodes = schedulers.nodes_of(name)
     step = ["/bin/sh", "-c", _STEP, "sh", target.socket, str(config)]
-    command = [*(nodes.step_on(run.job, target.node, "hpcml-tunnel") if nodes else ()), *step]
+    command = [*(nodes.step_on(submission.key, target.node, "hpcml-tunnel") if nodes else ()), *step]
     try:
         subprocesses.become(command, schedulers.get(name).clean_environment(), program=HPCML)
     except subprocesses.CommandMissingError as error:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-from hpcml import attempts, records, samples
+from hpcml import attempts, earlier_names, records, samples
 from hpcml.attempts import Attempt
 from hpcml.failures import stacks
 from hpcml.failures.end import End
@@ -23,7 +23,7 @@ from hpcml.report.ending import Ending
 from hpcml.report.ledger import PLAIN, Accounting, Activity, Device, Ledger, Part, Phases, Plot, Usage
 from hpcml.report.results import Points, Results
 from hpcml.report.series import Node, figures_of, hot_share
-from hpcml.units import format_bytes, format_seconds
+from hpcml.units import first_of_many, format_bytes, format_seconds
 
 MOST_EVENTS = 20  # of the nodes, in the report
 MOST_GROUPS, MOST_NAMES = 20, 8  # of processes with equal stacks, and of names in each
@@ -111,9 +111,9 @@ class Machines(NamedTuple):
 class Interconnect(NamedTuple):
     """The result of the check between the workers."""
 
-    fabric: str  # empty without a check
-    fabric_ok: bool
-    fabric_remedy: str
+    interconnect: str  # empty without a check
+    interconnect_ok: bool
+    interconnect_remedy: str
 
 
 class Drawing(NamedTuple):
@@ -147,7 +147,7 @@ class Report(NamedTuple):
         table = records.plain(self._replace(drawing=Drawing({}, {}, None, ())), spread=_SPREAD)
         del table["drawing"]
         return {
-            **table,
+            **earlier_names.with_earlier(table),
             "ending": self.course.ending.as_json(),
             "ledger": {**table["ledger"], "definitions": definitions},
             "results": [one.name for one in self.results.files],
@@ -452,7 +452,7 @@ def _topology(node: Node) -> str:
 
 
 def _interconnect(measured: _Measured) -> Interconnect:
-    name = "fabric-checked" if "fabric-checked" in measured.times else "fabric-seen"
+    name = "interconnect-checked" if "interconnect-checked" in measured.times else "interconnect-seen"
     checked = measured.event(name, _Checked)
     return Interconnect(checked.line, checked.ok and not checked.problem, checked.remedy)
 
@@ -503,8 +503,7 @@ def _unknown(measured: _Measured, end: End | None, devices: Sequence[GpuSummary]
     by_node = measured.by_node
     missing = [name for name in measured.names if name not in by_node]
     if missing:
-        few = ", ".join(missing[:4]) + (f" and {len(missing) - 4} more" if len(missing) > 4 else "")
-        sentences.append(f"There are no samples of {few}.")
+        sentences.append(f"There are no samples of {first_of_many(missing, 4)}.")
     if measured.activity is None and measured.accounting.missing:
         sentences.append(measured.accounting.missing)
     if per_node and by_node and not devices:

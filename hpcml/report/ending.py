@@ -47,16 +47,17 @@ class Ending(NamedTuple):
 def ending_of(recorded: Recorded, attempt: AttemptPaths, kind: Kind, times: Mapping[str, float]) -> Ending:
     """Return how the run ended by its own status.json, and why, by its logs."""
     from hpcml.failures import judgement
+    from hpcml.failures.cause import Case, with_run
 
     if recorded.end is None:
         return Ending()
     end = recorded.end._replace(over=True)  # the report is made while the roles are torn down
     paths, form = recorded.paths, recorded.plan.inside.code.form
-    judged = judgement.of_run(paths, attempt, judgement.Case(end, kind, times, form=form))
+    judged = judgement.of_run(paths, attempt, Case(end, kind, times, form=form))
     if judged is None:
         return Ending(end, next_step=end.hint)
     cause = judged.sentence
-    next_step = judgement.with_run(judged.remedy, paths.directory.name) or end.hint
+    next_step = with_run(judged.remedy, paths.directory.name) or end.hint
     return Ending(end, cause, judged.evidence, judged.followed, next_step)
 
 

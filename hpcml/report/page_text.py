@@ -163,12 +163,12 @@ PAGE = """<!doctype html>
 {% if ledger %}
 <section><h2>Where the {{ unit }}-hours went</h2>
 <p>{{ report.hours.ledger.number | count }} {{ unit }}{{ "s" if report.hours.ledger.number != 1 }} for {{ (report.course.end - report.course.began) | duration }}:
-{{ report.hours.ledger.paid | hours }} {{ unit }}-hours.
+{{ report.hours.ledger.paid | hours(decimals) }} {{ unit }}-hours.
 <span class="soft">{% for phase in report.course.phases if phase.end - phase.begin >= 0.5 %}{{ phase.title }} {{ (phase.end - phase.begin) | duration }}{{ ", " if not loop.last else "." }}{% endfor %}</span></p>
 <figure>{{ ledger }}</figure>
 <table><tr><th>Part</th><th class="n">{{ unit }}-hours</th><th class="n">share</th></tr>
 {% for kind, title, hours, share, text in parts %}<tr><td><i class="key k-{{ kind }}"></i>{{ title }}<p class="soft">{{ text }}</p></td>
-<td class="n">{{ hours | hours }}</td><td class="n">{{ "%.1f" | format(share) }} %</td></tr>
+<td class="n">{{ hours | hours(decimals) }}</td><td class="n">{{ "%.1f" | format(share) }} %</td></tr>
 {% endfor %}</table></section>
 {% endif %}
 {% if report.results.files %}
@@ -181,16 +181,16 @@ PAGE = """<!doctype html>
 {% endif %}
 {% if report.hours.attempts | length > 1 %}
 <section><h2>All attempts</h2>
-<p>{{ report.hours.attempts | length }} attempts ran for {{ report.hours.attempts | sum(attribute="seconds") | duration }}: {{ total | hours }} {{ unit }}-hours,
-of them {{ report.hours.total.useful | hours }} useful. The rest of this page shows the last one.</p>
+<p>{{ report.hours.attempts | length }} attempts ran for {{ report.hours.attempts | sum(attribute="seconds") | duration }}: {{ total | hours(decimals) }} {{ unit }}-hours,
+of them {{ report.hours.total.useful | hours(decimals) }} useful. The rest of this page shows the last one.</p>
 <div class="wide"><table><tr><th>Attempt</th><th>job</th><th>began</th><th class="n">lasted</th><th class="n">{{ unit }}-hours</th><th class="n">useful</th><th>ended</th></tr>
 {% for one in report.hours.attempts %}<tr><td>{{ one.number + 1 }}</td><td>{{ one.job }}</td><td>{{ one.begin | moment }}</td>
-<td class="n">{{ one.seconds | duration }}</td><td class="n">{% if one.hours is none %}–{% else %}{{ one.hours | hours }}{% endif %}</td>
+<td class="n">{{ one.seconds | duration }}</td><td class="n">{% if one.hours is none %}–{% else %}{{ one.hours | hours(decimals) }}{% endif %}</td>
 <td class="n">{{ one.useful | percent }}</td><td><b>{{ one.outcome }}</b> {{ one.message }}</td></tr>
 {% endfor %}</table></div>
 <table><tr><th>Part</th><th class="n">{{ unit }}-hours of all attempts</th><th class="n">share</th></tr>
 {% for kind, title, hours, share in totals %}<tr><td><i class="key k-{{ kind }}"></i>{{ title }}</td>
-<td class="n">{{ hours | hours }}</td><td class="n">{{ "%.1f" | format(share) }} %</td></tr>
+<td class="n">{{ hours | hours(decimals) }}</td><td class="n">{{ "%.1f" | format(share) }} %</td></tr>
 {% endfor %}</table></section>
 {% endif %}
 {% if pictures %}
@@ -214,9 +214,9 @@ of them {{ report.hours.total.useful | hours }} useful. The rest of this page sh
 {% endif %}
 <section><h2>Requested and used</h2><table><tr><th></th><th>requested</th><th>used</th></tr>
 {% for what, asked, used in report.findings.asked %}<tr><td>{{ what }}</td><td>{{ asked }}</td><td>{{ used }}</td></tr>{% endfor %}</table></section>
-{% if report.interconnect.fabric %}
-<section><h2>Interconnect</h2><p><b class="{{ 'good' if report.interconnect.fabric_ok else 'bad' }}">{{ "✓" if report.interconnect.fabric_ok else "✗" }}</b> {{ report.interconnect.fabric }}</p>
-{% if report.interconnect.fabric_remedy and not report.interconnect.fabric_ok %}<p>Remedy: {{ report.interconnect.fabric_remedy }}</p>{% endif %}</section>
+{% if report.interconnect.interconnect %}
+<section><h2>Interconnect</h2><p><b class="{{ 'good' if report.interconnect.interconnect_ok else 'bad' }}">{{ "✓" if report.interconnect.interconnect_ok else "✗" }}</b> {{ report.interconnect.interconnect }}</p>
+{% if report.interconnect.interconnect_remedy and not report.interconnect.interconnect_ok %}<p>Remedy: {{ report.interconnect.interconnect_remedy }}</p>{% endif %}</section>
 {% endif %}
 {% if report.machines.topology %}
 <section><h2>Nodes</h2><table>{% for name, text in report.machines.topology[:256] %}<tr><td>{{ name }}</td><td>{{ text }}</td></tr>{% endfor %}</table></section>

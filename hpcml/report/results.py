@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 from hpcml import files
 from hpcml.failures import point
-from hpcml.failures.evidence import table
+from hpcml.failures.note import table
 from hpcml.failures.point import PointEnd
 from hpcml.paths import RunPaths, sweep_folder
 from hpcml.terminal import shown

@@ -14,9 +14,9 @@ from hpcml.units import TimeLimit, format_time_limit
 
 # Who takes an option: the verbs that start a run, `# hpcml:` lines ("lines"), hpcml.submit ("python"), hpcml.map and
 # hpcml.ElasticCluster.
-ALL = frozenset(["submit", "rerun", "run", "jupyter", "fabric", "sweep", "lines", "python", "map", "elastic"])
+ALL = frozenset(["submit", "rerun", "run", "jupyter", "interconnect", "sweep", "lines", "python", "map", "elastic"])
 RUNS = ALL - {"map", "elastic"}
-SUBMISSIONS = frozenset(["submit", "rerun", "jupyter", "fabric"])
+SUBMISSIONS = frozenset(["submit", "rerun", "jupyter", "interconnect"])
 CONTINUED = frozenset(["submit", "rerun", "lines", "python"])
 
 
@@ -56,7 +56,7 @@ def hours(text: str, option: str) -> float:
 def gpus(text: str, option: str = "--gpus-per-node") -> tuple[str, int]:
     """Divide GPUs of a node into their type and their number: ``a100:4``, or ``4`` of no type."""
     kind, _, count = text.rpartition(":")
-    if kind and not re.fullmatch(r"[A-Za-z0-9_.-]+", kind):
+    if kind and not re.fullmatch(r"[A-Za-z0-9_.+-]+", kind):
         raise UsageError(f"'{text}' is not TYPE:N", place=option, hint=f"Write {option} a100:4.")
     return kind, whole(count, option)
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from hpcml.errors import UsageError
 from hpcml.forms import Form
+from hpcml.settings import Points
 from hpcml.units import Memory, TimeLimit
 
 _NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9._-]+")
@@ -90,6 +91,7 @@ class Place(NamedTuple):
     line_settings: tuple[tuple[str, str], ...] = ()  # the same of the script's own lines, each with its line
     account: str = ""  # Slurm account to charge
     partition: str = ""  # Slurm partition
+    clusters: str = ""  # Slurm clusters: the first that can start the job
     qos: str = ""  # Slurm quality of service
     dependency: str = ""  # as for sbatch --dependency
     after: tuple[Awaited, ...] = ()  # runs to wait for
@@ -118,14 +120,6 @@ class Attempts(NamedTuple):
     def several_jobs(self) -> bool:
         """Whether attempts after the first have jobs of their own."""
         return self.until_done
-
-
-class Points(NamedTuple):
-    """The sweep whose points the script is started for."""
-
-    sweep: str = ""  # its name; empty: no sweep
-    at_once: int = 1  # points at the same time in one allocation
-    point_options: tuple[str, ...] = ()  # the options that gave the points, as typed
 
 
 class RunRequest(NamedTuple):

@@ -13,7 +13,7 @@ import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from hpcml import files
+from hpcml import earlier_names, files
 from hpcml.errors import StorageError
 from hpcml.failures import evidence
 from hpcml.runs import directories
@@ -31,7 +31,7 @@ _RECORD = (
     "step.sh",
     "image.sh",
 )
-_OF_ATTEMPT = ("fabric.json", "script-error.json", "exit", "nodes", "versions", "probe")
+_OF_ATTEMPT = (*earlier_names.both("interconnect.json"), "script-error.json", "exit", "nodes", "versions", "probe")
 _MOST = 2000  # files
 _LONGEST = 1 << 20  # bytes of a file of the record; a log has its begin and its end
 _LEAST = 4  # characters of a value that is looked for everywhere: shorter ones are in every text

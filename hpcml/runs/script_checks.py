@@ -20,6 +20,7 @@ from hpcml.errors import NotFoundError, ScriptError, UsageError, did_you_mean, n
 from hpcml.origins import Named
 from hpcml.runs import modules_reached, packages
 from hpcml.runs.modules_reached import imported, module_file, place, texts
+from hpcml.units import first_of_many
 
 _ANSWER = 2.0  # seconds for another interpreter to compile a script that does not compile here
 _NOTED = 3  # modules in a note
@@ -467,10 +468,9 @@ def _read_in_place(needed: list[_Import], environment: packages.Environment) -> 
     ]
     if not own:
         return []
-    more = f" and {len(own) - _NOTED} more" if len(own) > _NOTED else ""
     them = "them" if len(own) > 1 else "it"
     why = f"do not change {them} until the run ends, because the run reads {them} in place"
-    return [f"hpcml does not copy installed packages, and an edit changes {', '.join(own[:_NOTED])}{more}: {why}"]
+    return [f"hpcml does not copy installed packages, and an edit changes {first_of_many(own, _NOTED)}: {why}"]
 
 
 def _tell_missing(
@@ -495,12 +495,11 @@ def _tell_missing(
     script_imports = [one for one in missing if one.file == script]
     if refused and not dry_run and script_imports:
         raise _is_missing(script_imports[0], base)
-    listed = ", ".join(f"{one.name} ({place(base, one.file, one.line)})" for one in missing[:_NOTED])
-    more = f" and {len(missing) - _NOTED} more" if len(missing) > _NOTED else ""
+    listed = first_of_many([f"{one.name} ({place(base, one.file, one.line)})" for one in missing], _NOTED)
     where = f"the environment of {environment.python} on this machine"
     advice = ". Before you submit, install these modules, or set runtime.python to a Python that has them"
     remedy = advice if refused else ""
-    return [*notes, f"{where} lacks these imported modules: {listed}{more}{remedy}"]
+    return [*notes, f"{where} lacks these imported modules: {listed}{remedy}"]
 
 
 def _is_missing(first: _Import, base: Path) -> ScriptError:

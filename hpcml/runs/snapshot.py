@@ -21,7 +21,7 @@ from hpcml.runs import reach
 from hpcml.runs.directories import storage
 from hpcml.sites.layers import user_path
 from hpcml.sites.schema import Code
-from hpcml.units import Memory
+from hpcml.units import Memory, first_of_many
 
 _NEVER = "__pycache__"
 _NO_CODE = "node_modules"  # and virtual environments
@@ -71,11 +71,8 @@ class Taken(NamedTuple):
 def listed(left_out: Sequence[LeftOut]) -> str:
     """Return the first names, modules before others, each with why it was left out, and how many more there are."""
     left_out = sorted(left_out, key=lambda one: not one.module)
-    named = ", ".join(
-        f"{one.name!a} ({one.why})" if not one.name.isprintable() else f"{one.name} ({one.why})"
-        for one in left_out[:_NAMED]
-    )
-    return named + (f" and {len(left_out) - _NAMED} more" if len(left_out) > _NAMED else "")
+    named = [f"{one.name if one.name.isprintable() else ascii(one.name)} ({one.why})" for one in left_out]
+    return first_of_many(named, _NAMED)
 
 
 class _TooMuchError(Exception):
@@ -246,20 +243,22 @@ def _rank(path: str, *, folder: bool) -> int:
     return 0 if path.endswith(_MODULE) else 2
 
 
-def _is_home(folder: Path) -> bool:
-    """Whether a folder is the user's home, by HOME or by the account."""
+def _homes() -> list[Path]:
+    """Return the user's home, by HOME and by the account."""
     homes = [user_path("~")]
     with contextlib.suppress(KeyError):  # an account that this machine does not know
         homes.append(Path(pwd.getpwuid(os.getuid()).pw_dir))
-    return any(home.exists() and folder.samefile(home) for home in homes)
+    return homes
+
+
+def _is_home(folder: Path) -> bool:
+    """Whether a folder is the user's home."""
+    return any(home.exists() and folder.samefile(home) for home in _homes())
 
 
 def is_home_or_above(folder: Path) -> bool:
     """Whether a folder is the user's home or holds it."""
-    homes = [user_path("~")]
-    with contextlib.suppress(KeyError):  # an account that this machine does not know
-        homes.append(Path(pwd.getpwuid(os.getuid()).pw_dir))
-    return any(home.resolve().is_relative_to(folder.resolve()) for home in homes)
+    return any(home.resolve().is_relative_to(folder.resolve()) for home in _homes())
 
 
 def _names(folder: Path, script: str) -> list[str]:

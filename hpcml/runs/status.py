@@ -23,10 +23,9 @@ from hpcml.errors import (
     StorageError,
 )
 from hpcml.failures.end import SLURM, End, Reason
-from hpcml.forms import Form
 from hpcml.kind import Stage
 from hpcml.recorded import Event
-from hpcml.records import read
+from hpcml.records import plain, read
 from hpcml.request.record import Awaited
 from hpcml.runs import directories
 from hpcml.runs import record as records
@@ -86,6 +85,7 @@ class Progress(NamedTuple):
     versions: str = ""  # of Python and the packages, in a sentence
     differences: tuple[str, ...] = ()  # between nodes, a sentence each
     repairs: Mapping[str, Mapping[str, str]] = {}  # of libraries: by name, the fields of repairs.Decision
+    blocked_on: str = ""  # the file and the function of the kernel that last blocked the script on a file system
     jupyter: str = ""  # where JupyterLab answers, in a sentence, empty while it does not
     warnings: tuple[str, ...] = ()  # sentences
     setup_warnings: tuple[str, ...] = ()  # those of them that are about lines of runtime.setup
@@ -101,8 +101,8 @@ class Cluster(NamedTuple):
     protocol: str = ""  # how workers exchange data, and why so
     address: str = ""  # at which the ranks meet: their MASTER_ADDR
     security: str = ""  # who may connect, in a sentence
-    fabric: str = ""  # the result of the interconnect's check, in a sentence, empty without one
-    fabric_ok: bool = True  # False if the interconnect is not as it was asked for
+    interconnect: str = ""  # the result of the interconnect's check, in a sentence, empty without one
+    interconnect_ok: bool = True  # False if the interconnect is not as it was asked for
 
 
 class Files(NamedTuple):
@@ -154,7 +154,7 @@ class Status(NamedTuple):
             values |= getattr(self, group)._asdict()
         del values["ended"]
         end = {name: getattr(self.ending, name) for name in _OF_THE_END}
-        return {**values, **end, "exit_status": self.exit_status}
+        return {**values, **end, "exit_status": self.exit_status, "others": plain(self.ending.others)}
 
     @property
     def ending(self) -> End:
@@ -241,7 +241,7 @@ class Status(NamedTuple):
         values = {"run": self.run, "state": self.state, "seconds": self.seconds(), **self.fields()}
         values |= {"in_image": self.planned.in_image, "service": self.planned.form.service}
         values["times"] = earlier_names.with_earlier(self.progress.times)
-        return {name: value for name, value in values.items() if name not in _NOT_PRINTED}
+        return earlier_names.with_earlier({name: values[name] for name in values if name not in _NOT_PRINTED})
 
 
 GROUPS = tuple(name for name, default in Status._field_defaults.items() if hasattr(default, "_fields"))
@@ -250,7 +250,18 @@ _OF_THE_END = tuple(
     name for name in End._fields if name not in (*Status._fields, *GROUP_BY_FIELD, "over", "time")
 )  # the others are the status's own
 GROUP_BY_FIELD |= dict.fromkeys(_OF_THE_END, "ended")
-_NOT_PRINTED = ("ended_as", "form", "late", "scheduler", "image", "time_limit", "after", "restart", "partition")
+_NOT_PRINTED = (
+    "ended_as",
+    "form",
+    "late",
+    "scheduler",
+    "image",
+    "time_limit",
+    "after",
+    "restart",
+    "partition",
+    "clusters",
+)
 
 
 def status(run: directories.Run, job: JobState | None = None, *, ask: bool = True) -> Status:
@@ -362,7 +373,8 @@ def _from_files(run: directories.Run) -> Status:
                 attempt=event.attempt, phase=Phase.STARTING, times=times, clocks={}, silent_workers={}
             )
             current = current.changed(idle_since=0.0)
-            current = current.changed(versions="", fabric="", fabric_ok=True, differences=(), repairs={})
+            current = current.changed(versions="", interconnect="", interconnect_ok=True, differences=(), repairs={})
+            current = current.changed(blocked_on="")
         times[event.name] = event.time  # of the status too, which is not copied for each
         current = _after(current, event)
     current = current.changed(message=_message(current))
@@ -370,13 +382,13 @@ def _from_files(run: directories.Run) -> Status:
         current = _with_end(current, end)
     current = _with_files(current, written.of(run.paths))
     if (
-        current.planned.form is Form.JUPYTER
+        (service := current.planned.form.traits.web_service)
         and current.phase == Phase.RUNNING
-        and (node := records.jupyter_node(run.paths))
+        and (node := records.node_of_service(run.paths, service))
     ):
         host = "" if schedulers.get(current.planned.scheduler).ONE_MACHINE else f"--host {_login_host(run)} "
-        place = "to open JupyterLab on your laptop" if host else "to open JupyterLab"
-        return current.changed(jupyter=f"running on {node}; {place}: hpcml {host}tunnel --service jupyter {run.id}")
+        place = f"to open {current.planned.form.traits.title}{' on your laptop' if host else ''}"
+        return current.changed(jupyter=f"running on {node}; {place}: hpcml {host}tunnel --service {service} {run.id}")
     return current
 
 
@@ -398,10 +410,12 @@ def _with_end(current: Status, end: End) -> Status:
 
 
 def _after_any(current: Status, event: Event) -> Status:
-    """Return a status with what the kind of the run has made of an event."""
+    """Return a status with what the kind of the run has made of an event, and what events of any kind may say."""
     changes = kinds.get(current.planned.kind).seen(event.name, event.facts)
     if "differences" in changes:
         changes["differences"] = current.progress.differences + changes["differences"]
+    if event.name == "script-blocked":
+        changes["blocked_on"] = event.facts.get("on", str)
     if "security" in event.facts.facts:
         changes["security"] = event.facts.get("security", str)
     return current.changed(**changes) if changes else current  # most events tell no more than their time
@@ -435,12 +449,9 @@ def _after(current: Status, event: Event) -> Status:
         case "script-started":
             return current.changed(phase=Phase.RUNNING)
         case "time-limit-near":
-            pages = current.planned.form is Form.JUPYTER
-            effect = (
-                "JupyterLab pages in browsers save their documents"
-                if pages
-                else "hpcml asks the script to save and stop"
-            )
+            traits, effect = current.planned.form.traits, "hpcml asks the script to save and stop"
+            if traits.web_service:
+                effect = f"{traits.title} pages in browsers save their documents"
             left = format_age(fields.number("seconds"))
             return current.changed(hint=f"The time limit is near (about {left} left): {effect}.")
     return current

@@ -115,9 +115,10 @@ def prepare_request(spec: RunRequest, *, by_hand: bool = False, dry_run: bool = 
 
 def _check_partition(prepared: Prepared) -> None:
     """Refuse a partition that neither the site's profile nor the scheduler has, with the nearest name."""
-    of_site, named = prepared.loaded.site.partitions, dict(prepared.plan.directives).get("--partition", "")
+    directives = dict(prepared.plan.directives)
+    of_site, named = prepared.loaded.site.partitions, directives.get("--partition", "")
     adviser = schedulers.find_adviser(prepared.plan.scheduler)
-    if adviser is None:
+    if adviser is None or "--clusters" in directives:  # of which the profile need not be
         return
     for name in named.split(",") if of_site else ():
         if name and name not in of_site and not adviser.has_partition(name, _ASKED_WITHIN):
@@ -149,7 +150,7 @@ def prepare(loaded: LoadedSite, spec: RunRequest, run_id: str = "", *, dry_run: 
     if spec.place.after:
         from hpcml.runs import waiting  # what only few submissions need
 
-        open_runs, ended = waiting.resolve(folder, loaded.site, spec.place.after)
+        open_runs, ended = waiting.resolve(folder, loaded.site, spec.place.after, spec.place.clusters)
         spec, notes = spec.changed(after=open_runs), notes + ended
     loaded, spec, of_code = _with_project(loaded, spec, RunPaths(directory).code)
     always += of_code

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 from hpcml import attempts, kinds, records, schedulers
 from hpcml.errors import ALLOCATION_LOST, IDLE, ConfigError, NotFoundError, StorageError
 from hpcml.failures import evidence, judgement, stacks
-from hpcml.failures.end import SLURM, Reason
+from hpcml.failures.cause import Case, Cause, with_run
+from hpcml.failures.end import SLURM, OtherEnd, Reason
 from hpcml.failures.evidence import Line
-from hpcml.failures.judgement import Case, Cause
 from hpcml.failures.rule import Retry, Role
 from hpcml.failures.rules import BY_NAME, COLLECTIVE, of_refusal
 from hpcml.failures.stacks import Group
@@ -73,6 +73,7 @@ class Answer(NamedTuple):
     log: str = ""  # the path of its output in the run's directory
     ranks: tuple[int, ...] = ()  # the first of those that show the same, of which there are ``occurrences``
     where: str = ""  # these ranks in words, empty where ``cause`` names them
+    others: tuple[OtherEnd, ...] = ()  # ranks that failed with ``rank``, in another way
 
     @property
     def sentence(self) -> str:
@@ -106,7 +107,8 @@ def of_status(run: directories.Run, status: Status) -> Answer:
     lines = tuple(Line(sentence, "record", "events.jsonl") for sentence in sentences)
     if not status.over:
         return _of_active(run, status, lines)
-    hits = evidence.hits(run.paths, MOST_LOGS, status.ending.log, status.ending.log_begin)
+    attempt = run.paths.attempt(status.progress.attempt)
+    hits = evidence.hits(run.paths, attempt, MOST_LOGS, status.ending.log, status.ending.log_begin)
     judged = judgement.judge(_case(run, status), hits)
     if judged is None:
         return Answer(run.id, status.state, False, "the run succeeded: there is no failure to explain", warnings=lines)
@@ -118,7 +120,10 @@ def of_status(run: directories.Run, status: Status) -> Answer:
     waiting = stacks.waits(groups) if status.cluster.idle_since or status.exit_status == IDLE else ()
     judged = _with_waiting(status, judged, stacks.wait_sentence(waiting))
     retry, remedy = _within_limits(run, options(run, judged), judged.remedy)
-    of_setup = tuple(Line(sentence, "record", "events.jsonl") for sentence in status.progress.setup_warnings)
+    sentences = status.progress.setup_warnings
+    if status.progress.blocked_on and judged.rule != "frozen":
+        sentences += (f"the script was blocked on a file system: {status.progress.blocked_on}",)
+    of_events = tuple(Line(sentence, "record", "events.jsonl") for sentence in sentences)
     warnings: dict[str, Line] = {}
     for hit in hits:
         if hit.rule.role is Role.WARNING:
@@ -131,11 +136,12 @@ def of_status(run: directories.Run, status: Status) -> Answer:
         **{name: getattr(judged, name) for name in _OF_THE_CAUSE},
         evidence=(*judged.evidence, *_lines(groups, f"attempts/{status.progress.attempt}/stacks")),
         waiting=waiting,
-        warnings=(*of_setup, *warnings.values())[:_WARNINGS],
-        next_step=judgement.with_run(remedy, run.id),
+        warnings=(*of_events, *warnings.values())[:_WARNINGS],
+        next_step=with_run(remedy, run.id),
         options=retry,
         again=" ".join(("hpcml rerun", run.id, *retry)) if retry else "",
         look=() if judged.known else _where(run),
+        others=status.ending.others,
         **_rank(status, judged),
     )
 
@@ -151,9 +157,9 @@ def _rank(status: Status, cause: Cause) -> dict[str, Any]:
     return {"rank": rank, "node": node, "log": f"logs/{log}" if log else ""}
 
 
-def _while_ranks_wait(run: directories.Run, answer: Answer) -> Answer:
+def _while_ranks_wait(run: directories.Run, attempt: int, answer: Answer) -> Answer:
     """Return the answer for ranks that run, with a collective operation that one of them did not join in time."""
-    cause = judgement.waited(evidence.hits(run.paths, MOST_LOGS))
+    cause = judgement.waited(evidence.hits(run.paths, run.paths.attempt(attempt), MOST_LOGS))
     if cause is None:
         return answer
     return answer._replace(
@@ -267,7 +273,7 @@ def _of_active(run: directories.Run, status: Status, lines: tuple[Line, ...]) ->
     if status.phase != Phase.RUNNING:
         return answer
     if status.noun == "rank":
-        answer = _while_ranks_wait(run, answer)
+        answer = _while_ranks_wait(run, status.progress.attempt, answer)
     return _while_idle(run, status, answer) if status.cluster.idle_since else answer
 
 
@@ -289,7 +295,9 @@ def refused(status: Status) -> Answer:
 
 def _case(run: directories.Run, status: Status) -> Case:
     kind, form = kinds.get(status.planned.kind), status.planned.form
-    case = Case(status.end, kind, status.progress.times, form=form, clocks=status.progress.clocks)
+    progress, first_node = status.progress, status.allocation.nodes[:1]
+    case = Case(status.end, kind, progress.times, form=form, clocks=progress.clocks, first_node=first_node)
+    case = case._replace(blocked_on=progress.blocked_on)
     return judgement.with_files(run.paths, run.paths.attempt(status.progress.attempt), case)
 
 
@@ -396,7 +404,8 @@ def _where(run: directories.Run) -> tuple[str, ...]:
         if any(map(_has_text, handle.log_files(run, role)))
     ]
     if run.job:
-        places.append(f"sacct -j {run.job} --format=JobID,State,ExitCode,DerivedExitCode,NodeList,Elapsed")
+        cluster = f" -M {run.submission.cluster}" if run.submission and run.submission.cluster else ""
+        places.append(f"sacct{cluster} -j {run.job} --format=JobID,State,ExitCode,DerivedExitCode,NodeList,Elapsed")
     return tuple(places)
 
 

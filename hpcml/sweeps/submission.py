@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from hpcml import units
 from hpcml.errors import TIME_LIMIT, SiteError, UsageError
-from hpcml.failures import judgement
-from hpcml.failures.judgement import Cause
+from hpcml.failures.cause import KINDS, Cause, kind_of
 from hpcml.failures.rule import Retry
 from hpcml.failures.rules import BY_NAME
 from hpcml.request.record import Code, RunRequest
@@ -51,10 +50,10 @@ class More(NamedTuple):
 def asked(text: str) -> tuple[str, ...]:
     """Return the kinds that ``--only-failed=KIND,…`` means; UsageError if one is none."""
     if text == ALL:
-        return judgement.KINDS
+        return KINDS
     kinds = tuple(word.strip() for word in text.split(","))
-    if wrong := [word for word in kinds if word not in judgement.KINDS]:
-        hint = f"Use one or more of: {', '.join(judgement.KINDS)}. For all kinds, write --only-failed without a value."
+    if wrong := [word for word in kinds if word not in KINDS]:
+        hint = f"Use one or more of: {', '.join(KINDS)}. For all kinds, write --only-failed without a value."
         raise UsageError(f"'{wrong[0]}' is not a kind of failure", place="--only-failed", hint=hint)
     return kinds
 
@@ -91,7 +90,7 @@ class Faults:
         """Return why a run ended in which points were interrupted."""
         run, status = self._run(run_id)
         answer = why.of_status(run, status)
-        kind = judgement.kind_of(answer.rule, evident=answer.known)
+        kind = kind_of(answer.rule, evident=answer.known)
         if status.state == State.TIMEOUT or status.exit_status == TIME_LIMIT:
             kind = "timeout"
         by_rule = BY_NAME[answer.rule].retry if answer.rule in BY_NAME else Retry.NONE

@@ -36,7 +36,7 @@
 # The site's own software, if your Python needs it. The environment's libraries contain CUDA:
 # module load python/3.11
 
-# The virtual environment with hpcml and RAPIDS (hpcml's docs/fabric.md), in a folder that all nodes share.
+# The virtual environment with hpcml and RAPIDS (hpcml's docs/interconnect.md), in a folder that all nodes share.
 # To use another environment: sbatch --export=ALL,VENV=/path/to/venv gpu.sh train.py
 source "${VENV:-$HOME/hpcml}/bin/activate" || exit
 
@@ -45,7 +45,7 @@ source "${VENV:-$HOME/hpcml}/bin/activate" || exit
 # The run uses all nodes and GPUs of the job. "$@" is all text after gpu.sh on sbatch's line. Or write it here: hpcml run train.py
 # Write hpcml's options before the script. To try the script on the same nodes without GPUs:
 #     sbatch gpu.sh --gpus-per-node 0 train.py
-# Before the script starts, hpcml measures the connection between the GPUs. hpcml fabric JOB shows the result.
+# Before the script starts, hpcml measures the connection between the GPUs. hpcml interconnect JOB shows the result.
 # hpcml run ends with the script. You may add lines for other scripts; the job's status is that of the last command.
 # To look at the run on a login node: hpcml ls, hpcml status JOB, hpcml logs -f JOB.
 hpcml run "$@"

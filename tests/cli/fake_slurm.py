@@ -30,10 +30,10 @@ OPTIONS = {
     "squeue": """all array array-unique federation help hide json local long me noconvert noheader sibling start usage verbose
         version yaml account= clusters= format= iterate= job= jobs= licenses= name= nodelist= partition= qos= reservation=
         sort= states= steps= user=""",
-    "sacct": "allocations duplicates noheader parsable2 format= jobs= starttime=",
-    "scancel": """batch full help hurry interactive me quiet usage verbose version account= name= partition= qos= signal= state=
+    "sacct": "allocations duplicates noheader parsable2 clusters= format= jobs= starttime=",
+    "scancel": """batch full help hurry interactive me quiet usage verbose version account= clusters= name= partition= qos= signal= state=
         user= wckey=""",
-    "scontrol": "all help oneliner quiet verbose version",
+    "scontrol": "all help oneliner quiet verbose version clusters=",
 }
 
 
@@ -94,26 +94,33 @@ def sbatch(arguments: list[str], positional: list[str]) -> tuple[int, str]:
     known = jobs()
     job = str(max([100, *(int(one) for one in known if int(one) < 4000)]) + 1)
     facts = {"state": "PENDING", "reason": "Priority", "script": positional[0], "name": options["--job-name"]}
-    save({**known, job: {"comment": options["--comment"], **facts}})
-    return 0, f"{job}\n"
+    cluster = options.get("--clusters", "").split(",")[-1]  # the first that can start it
+    save({**known, job: {"comment": options["--comment"], "cluster": cluster, **facts}})
+    return 0, f"{job};{cluster}\n" if cluster else f"{job}\n"
 
 
 def squeue(arguments: list[str], _positional: list[str]) -> tuple[int, str]:
     options = dict(word.removeprefix("--").partition("=")[::2] for word in arguments)
-    asked = options["jobs"].split(",") if "jobs" in options else list(jobs())
+    cluster = options.get("clusters", "")
+    here = {job: facts for job, facts in jobs().items() if facts.get("cluster", "") == cluster}
+    if read("down").get(cluster):
+        sys.stderr.write(f"squeue: error: Unable to contact slurm controller of {cluster}\n")
+        return 1, ""
+    asked = options["jobs"].split(",") if "jobs" in options else list(here)
     titles = {
         "i": "JOBID", "T": "STATE", "r": "REASON", "S": "START_TIME", "N": "NODELIST", "j": "NAME", "k": "COMMENT",
     }  # fmt: skip
     rows = [] if "noheader" in options else [titles]
-    for job, facts in jobs().items():
+    for job, facts in here.items():
         if job in asked:
             rows.append({"i": job, "k": facts["comment"], "T": facts["state"], "r": facts["reason"], "S": "N/A", "N": "",
                          "j": facts["name"]})  # fmt: skip
-    if len(asked) == 1 and asked[0] not in jobs() and "jobs" in options:
+    if len(asked) == 1 and asked[0] not in here and "jobs" in options:
         sys.stderr.write("slurm_load_jobs error: Invalid job id specified\n")
         return 1, ""
+    banner = f"CLUSTER: {cluster}\n" if cluster else ""
     lines = ["|".join(row.get(word[1], "") for word in options["format"].split("|")) for row in rows]
-    return 0, "".join(f"{line}\n" for line in lines)
+    return 0, banner + "".join(f"{line}\n" for line in lines)
 
 
 def sacct(_arguments: list[str], _positional: list[str]) -> tuple[int, str]:
@@ -121,9 +128,13 @@ def sacct(_arguments: list[str], _positional: list[str]) -> tuple[int, str]:
     return 1, ""
 
 
-def scancel(_arguments: list[str], positional: list[str]) -> tuple[int, str]:
+def scancel(arguments: list[str], positional: list[str]) -> tuple[int, str]:
     found = jobs()
+    cluster = next((word.partition("=")[2] for word in arguments if word.startswith("--clusters=")), "")
     for job in positional:
+        if job not in found or found[job].get("cluster", "") != cluster:
+            sys.stderr.write(f"scancel: error: Kill job error on job id {job}: Invalid job id specified\n")
+            return 1, ""
         found[job]["state"] = "CANCELLED"
     save(found)
     return 0, ""

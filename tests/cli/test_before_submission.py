@@ -96,6 +96,13 @@ def test_a_partition_with_grants_of_its_own_is_asked_for_them(priced: World) -> 
     assert "of the grant of account astro (only 0 core-h left)" in submit(priced, *own)
 
 
+def test_a_dry_run_shows_what_the_partition_adds_and_where_that_is_set(priced: World) -> None:
+    own = ("--set", 'partitions.small.account="astro"', "--set", 'partitions.small.constraint="fast"')
+    text = priced.run("submit", "--site", "slurm", "--dry-run", *own, "--partition", "small", "job.py").stdout
+    assert "--account=astro (--set: partitions.small.account)" in text
+    assert "--constraint=fast (--set: partitions.small.constraint)" in text
+
+
 def test_without_the_keys_nobody_is_asked(world: World) -> None:
     text = submit(world)
     asked = "  asks for   2 nodes, time limit 02:00:00, at most 4 node-h\n"
@@ -122,7 +129,7 @@ def test_what_fails_or_hangs_stops_no_submission(priced: World) -> None:
     done = priced.run("submit", "--site", "slurm", "--dry-run=script", "--account", "astro", "--time", "60", "job.py")
     assert done.returncode == 0
     assert "grants failed with exit status 3" in done.stderr
-    assert "not known  slurm: Slurm refused the job\n" in done.stderr
+    assert "not known  slurm: Slurm refused the job: slurm_persist_conn_open: no\n" in done.stderr
     priced.answer("sbatch", code=124)
     assert "not known  slurm: " in submit(priced, "--dry-run=script")
     priced.answer("sbatch")

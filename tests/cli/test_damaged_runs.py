@@ -20,7 +20,7 @@ COMMANDS = (("status",), ("why",), ("ls", "--all"), ("report",), ("top", "--once
             ("why", "--bundle"))  # fmt: skip
 FILES = ("submission.json", "plan.json", "request.json", "status.json", "events.jsonl", "points.json", "written.json", "copied.json",
          "attempts/0/end.json", "attempts/0/ledger.json", "attempts/0/script-error.json",
-         "attempts/1/nodes/n1.json", "attempts/1/exit/supervisor@n1", "attempts/1/fabric.json")  # fmt: skip
+         "attempts/1/nodes/n1.json", "attempts/1/exit/supervisor@n1", "attempts/1/interconnect.json")  # fmt: skip
 WRONG: tuple[Any, ...] = (
     None,
     "x\x1b[2J",
@@ -105,7 +105,7 @@ def run(world: World) -> Path:
         {"event": "allocated", "nodes": ["n1"], "job": "1", "began": 1790000000, "time": 1790000001.0, "attempt": 0},
         {"event": "script-started", "pid": 7, "time": 1790000002.0, "attempt": 0},
         {"event": "allocated", "nodes": ["n1"], "job": "1", "began": 1790000100, "time": 1790000101.0, "attempt": 1},
-        {"event": "fabric-checked", "line": "TCP", "ok": False, "problem": "no RDMA", "time": 1790000102.0, "attempt": 1},
+        {"event": "interconnect-checked", "line": "TCP", "ok": False, "problem": "no RDMA", "time": 1790000102.0, "attempt": 1},
         {"event": "warning", "sentence": "a warning", "time": 1790000103.0, "attempt": 1},
         {"event": "script-started", "pid": 7, "time": 1790000104.0, "attempt": 1},
         {"event": "torn-down", "seconds": 1.0, "time": 1790000110.0, "attempt": 1},

@@ -47,7 +47,7 @@ def test_a_run_of_another_account_is_nobody_s(world: World) -> None:
         assert world.run("ls").stdout.count("2099") == 0
         assert own.name in world.run("status", "last").stdout
         for word in ("evil", "zed", "link", "evil-20990101-000000-0000", "zed-2", "link-20990101-000000-0002"):
-            for command in ("status", "logs", "cancel", "tunnel", "fabric"):
+            for command in ("status", "logs", "cancel", "tunnel", "interconnect"):
                 done = world.run(command, word)
                 assert done.returncode in (errors.NOT_FOUND, errors.USAGE), (command, word, done.stdout, done.stderr)
                 assert planted.is_plain(done.stdout + done.stderr)

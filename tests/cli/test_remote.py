@@ -287,6 +287,27 @@ def test_another_version_is_noted_and_another_protocol_refused(
     assert says in done.stderr
 
 
+OLDER = """
+import sys
+from hpcml import earlier_names
+from hpcml.cli import commands, interconnect, main
+commands.COMMANDS["fabric"] = commands.COMMANDS.pop("interconnect")
+sys.modules["hpcml.cli.fabric"] = interconnect
+earlier_names.CURRENT.clear()
+sys.exit(main.main())
+"""
+
+
+def test_a_command_with_another_name_there(laptop: Laptop) -> None:
+    """A laptop sends the earlier name, which every version knows, and the login node has no note on that."""
+    older = laptop.stand_in(OLDER)
+    for word, env, notes in (("interconnect", older, 0), ("interconnect", {}, 0), ("fabric", {}, 1)):
+        done = laptop.run(word, "--nodes", "2", "--dry-run", env=env)
+        assert done.returncode == 0, done.stderr
+        assert "asks for" in done.stdout
+        assert done.stderr.count("is now called") == notes
+
+
 def test_the_link_breaks_within_the_files(laptop: Laptop) -> None:
     (laptop.world.project / "more.py").write_text("# " + "x" * 100_000)
     laptop.tell("payload")

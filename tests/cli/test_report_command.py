@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -53,8 +54,37 @@ def test_the_newest_measurement_is_shown(world: World) -> None:
     directory = ended(world)
     for number in (9, 10):
         (directory / f"attempts/{number}").mkdir()
-        (directory / f"attempts/{number}/fabric.json").write_text(json.dumps({"number": number}))
-    assert json.loads(world.run("fabric", directory.name, "--json").stdout) == {"number": 10}
+        (directory / f"attempts/{number}/interconnect.json").write_text(json.dumps({"number": number}))
+    assert json.loads(world.run("interconnect", directory.name, "--json").stdout) == {"number": 10}
+
+
+def test_a_measurement_of_an_earlier_version_by_its_earlier_name(world: World) -> None:
+    directory = ended(world)
+    (directory / "attempts/0/fabric.json").write_text(json.dumps({"number": 0}))
+    for command, notes in (("interconnect", 0), ("fabric", 1)):
+        done = world.run(command, directory.name, "--json")
+        assert (done.returncode, json.loads(done.stdout)) == (0, {"number": 0}), done.stderr
+        assert done.stderr.count("the command fabric is now called interconnect") == notes
+    assert world.run("help", "fabric").stdout == world.run("help", "interconnect.md").stdout
+    assert world.run("why", "--bundle", directory.name).returncode == 0
+    with tarfile.open(world.project / f"{directory.name}.tar.gz") as archive:
+        assert f"{directory.name}/attempts/0/fabric.json" in archive.getnames()
+
+
+def test_a_run_that_measures_the_interconnect_keeps_its_form(world: World) -> None:
+    done = world.run("interconnect", "--nodes", "2", "--detach", "--json")
+    assert done.returncode == 0, done.stderr
+    directory = Path(json.loads(done.stdout)["directory"])
+    assert directory.name.startswith("interconnect-")
+    for name in ("plan.json", "request.json"):  # as an earlier version wrote them
+        text = (directory / name).read_text()
+        assert text.count('"form": "interconnect"') == 1
+        (directory / name).write_text(text.replace('"form": "interconnect"', '"form": "fabric"'))
+    assert json.loads(world.run("status", "--json").stdout)["service"] == "interconnect"
+    again = world.run("rerun", "last", "--json")
+    assert again.returncode == 0, again.stderr
+    plan = json.loads((Path(json.loads(again.stdout)["directory"]) / "plan.json").read_text())
+    assert plan["inside"]["code"]["form"] == "interconnect"
 
 
 def test_a_file_in_the_place_of_the_report_is_not_written_through(world: World) -> None:

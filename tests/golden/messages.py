@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from hpcml import errors
-from hpcml.failures.rules import RULES
+from hpcml.failures.rules import BY_NAME
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = Path(__file__).with_name("messages.txt")
@@ -94,5 +94,5 @@ def page() -> str:
     """Return the golden page in alphabetical order, so that code may move: all errors, and the causes that rules name."""
     classes = error_classes()
     lines = {line for tree in MODULES.values() for line in messages_of(tree, classes)}
-    causes = {f"rule {rule.name}: {rule.cause}. {rule.remedy} {rule.of_ranks}".rstrip() for rule in RULES}
+    causes = {f"rule {rule.name}: {rule.cause}. {rule.remedy} {rule.of_ranks}".rstrip() for rule in BY_NAME.values()}
     return "\n".join([*sorted(lines), *sorted(causes)]) + "\n"

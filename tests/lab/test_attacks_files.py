@@ -145,7 +145,7 @@ def test_planted_runs_are_nobody_s(cluster: Cluster, place: Place) -> None:
             assert own.name in out, words
             assert plain(out + err), words
         named = [("hpcml", verb, name, *there) for name in (killer, copy, link, "kill", "cop")
-                 for verb in ("status", "logs", "cancel", "tunnel", "fabric")]  # fmt: skip
+                 for verb in ("status", "logs", "cancel", "tunnel", "interconnect")]  # fmt: skip
         for words, (code, out, err) in zip(named, place.types(*named), strict=True):
             assert code in (64, 66, 74), (words, out, err)
             assert plain(out + err), words

@@ -62,7 +62,7 @@ def test_foreign_ucx_clients_are_refused_and_that_is_logged(cluster: Cluster, ta
 
 
 def test_the_verdict_tells_the_wire(cluster: Cluster, target: Target) -> None:
-    line = cluster.wait_event(target.directory, "fabric-checked")["line"]
+    line = cluster.wait_event(target.directory, "interconnect-checked")["line"]
     assert line.startswith("UCX")
     assert "tcp" in line
     assert "across nodes" in line

@@ -114,15 +114,15 @@ def test_an_interpreter_for_another_processor_is_told(here: Here) -> None:
     assert f"its interpreter {python} is built for {other}, but local is {os.uname().machine}" in end
 
 
-def test_hpcml_fabric_measures_writes_and_draws(here: Here) -> None:
+def test_hpcml_interconnect_measures_writes_and_draws(here: Here) -> None:
     (here.folder / "json.py").write_text("raise RuntimeError('a module of the user')\n")
-    done = here.run("fabric", "--nodes", "1", "--set", "workers.per_node=2", "--set", "network.protocol=ucx")
+    done = here.run("interconnect", "--nodes", "1", "--set", "workers.per_node=2", "--set", "network.protocol=ucx")
     assert done.returncode == 0, done.stderr
     out = Path(here.status()["directory"]) / "out"
-    facts = json.loads((out / "fabric.json").read_text())
+    facts = json.loads((out / "interconnect.json").read_text())
     assert facts["measurement"]["protocol"] == "ucx"
     assert all(pair["seconds"] > 0 and not pair["error"] for pair in facts["measurement"]["pairs"])
-    assert (out / "fabric.svg").read_text().startswith("<svg")
+    assert (out / "interconnect.svg").read_text().startswith("<svg")
     assert facts["verdict"]["line"] in done.stdout
 
 

@@ -58,6 +58,16 @@ if rank == 2:
     raise RuntimeError("Timed out waiting 7ms for recv operation to complete")
 while True: time.sleep(1)
 """
+# Both ranks fail at once, each in its own way.
+DIFFER = """
+import os, time
+rank = os.environ["RANK"]
+open(f"at{rank}", "w").close()
+while not all(map(os.path.exists, ("at0", "at1"))): time.sleep(0.01)
+if rank == "0":
+    raise ValueError("bad batch")
+os._exit(7)
+"""
 # Rank 1 ends with a number that once meant something to hpcml's agent.
 ENDS = """
 import os, sys, time
@@ -138,6 +148,18 @@ def test_the_first_rank_that_fails_is_named_and_nothing_is_left(here: Here) -> N
         line["text"] for line in answer["evidence"]
     ]
     assert not [line for line in here.processes().values() if "while :" in line]
+
+
+def test_a_rank_that_fails_at_once_in_another_way_is_named_beside_the_first(here: Here) -> None:
+    done = here.submit(DIFFER, "--ranks", "2")
+    clauses = ["raised ValueError: bad batch", "exited with status 7"]
+    status, answer = here.status(), here.json("why")
+    other = 1 - status["rank"]
+    also = {"rank": other, "node": "local", "status": [1, 7][other], "clause": clauses[other]}
+    assert (status["others"], answer["others"]) == ([also], [also])
+    assert done.returncode == [1, 7][status["rank"]]
+    for command in ("status", "why"):
+        assert f"also       rank {other} on local {clauses[other]}\n" in here.run(command).stdout
 
 
 def test_a_rank_begins_once_whatever_its_exit_status(here: Here) -> None:

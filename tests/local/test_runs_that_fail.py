@@ -260,4 +260,4 @@ def test_a_worker_restarts_after_a_cuda_error_that_takes_its_gpu(here: Here, res
     assert len(told) == restarted
     mark = json.loads(next(RunPaths(run).attempt(0).nodes.glob("*.json")).read_text())
     assert mark["deaths"] == ({lost[0]["worker"]: 1} if restarted else {})
-    assert all("CUDA error" in end for end in mark["last_ends"].values())
+    assert all("CUDA error" in end["what"] and end["reason"] == "worker-" for end in mark["ends"])

@@ -131,8 +131,8 @@ COMMANDS = {
     "status-failed": "hpcml status divide",
     "logs": "hpcml logs first",
     "logs-scheduler": "hpcml logs first scheduler",
-    "fabric": "hpcml fabric",
-    "fabric-run": "hpcml fabric first",
+    "interconnect": "hpcml interconnect",
+    "interconnect-run": "hpcml interconnect first",
     "site-ls": "hpcml site ls",
     "site-show": "hpcml site show local",
     "dry-run": "hpcml submit --site leonardo --account my_account --nodes 4 --dry-run first.py",
@@ -146,7 +146,7 @@ COMMANDS = {
     "doctor": "hpcml doctor",
     "sweep-table": "hpcml sweep table point",
     "tunnel": "hpcml tunnel last",
-    **{f"{name}-help": f"hpcml {name} --help" for name in ("ls", "run", "image", "image build", "tunnel", "jupyter", "fabric")},
+    **{f"{name}-help": f"hpcml {name} --help" for name in ("ls", "run", "image", "image build", "tunnel", "jupyter", "interconnect")},
 }  # fmt: skip
 FIRST_SCREENS = ("nothing", "submit", "dry-run", "ls", "status", "why", "top", "doctor", "sweep-table", "report")
 BEFORE = {"top": "hpcml submit --detach --nodes 2 sums.py",
@@ -284,15 +284,15 @@ def _jupyter(desk: Desk) -> None:
     desk.piped("hpcml cancel jupyter; hpcml wait jupyter")
 
 
-def _fabric(desk: Desk) -> None:
-    """Take the picture that ``hpcml fabric`` makes itself, on the four nodes of the lab, if it is up (root)."""
-    typed = 'hpcml fabric --nodes 4 --wait >&2 && cat "$(ls -td ~/.hpcml/runs/fabric-* | head -1)/out/fabric.svg"'
+def _interconnect(desk: Desk) -> None:
+    """Take the picture that ``hpcml interconnect`` makes itself, on the four nodes of the lab, if it is up (root)."""
+    typed = 'hpcml interconnect --nodes 4 --wait >&2 && cat "$(ls -td ~/.hpcml/runs/interconnect-* | head -1)/out/interconnect.svg"'
     words = [sys.executable, str(LAB), "exec", "--", "bash", "-c", typed]
     done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=300)
     if done.returncode == 0 and "<svg" in done.stdout:
-        (PICTURES / "fabric.svg").write_text(done.stdout)
+        (PICTURES / "interconnect.svg").write_text(done.stdout)
     else:
-        print(f"fabric.svg stays as it is: {done.stderr.strip().splitlines()[-1:]} (make lab)")
+        print(f"interconnect.svg stays as it is: {done.stderr.strip().splitlines()[-1:]} (make lab)")
 
 
 def _report(desk: Desk) -> None:
@@ -308,7 +308,7 @@ DOCUMENTED: dict[str, Callable[[Desk], None]] = {
     "top": _top,
     "dashboard": _dashboard,
     "jupyter": _jupyter,
-    "fabric": _fabric,
+    "interconnect": _interconnect,
     "report": _report,
 }
 

@@ -62,15 +62,17 @@ KINDS = {
     units.Memory: "memory", str: "text", tuple: "list of strings", dict: "table of texts",
 }  # fmt: skip
 # What the tables of a section describe, by section.
-ENTRIES = {"partitions": "partition", "qos": "QoS", "report.advice": "rule", "facts": "fact"}
+ENTRIES = {
+    "partitions": "partition", "partitions.NAME.nodes": "kind of nodes", "qos": "QoS", "report.advice": "rule", "facts": "fact",
+}  # fmt: skip
 # What explains the keys of a section.
 MORE = {
     "identify": "[how the site is found](sites.md#how-the-site-is-found)",
     "slurm": "[nodes that failed](commands.md#nodes-that-failed)",
     "qos": "[facts](sites.md#facts)",
     "runtime": "[packages that Python needs](sites.md#runtime), [copies of the image](images.md#staging)",
-    "gpu": "[memory](fabric.md#memory), [spilling](choosing.md#spilling)",
-    "interconnect": "[the interconnect check](fabric.md#the-interconnect-check)",
+    "gpu": "[memory](interconnect.md#memory), [spilling](choosing.md#spilling)",
+    "interconnect": "[the interconnect check](interconnect.md#the-interconnect-check)",
     "deadlines": "[what hangs](how-it-works.md#what-hangs)",
     "report": "[samples](run-directory.md#samples), [advice](report.md#advice)",
     "paths": "[folders for runs](security.md#folders-for-runs)",

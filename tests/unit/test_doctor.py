@@ -21,7 +21,7 @@ from hpcml.cli.host import Laptop
 from hpcml.doctor import checks, finding, job, nodes, scheduler
 from hpcml.doctor import ports as ports_of_nodes
 from hpcml.doctor.finding import Examination, Finding
-from hpcml.errors import UNFIT, ConfigError, SlurmUnreachableError
+from hpcml.errors import UNFIT, ConfigError, SiteError, SlurmUnreachableError
 from hpcml.forms import Form
 from hpcml.node.hardware import record
 from hpcml.remote import answers
@@ -326,6 +326,15 @@ def test_the_partition(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert asked(Answer(1, "", "Partition boost_usr_prod not found"))[0] == "red"
     assert asked(Answer(1, "", "Access/permission denied"))[0] == "n/a"
     assert asked(Answer(None, "", ""))[0] == "n/a"
+    exam = examination(tmp_path, account="astro")
+    monkeypatch.setattr(exam, "directives", lambda: {"--partition": "boost_usr_prod,gone"})
+
+    def one_is_gone(command: list[str], timeout: float = 60.0) -> Answer:
+        gone = command[-1] == "gone"
+        return Answer(1, "", "Partition gone not found") if gone else Answer(0, "PartitionName=p State=UP", "")
+
+    monkeypatch.setattr(slurm, "ask", one_is_gone)
+    assert told(scheduler.partition(exam))[1] == "there is no partition gone"
 
 
 def test_the_start_and_the_certificate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -351,6 +360,17 @@ def test_the_start_and_the_certificate(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(exam, "start", silent)
     assert told(scheduler.start(exam)) == ("red", "Slurm's controller does not answer")
     assert scheduler.start(examination(tmp_path)).state == "n/a", "no account: there is no request"
+
+    def refused() -> Prospect:
+        lines = (
+            "sbatch: error: cli_filter: no memory for GPUs",
+            "sbatch: error: cli_filter plugin terminated with error",
+        )
+        raise SiteError("Slurm refused the job", hint="Ask.", quote=lines)
+
+    monkeypatch.setattr(exam, "start", refused)
+    found = scheduler.start(exam)
+    assert "cli_filter: no memory for GPUs; cli_filter plugin terminated with error" in found.sentence
 
 
 def test_the_login_node_that_answers() -> None:

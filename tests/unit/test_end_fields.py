@@ -10,9 +10,9 @@ import pytest
 from failure_texts import TEXTS
 from hpcml import assets, errors
 from hpcml.failures import judgement
-from hpcml.failures.end import SLURM, End, MemoryLimit, Reason, parse
+from hpcml.failures.cause import Case, Cause
+from hpcml.failures.end import SLURM, End, MemoryLimit, OtherEnd, Reason, parse
 from hpcml.failures.evidence import Piece, hits_in
-from hpcml.failures.judgement import Case, Cause
 from hpcml.failures.rule import Retry, Role, Where
 from hpcml.failures.rules import BY_NAME, RULES
 from hpcml.kind import Kind
@@ -55,6 +55,11 @@ def test_memory_is_the_cause_by_its_field_alone(message: str) -> None:
     assert judged(end._replace(memory_limit=MemoryLimit.NODE)).rule == "oom-kill"
     assert judged(end._replace(memory_limit=MemoryLimit.PROCESS, lost_nodes=("n1",))).rule == "worker-memory"
     assert judged(end._replace(memory_limit="of a newer version")).rule == ""
+
+
+def test_the_phase_of_an_end_that_an_earlier_version_wrote() -> None:
+    table = End(errors.INTERCONNECT, by="hpcml", message="no RDMA").as_json()
+    assert [parse(table | {"phase": phase}).phase for phase in ("driver", "fabric")] == ["script", "interconnect"]
 
 
 def test_the_role_that_memory_ended_is_the_one_that_the_end_names() -> None:
@@ -111,3 +116,12 @@ def test_a_status_shows_the_fields_of_its_end(tmp_path: Path) -> None:
     assert status.end._replace(phase="script", ended_as="") == end
     shown = status.as_json()
     assert (shown["memory_limit"], shown["lost_nodes"], shown["role"]) == ("node", ("n3", "n4"), "worker")
+    assert shown["others"] == []  # of a Dask run
+
+
+def test_the_others_that_failed_are_written_and_read_back() -> None:
+    other = OtherEnd(1, "n2", 7, "exited with status 7")
+    end = End(137, "script", "script", "m", rank=0, node="n1", others=(other,))
+    assert parse(end.as_json()).others == (other,)
+    with pytest.raises(DamagedError, match=r"others\[0\]|others"):
+        parse({**end.as_json(), "others": [7]})

@@ -15,7 +15,7 @@ import pytest
 
 from hpcml.node.script import launcher
 from hpcml.node.settings import Context
-from hpcml.node.tasks import process
+from hpcml.node.tasks import error_hint
 from hpcml.paths import AttemptPaths
 from node_settings import settings as settings_of
 
@@ -31,7 +31,7 @@ def run(folder: Path, text: str, *, image: str = "", name: str = "main.py") -> t
         [sys.executable, "-P", "-c", start, str(script)], capture_output=True, text=True, check=False, timeout=240,
         env={"HPCML_SCRIPT_ERROR": str(attempt.script_error), "PYTHONPATH": str(root)}, stdin=subprocess.DEVNULL)  # fmt: skip
     context: Any = SimpleNamespace(attempt=attempt, settings=settings_of(job__image=image))
-    return process.next_step(cast("Context", context), attempt.script_error), done.stderr
+    return error_hint.next_step(cast("Context", context), attempt.script_error), done.stderr
 
 
 @pytest.mark.parametrize(("text", "words"), [

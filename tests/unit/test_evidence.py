@@ -157,7 +157,7 @@ def test_gpus_without_nvlink_and_gpus_that_it_does_not_join(monkeypatch: pytest.
 
 
 def log(name: str) -> str:
-    return (Path(__file__).parents[1] / f"fixtures/fabric/{name}.log").read_text()
+    return (Path(__file__).parents[1] / f"fixtures/interconnect/{name}.log").read_text()
 
 
 RAILS = [f"rc_mlx5/mlx5_{number}:1" for number in range(4)]

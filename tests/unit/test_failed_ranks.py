@@ -12,8 +12,8 @@ import pytest
 from failure_texts import TEXTS
 from hpcml import errors
 from hpcml.failures import evidence, judgement
+from hpcml.failures.cause import Case, Cause
 from hpcml.failures.end import End, parse
-from hpcml.failures.judgement import Case, Cause
 from hpcml.forms import Form
 from hpcml.kind import Kind
 from hpcml.kinds.dask import KIND as DASK
@@ -49,7 +49,9 @@ def end_of(status: int, message: str = "", **facts: Any) -> End:
 def why(paths: RunPaths, end: End, *chain: tuple[str, str], form: Form = Form.SCRIPT, most: int = 128) -> Cause:
     error = {"chain": [{"type": name, "message": text} for name, text in chain]} if chain else {}
     case = judgement.with_files(paths, paths.attempt(0), Case(end, KIND, form=form))
-    judged = judgement.judge(case._replace(error=error), evidence.hits(paths, most, end.log, end.log_begin))
+    judged = judgement.judge(
+        case._replace(error=error), evidence.hits(paths, paths.attempt(0), most, end.log, end.log_begin)
+    )
     assert judged is not None
     return judged
 
@@ -244,9 +246,9 @@ def test_the_watchdog_s_line_is_the_cause_and_not_the_signal(paths: RunPaths) ->
 
 
 def test_a_rank_that_waits_is_named_while_the_run_lives(paths: RunPaths) -> None:
-    assert judgement.waited(evidence.hits(paths, 8)) is None
+    assert judgement.waited(evidence.hits(paths, paths.attempt(0), 8)) is None
     (paths.logs / OWN).write_text(f"{WATCHDOG}\n")
-    found = judgement.waited(evidence.hits(paths, 8))
+    found = judgement.waited(evidence.hits(paths, paths.attempt(0), 8))
     assert found is not None
     assert "rank 2 on n2 waited for it (ALLREDUCE, SeqNum=2)" in found.what
 

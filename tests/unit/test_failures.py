@@ -18,9 +18,10 @@ import pytest
 from failure_texts import HARMLESS, TEXTS
 from hpcml import errors
 from hpcml.failures import evidence, judgement, output, rules
-from hpcml.failures.end import End
+from hpcml.failures.cause import Case, Cause, with_run
+from hpcml.failures.end import End, ProcessEnd
 from hpcml.failures.evidence import Hit, Line, Piece
-from hpcml.failures.judgement import Case, Cause
+from hpcml.failures.note import script_error
 from hpcml.failures.rule import Role, Where
 from hpcml.failures.rules import BY_NAME, COLOURS, OWN, RULES, meaning
 from hpcml.forms import Form
@@ -218,7 +219,7 @@ def test_an_error_that_came_through_pytorch_s_loader_is_written_down_so(tmp_path
     script.write_text("import torch.utils.data.dataloader as loader\ntry: loader.get('/no/such')\nfinally: int('x')\n")
     subprocess.run([sys.executable, "-c", "from hpcml.node.script.launcher import main; main()", script], check=False,
                    capture_output=True, env=os.environ | {"HPCML_SCRIPT_ERROR": str(note)})  # fmt: skip
-    chain = evidence.script_error(note)["chain"]
+    chain = script_error(note)["chain"]
     assert [(one["type"], one["loader"]) for one in chain] == [("ValueError", False), ("FileNotFoundError", True)]
 
 
@@ -230,7 +231,7 @@ def test_the_error_of_a_task_is_the_cause_and_not_the_group_that_carries_it(tmp_
     )
     subprocess.run([sys.executable, "-c", "from hpcml.node.script.launcher import main; main()", script], check=False,
                    capture_output=True, env=os.environ | {"HPCML_SCRIPT_ERROR": str(note)})  # fmt: skip
-    found = cause(CASCADE._replace(error=evidence.script_error(note)), [])
+    found = cause(CASCADE._replace(error=script_error(note)), [])
     assert "raised LookupError: no labels" in found.what
     assert found.followed[0].text.startswith("ExceptionGroup: unhandled errors in a TaskGroup")
 
@@ -245,7 +246,7 @@ def test_the_words_that_a_script_ends_with_are_written_down(tmp_path: Path) -> N
         done = subprocess.run([sys.executable, "-c", start, script], capture_output=True, text=True, check=False,
                               env=os.environ | {"HPCML_SCRIPT_ERROR": str(note)})  # fmt: skip
         assert (done.returncode, done.stderr, done.stdout) == (status, said, "")
-    error = evidence.script_error(note)
+    error = script_error(note)
     assert (error["chain"][0]["message"], error["line"]) == ("no\ndata", 2)
 
 
@@ -350,7 +351,7 @@ def paths(tmp_path: Path) -> RunPaths:
 def test_the_begin_and_the_end_of_a_long_log_are_read_with_their_lines(paths: RunPaths) -> None:
     body = ("x" * 40 + "\n") * 100_000
     paths.log("worker", "n1").write_text(f"{TEXTS['memlock'][0]}\n{body}{TEXTS['ecc'][0]}\n")
-    found = [(hit.rule.name, hit.line.number, hit.line.node) for hit in evidence.hits(paths, 8)]
+    found = [(hit.rule.name, hit.line.number, hit.line.node) for hit in evidence.hits(paths, paths.attempt(0), 8)]
     assert found == [("memlock", 1, "n1"), ("ecc", 100_002, "n1")]
 
 
@@ -358,7 +359,7 @@ def test_of_very_many_logs_the_smaller_are_read(paths: RunPaths) -> None:
     """A worker that failed wrote nothing after that."""
     for node, text in (("n1", "x\n" * 10_000), ("n2", TEXTS["ecc"][0]), ("n3", "x\n" * 10_000)):
         paths.log("worker", node).write_text(text)
-    assert [hit.line.node for hit in evidence.hits(paths, 1)] == ["n2"]
+    assert [hit.line.node for hit in evidence.hits(paths, paths.attempt(0), 1)] == ["n2"]
 
 
 def test_links_pipes_and_folders_are_no_evidence(paths: RunPaths, tmp_path: Path) -> None:
@@ -366,7 +367,7 @@ def test_links_pipes_and_folders_are_no_evidence(paths: RunPaths, tmp_path: Path
     paths.log("worker", "n1").symlink_to(tmp_path / "foreign")
     os.mkfifo(paths.log("worker", "n2"))
     paths.log("worker", "n3").mkdir()
-    assert evidence.hits(paths, 8) == []
+    assert evidence.hits(paths, paths.attempt(0), 8) == []
 
 
 def test_the_note_of_the_script_s_error_is_read(paths: RunPaths) -> None:
@@ -374,7 +375,7 @@ def test_the_note_of_the_script_s_error_is_read(paths: RunPaths) -> None:
     whole = json.dumps({"file": "a.py", "line": 3, "chain": [{"type": "KeyError", "message": "'x'"}]})
     for text, short in (("{", ""), ('{"chain": [3]}', ""), (whole, "KeyError in a.py:3")):
         path.write_text(text)
-        found = cause(CASCADE._replace(error=evidence.script_error(path)), [])
+        found = cause(CASCADE._replace(error=script_error(path)), [])
         assert found.short == short if short else found.rule == "exit"
 
 
@@ -427,7 +428,7 @@ def test_lines_of_a_node_far_behind_are_of_this_attempt() -> None:
 def test_what_the_clocks_cannot_order_is_ordered_by_what_it_is(apart: float) -> None:
     """A fault of a node goes before what a program says of it, and that before the end of a process."""
     end = CASCADE._replace(clocks={"n1": (0, 0), "n2": (0, 2.0)})
-    names = ("stale-handle", "disk-full", "worker-exit")
+    names = ("stale-handle", "disk-full", "worker-segfault")
     for first, second in itertools.combinations(names, 2):
         for texts in ((first, second), (second, first)):
             one, other = (TEXTS[name][0] for name in texts)
@@ -437,7 +438,7 @@ def test_what_the_clocks_cannot_order_is_ordered_by_what_it_is(apart: float) -> 
 
 
 def test_in_one_log_the_order_of_the_lines_counts_whatever_they_are() -> None:
-    texts = (TEXTS["worker-exit"][0], TEXTS["stale-handle"][0])
+    texts = (TEXTS["worker-segfault"][0], TEXTS["stale-handle"][0])
     for first, second in itertools.permutations(texts):
         assert cause(CASCADE, hits(first, second)).evidence[0].text == first
 
@@ -473,11 +474,14 @@ FROZEN = ended(errors.TIME_LIMIT, "scheduler", "TIMEOUT", "the time limit was re
 
 
 def test_a_file_system_that_does_not_answer_is_the_cause_of_a_time_limit() -> None:
-    waits, goes_on, limit = (TEXTS[name][0] for name in ("frozen", "thawed", "time-limit"))
-    found = cause(FROZEN, hits(waits, limit, source="job", node=""))
+    limit = hits(TEXTS["time-limit"][0], source="job", node="")
+    times = {"script-started": 1.0, "script-blocked": 2.0}
+    blocked = FROZEN._replace(times=times, first_node=("n3",), blocked_on="/data/a.npy, request_wait_answer")
+    found = cause(blocked, limit)
     assert (found.rule, found.nodes, found.retry) == ("frozen", ("n3",), "exclude")
     assert "/data/a.npy" in found.what
-    assert cause(FROZEN, hits(waits, goes_on, limit, source="job", node="")).rule == "time-limit"
+    assert cause(blocked._replace(times={**times, "script-unblocked": 3.0}), limit).rule == "time-limit"
+    assert "()" not in cause(FROZEN._replace(times=times), limit).what  # as the supervisor asks: by times alone
 
 
 class Process:
@@ -527,17 +531,65 @@ def test_the_condition_of_a_gpu_assertion_is_in_the_cause() -> None:
     assert "assertion: usually" in cause(raised(("AcceleratorError", message)), []).what
 
 
-def test_a_worker_that_exited_is_told_with_the_error_in_its_log() -> None:
+def write_end(paths: RunPaths, reason: str, *, what: str = "any clause", after: float = 0.0) -> None:
+    """Have the agent of n1 write down that a worker ended, where its log ends now."""
+    size = paths.log("worker", "n1").stat().st_size
+    end = ProcessEnd("n1-0", what, reason, 5, BASE + after, size)
+    mark = paths.attempt(0).mark_of("n1")
+    mark.parent.mkdir(parents=True, exist_ok=True)
+    mark.write_text(json.dumps({"ends": [end._asdict()]}))
+
+
+LOST = ended(errors.ROLE_LOST, "hpcml", "FAILED", "the workers were lost")
+
+
+def test_a_worker_that_exited_is_told_with_the_error_in_its_log(paths: RunPaths) -> None:
     """os._exit is proposed only where the log shows no error."""
-    lost = ended(errors.ROLE_LOST, "hpcml", "FAILED", "the workers were lost")
-    end = TEXTS["worker-exit"][0]
-    found = cause(lost, hits("RuntimeError: PrivateWorker failed to start.", "", end))
-    assert found.what == "a worker exited with status 5 (RuntimeError: PrivateWorker failed to start.)"
-    assert cause(lost, hits(end)).what == "a worker exited with status 5"
-    assert (
-        cause(lost, hits(TEXTS["stub-library"][0], "RuntimeError: PrivateWorker failed to start.", end)).rule
-        == "stub-library"
+    log = paths.log("worker", "n1")
+
+    def found(*lines: str) -> Cause:
+        log.write_text("".join(f"{line}\n" for line in lines))
+        write_end(paths, "worker-exit", what="exit status 5 after only 3.1 s")
+        with log.open("a") as file:
+            file.write("hpcml: the worker ended, in any words\nRuntimeError: later\n")
+        return cause(LOST, evidence.hits(paths, paths.attempt(0), 8))
+
+    exited = found("RuntimeError: PrivateWorker failed to start.", "")
+    assert exited.what == "a worker exited with status 5 (RuntimeError: PrivateWorker failed to start.)"
+    assert exited.evidence == (
+        Line("worker n1-0 ended: exit status 5 after only 3.1 s", "worker", "logs/worker-n1.log", 3, BASE, "n1"),
     )
+    assert found("a").what == "a worker exited with status 5"
+    # What a program said above it is the cause; what it says below it is not.
+    assert found(TEXTS["stub-library"][0], "RuntimeError: PrivateWorker failed to start.").rule == "stub-library"
+    with log.open("a") as file:
+        file.write(TEXTS["disk-full"][0])
+    assert cause(LOST, evidence.hits(paths, paths.attempt(0), 8)).rule == "stub-library"
+
+
+@pytest.mark.parametrize(("reason", "rule"), [
+    ("worker-memory", "worker-memory"), ("worker-oom", "worker-oom"), ("worker-segfault", "worker-segfault"),
+    ("worker-abort", "worker-abort"), ("worker-bus", "worker-bus"), ("worker-killed", ""), ("worker-", ""),
+    ("rank-exit", ""), ("disk-full", ""), ("of a newer version", ""),
+])  # fmt: skip
+def test_the_end_of_a_worker_is_a_cause_by_its_fields(paths: RunPaths, reason: str, rule: str) -> None:
+    paths.log("worker", "n1").write_text("hpcml: worker n1-0 ended: exit status 5.\n")  # a text of hpcml's is none
+    assert evidence.hits(paths, paths.attempt(0), 8) == []
+    write_end(paths, reason)
+    assert cause(LOST, evidence.hits(paths, paths.attempt(0), 8)).rule == rule
+    for damaged in ("", "[]", '{"ends": 5}', '{"ends": [5, {}, {"reason": 3}]}'):
+        paths.attempt(0).mark_of("n1").write_text(damaged)
+        assert evidence.hits(paths, paths.attempt(0), 8) == []
+
+
+def test_the_end_of_a_worker_has_the_time_of_the_first_node_s_clock(paths: RunPaths) -> None:
+    """By its own clock, which is 20 s ahead, the worker of n1 ended after the disk of n2 was full."""
+    paths.log("worker", "n1").write_text("a\n")
+    paths.log("worker", "n2").write_text(f"{at(0, TEXTS['disk-full'][0])}\n")
+    write_end(paths, "worker-exit", after=15)
+    found = evidence.hits(paths, paths.attempt(0), 8)
+    assert cause(LOST._replace(clocks={"n1": (0, 0.1), "n2": (0, 0.1)}), found).rule == "disk-full"
+    assert cause(LOST._replace(clocks={"n1": (20, 0.1), "n2": (0, 0.1)}), found).rule == "worker-exit"
 
 
 def test_a_warning_of_hpcml_itself_is_never_the_cause() -> None:
@@ -551,9 +603,7 @@ def test_a_script_without_its_arguments_is_told_to_get_some() -> None:
     found = cause(error._replace(error={**error.error, "code": "data = sys.argv[1]"}), [])
     assert (found.short, "-- ARGUMENTS" in found.remedy) == ("arguments missing", True), found
     assert "too few arguments" not in cause(error, []).what
-    assert (
-        judgement.with_run(found.remedy, "r1") == "Write the arguments after the script: hpcml rerun r1 -- ARGUMENTS."
-    )
+    assert with_run(found.remedy, "r1") == "Write the arguments after the script: hpcml rerun r1 -- ARGUMENTS."
 
 
 def test_an_xid_has_words_where_a_rule_knows_it() -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from hpcml.failures import judgement
+from hpcml.failures.cause import Case
 from hpcml.failures.end import End
 from hpcml.kinds.dask.node.messages import TOPIC
 from hpcml.kinds.dask.node.scheduler import Reporter
@@ -31,9 +31,7 @@ def test_the_worker_that_has_the_memory_is_named(tmp_path: Path, process: int, n
     chain = [{"type": "torch.OutOfMemoryError", "message": ERROR.format(process)}]
     attempt.script_error.write_text(json.dumps({"chain": chain, "file": "train.py", "line": 3}))
     attempt.gpu_pools.write_text(json.dumps({"n1": {"pid": 1237, "pool": 122 * 2**30}, "n1-1": "damaged"}))
-    cause = judgement.of_run(
-        run, attempt, judgement.Case(End(1, "script", "script", "the script exited with status 1"))
-    )
+    cause = judgement.of_run(run, attempt, Case(End(1, "script", "script", "the script exited with status 1")))
     assert cause is not None
     assert cause.rule == "gpu-memory"
     assert ("process 1237 is this run's Dask worker n1, which reserved 122 GiB of it" in cause.what) == named
@@ -42,9 +40,8 @@ def test_the_worker_that_has_the_memory_is_named(tmp_path: Path, process: int, n
 
 def test_the_scheduler_reports_the_process_of_a_pool() -> None:
     lines: list[dict[str, Any]] = []
-    writer: Any = SimpleNamespace(write=lambda data: lines.append(json.loads(data)))
     message = POOL | {"event": "gpu-memory", "wanted": POOL["pool"], "address": "tls://n1:1"}
-    reporter = Reporter(writer)
+    reporter = Reporter(lambda **fields: lines.append(fields))
     reporter.names["tls://n1:1"] = str(POOL["worker"])
     reporter.log_event(TOPIC, message | {"worker": "tls://n1:1"})  # Dask's own word for who said it
     assert lines == [{"event": "gpu-pool", **POOL}]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,8 +11,12 @@ import pytest
 from hpcml import errors
 from hpcml.forms import Form
 from hpcml.kinds.dask.node.cluster import Hangs
-from hpcml.node.outcome import RunEndedError
+from hpcml.node.outcome import EventLog, RunEndedError
 from hpcml.node.processes import OwnTime
+from hpcml.node.tasks import follow
+from hpcml.paths import RunPaths
+from hpcml.recorded import Recorded
+from hpcml.runs.status import Status, _after
 from node_settings import settings as settings_of
 
 
@@ -127,3 +132,23 @@ def test_notices_can_be_switched_off_and_a_service_has_none(settings: dict[str, 
     run.at(1e6, connected=False, idle=1e6)
     run.at(1e6 + 1, connected=False, idle=1e6)
     assert run.said == []
+
+
+def test_a_script_that_a_file_system_blocks_is_an_event_that_its_status_has(tmp_path: Path) -> None:
+    """What `hpcml why` decides by is a field of the event, and no word of the warning."""
+    warnings: list[str] = []
+    events, waits = EventLog(tmp_path / "events.jsonl", 0), iter(["/data/a.npy, wait", ""])
+    state: Any = SimpleNamespace(
+        frozen=False, events=events, warn=warnings.append, clock=OwnTime(), context=SimpleNamespace(node="n3")
+    )
+    hang: Any = SimpleNamespace(look=lambda _: next(waits))
+    status = Status("run")
+    with events:
+        for blocked in (True, False):
+            follow.look_for_hang(state, hang)
+            assert state.frozen == blocked
+    for event in Recorded(RunPaths(tmp_path)).events:
+        status = _after(status, event)
+    assert status.progress.blocked_on == "/data/a.npy, wait"
+    assert [*events.times] == ["script-blocked", "script-unblocked"]
+    assert len(warnings) == 2

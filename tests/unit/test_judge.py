@@ -19,7 +19,7 @@ from hpcml.node.interconnect.measurement import (
 )
 from hpcml.node.interconnect.result import Result, check_policy, decide
 
-FIXTURES = Path(__file__).resolve().parent.parent / "fixtures/fabric"
+FIXTURES = Path(__file__).resolve().parent.parent / "fixtures/interconnect"
 Table = dict[str, Any]
 
 

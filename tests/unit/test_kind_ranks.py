@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import os
 import re
 import socket
@@ -20,6 +21,7 @@ import pytest
 
 from absences import absence_of
 from hpcml.errors import IMAGE, STOPPED, HpcmlError, NotFoundError
+from hpcml.failures.end import OtherEnd
 from hpcml.forms import Form
 from hpcml.kinds.ranks import KIND
 from hpcml.kinds.ranks.node import interconnect, losses, rapidsmpf, tasks
@@ -81,7 +83,7 @@ def planned(given: dict[str, Any]) -> Any:
 
 def test_a_plan_with_mpi_has_a_task_of_srun_for_each_rank() -> None:
     made = planned({"ranks": "gpu", "nodes": "2", "gpus_per_node": "4", "mpi": "pmi2"})
-    assert (made.roles, made.inside.workers.mpi) == (("rank", "mpi"), "pmi2")
+    assert (made.roles, made.inside.of_kind) == (("rank", "mpi"), {"mpi": "pmi2"})
     agents, tasks, _ = [step.launcher for step in made.steps]
     assert {"--ntasks=2", "--ntasks-per-node=1"} <= {*agents.options}
     assert {"--ntasks=8", "--ntasks-per-node=4", "--distribution=block", "--kill-on-bad-exit=0"} <= {*tasks.options}
@@ -399,8 +401,25 @@ def test_the_first_rank_that_fails_is_named_and_the_others_are_told_to_end(ended
     assert ended.ranks.describe_end(7) == "rank 2 on n2 exited with status 7; 1 other rank failed later"
     assert not ended.ranks.killed_by_others(7)
     assert not ended.ranks.only_exited(7)  # it also tells of the other rank
-    assert ended.ranks.failed_process() == (2, "n2", "rank-n2-2.log", 0)
+    also = OtherEnd(3, "n2", 1, "exited with status 1")
+    assert ended.ranks.failed_process() == (2, "n2", "rank-n2-2.log", 0, (also,))
     assert (tmp_path / "script-error.json").exists()
+
+
+def test_the_first_of_each_other_way_is_named_and_no_consequence(ended: Ended, tmp_path: Path) -> None:
+    """Of four ranks one is out of memory; the errors of the others are another cause, its repetition, a consequence."""
+    ended.end(1, 137, memory=True)
+    errors = {2: "bad", 3: "bad", 0: "[/x/gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.1]:4000"}
+    for rank, message in errors.items():
+        chain = [{"type": "ValueError" if rank else "RuntimeError", "message": f"{message}\nmore"}]
+        (tmp_path / f"script-error-{rank}.json").write_text(json.dumps({"chain": chain}))
+        ended.end(rank, 1)
+    assert ended.ranks.poll() == 137
+    failed = ended.ranks.failed_process()
+    assert (failed.rank, failed.others) == (1, (OtherEnd(2, "n2", 1, "raised ValueError: bad"),))
+    ended.ranks.failures = ended.ranks.failures[1:]  # of the others the first is "bad" too, as the second
+    (tmp_path / "script-error-2.json").replace(tmp_path / "script-error.json")
+    assert ended.ranks.failed_process().others == ()
 
 
 def test_ranks_that_end_well_end_nobody(ended: Ended) -> None:
@@ -507,7 +526,7 @@ def test_the_ways_of_nccl_are_read_from_the_first_rank_s_log(tmp_path: Path, mon
     assert found
     assert (found["net"], found["across"], found["within"]) == ("Socket", {"NET/Socket": 1}, {})
     assert look() is None
-    attempt = SimpleNamespace(probe_of=lambda node: tmp_path / node, fabric=tmp_path / "fabric.json")
+    attempt = SimpleNamespace(probe_of=lambda node: tmp_path / node, interconnect=tmp_path / "interconnect.json")
     context: Any = SimpleNamespace(settings=inside_of(tmp_path, gpus_per_node=1), attempt=attempt)
     answer = interconnect.judged_by_logs(context, {"n1": found, "n2": found}, "eth0")
     assert answer["problem"].startswith("NCCL uses TCP sockets across nodes (")

@@ -67,7 +67,8 @@ def test_its_option_is_for_its_runs_alone(copy: Copy) -> None:
 
 def test_status_logs_and_why_speak_of_it(copy: Copy) -> None:
     run = copy.prepared()
-    assert json.loads((run / "plan.json").read_text())["inside"]["kind"] == "echo"
+    inside = json.loads((run / "plan.json").read_text())["inside"]
+    assert (inside["kind"], inside["of_kind"]) == ("echo", {"every": 0.2})
 
     def write(*events: dict[str, object]) -> None:
         with (run / "events.jsonl").open("a") as file:

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from hpcml.cli import jupyter
-from hpcml.errors import NotFoundError, UsageError
+from hpcml.errors import START_FAILED, NotFoundError, UsageError
 from hpcml.forms import Form
 from hpcml.kinds.dask.node.jupyter import config as notebook_config
 from hpcml.kinds.dask.node.jupyter import server
@@ -220,20 +220,27 @@ def test_a_page_that_was_closed_is_not_waited_for(tmp_path: Path, opened: bool) 
     asyncio.run(play())
 
 
-def test_an_idle_session_ends_also_where_its_record_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:  # fmt: skip
+def test_an_idle_session_ends_and_knows_why(tmp_path: Path) -> None:
     async def play() -> None:
         server: Any = Server()
         kernels = SimpleNamespace(list_kernel_ids=list, last_kernel_activity=None)
         server.kernel_manager, server.web_app = kernels, SimpleNamespace(settings={"kernel_manager": kernels})
         session = Session(context(tmp_path, idle=60.0), server, Path("/none"))
         session.used = 0.0
-        await session._look_for_idleness()  # there is no folder for services
+        await session._look_for_idleness()
         assert session.ending is not None
         await asyncio.wait_for(session.ending, 5)
-        assert server.stopped == 1
+        assert (server.stopped, session.ended) == (1, "the session was idle for 60 s")
 
     asyncio.run(play())
-    assert "the reason for the session's end cannot be written" in capsys.readouterr().err
+
+
+def test_a_session_that_never_answers_has_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    serves: Any = Server()
+    session = Session(context(tmp_path, idle=0.0), serves, Path("/none"))
+    monkeypatch.setattr(server, "ANSWER_WITHIN", 0.0)
+    asyncio.run(server._announce(session, tmp_path / "none.sock", "token"))
+    assert (serves.stopped, session.status) == (1, START_FAILED)
 
 
 def test_somebody_who_goes_on_ends_no_idle_session(tmp_path: Path) -> None:
@@ -262,7 +269,7 @@ def test_a_session_that_was_told_to_end_has_the_status_of_it(
             await asyncio.sleep(0)
 
     with tempfile.TemporaryDirectory(dir="/tmp") as short:
-        there.attempt.control.write_text(json.dumps({"socket": f"{short}/control.sock"}))
+        there.attempt.link.write_text(json.dumps({"sockets": short}))
         loop = SimpleNamespace(add_callback=lambda *_: None, add_callback_from_signal=lambda function: function())
         lab = SimpleNamespace(io_loop=loop, start=lambda: asyncio.run(serve()), stop=lambda: None)
         monkeypatch.setattr(server, "load", lambda: there)

@@ -102,7 +102,7 @@ def test_the_script_s_lines_are_its_own(output: str, columns: int, tmp_path: Pat
         progress = Progress(stream, {"TERM": "xterm"}, tail)
         status = Status.of("r", "lab", "starting", nodes=("n1", "n2"), times=dict(STARTED), workers=1, expected=2)
         progress.show(status)
-        times = {**STARTED, "workers-ready": 3.0, "fabric-checked": 3.0, "script-started": 4.0}
+        times = {**STARTED, "workers-ready": 3.0, "interconnect-checked": 3.0, "script-started": 4.0}
         progress.show(status := status.changed(phase="running", workers=2, times=times))
         for character in output:  # it comes in pieces, as the script writes it
             with log.open("a") as file:

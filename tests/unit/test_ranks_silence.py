@@ -60,7 +60,7 @@ class Far:
             place.mkdir(parents=True, exist_ok=True)
         attempt.link_key.write_bytes(KEY)
         self.supervisor = subprocess.Popen(["sleep", "600"])
-        settings = settings_of(workers__mpi="", deadlines__answer=ANSWER)
+        settings = settings_of(deadlines__answer=ANSWER)
         context = Context(self.run, attempt, 0, settings, node, ("n1", "n2"))
         members = agent.Members("rank", 0, errors.WORKERS_NEVER_CAME)
         self.ranks = agents.Ranks(context, agent.Node(context, members), time.monotonic() + 60)

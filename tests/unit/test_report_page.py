@@ -10,6 +10,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote_to_bytes
 
+import jinja2
 import pytest
 from markupsafe import escape
 
@@ -79,20 +80,35 @@ def test_texts_of_others_stay_texts(tmp_path: Path) -> None:
             versions=((HOSTILE, HOSTILE),),
             repairs=((HOSTILE, Decision("untried", HOSTILE, HOSTILE, HOSTILE)),),
         ),
-        interconnect=Interconnect(HOSTILE, fabric_ok=False, fabric_remedy=HOSTILE),
+        interconnect=Interconnect(HOSTILE, interconnect_ok=False, interconnect_remedy=HOSTILE),
         drawing=found.drawing._replace(series={HOSTILE: hostile_node}),
     )
     function = Function(HOSTILE, 3, 2.0, 1.0)
     hostile = hostile._replace(findings=hostile.findings._replace(functions=(function,)))
     text = page.html(hostile)
     assert text.count(str(escape(HOSTILE))) >= 10
-    good = found._replace(interconnect=Interconnect("InfiniBand", fabric_ok=True, fabric_remedy="use another"))
+    good = found._replace(
+        interconnect=Interconnect("InfiniBand", interconnect_ok=True, interconnect_remedy="use another")
+    )
     assert ("Remedy:" in text, "Remedy:" in page.html(good)) == (True, False)
     tags = [tag for tag, _ in Reader(text).elements]
     assert tags.count("script") == plain.count("script") == 1
     assert "img" not in tags
     assert "{{ 7 * 7 }}" in text
     assert "49" not in re.findall(r"alert\(2\)&gt;&#34;&#39;(\d+)", text)
+
+
+def test_the_template_is_compiled_before_there_is_a_run_to_show(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That takes most of the time, for which the nodes would wait at the run's end."""
+    report = contents.load(report_samples.write(tmp_path / "run", Shape(seconds=60)), 0, DASK)
+
+    def compiled(*_: object, **__: object) -> None:
+        raise AssertionError("the nodes wait")
+
+    monkeypatch.setattr(jinja2.Environment, "compile", compiled)
+    assert "</html>" in page.html(report)
 
 
 def test_repairs_are_on_the_page_and_in_the_facts_for_programs(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import pytest
 
 from hpcml.failures import judgement
+from hpcml.failures.cause import Case
 from hpcml.kinds.dask import KIND
 from hpcml.kinds.dask.node.cluster import Processes
 from hpcml.node.outcome import EventLog
@@ -71,7 +72,7 @@ def test_a_script_that_failed_says_why(
     assert (outcome.exit_status, outcome.by, outcome.message) == (end.status, "script", end.message)
     assert outcome.reason == ("exit" if end.message == f"the script exited with status {end.status}" else "")
     assert ("Fatal Python error" in said.err) == (name == "crash")  # no other signal shows one
-    cause = judgement.of_run(run, run.attempt(0), judgement.Case(outcome))
+    cause = judgement.of_run(run, run.attempt(0), Case(outcome))
     assert cause is not None
     assert (cause.short, cause.known) == (end.short, end.known)
     assert end.words in cause.what

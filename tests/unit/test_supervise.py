@@ -223,7 +223,7 @@ def test_a_slow_interconnect_ends_a_run_that_requires_a_fast_one(cluster: Broken
     with pytest.raises(RunEndedError) if require == "rdma" else contextlib.nullcontext() as ended:
         record.obey(state, found)
     assert "UCX uses TCP across nodes" in state.context.run.job_log.read_text()
-    assert ended is None or ended.value.end.exit_status == errors.FABRIC
+    assert ended is None or ended.value.end.exit_status == errors.INTERCONNECT
 
 
 HEARS = """
@@ -300,7 +300,7 @@ def test_the_keys_go_with_the_run(cluster: Broken) -> None:
 
 def test_silent_workers_are_written_down_when_they_change(cluster: Broken) -> None:
     for silent in ({}, {"n4": 31.0}, {"n4": 32.0}, {"n4": 90.0, "n2": 31.0}, {}):
-        cluster._take("alive", {"connected": True, "idle": 0.0, "waited": 0.0, "stuck": 0, "silent": silent})
+        cluster._take("use", {"connected": True, "idle": 0.0, "waited": 0.0, "stuck": 0, "silent": silent})
     cluster._take("worker-removed", {"worker": "n4-0", "silent": True})
     silences = [sorted(event["since"]) for event in events_of(cluster) if event["event"] == "workers-silent"]
     assert silences == [["n4"], ["n2", "n4"], []]

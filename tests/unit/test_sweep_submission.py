@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,8 +11,8 @@ from typing import Any
 import pytest
 
 from hpcml.cli import sweep as command
-from hpcml.failures import judgement
-from hpcml.failures.end import End, MemoryLimit
+from hpcml.failures.cause import kind_of
+from hpcml.failures.end import End, MemoryLimit, ProcessEnd
 from hpcml.failures.point import PointEnd
 from hpcml.node.sweep import points
 from hpcml.paths import RunPaths
@@ -71,32 +72,38 @@ def test_of_which_kind_a_point_s_failure_is(tmp_path: Path, subtests: pytest.Sub
     run = RunPaths(tmp_path)
     run.logs.mkdir()
     run.point_records.mkdir()
+    context: Any = SimpleNamespace(run=run, attempt=run.attempt(0))
+    context.attempt.nodes.mkdir(parents=True)
+    run.log("worker", "n2").touch()
     log = run.log_of("abc")
     killed = {"chain": [{"type": "KilledWorker", "message": "Attempted to run task 'f' on 4 different workers"}]}
     cuda = "cudaErrorECCUncorrectable: uncorrectable ECC error encountered"
-    cases: tuple[tuple[int, dict[str, Any], str, str, str], ...] = (
-        (1, {"chain": [{"type": "ValueError", "message": "no"}]}, "", "", "error"),
-        (1, {"chain": [{"type": "MemoryError", "message": "Unable to allocate 3 GiB"}]}, "", "", "oom"),
-        (1, killed, "2026-11-21 08:00:10 hpcml: worker n2-1 is over its memory limit", "", "oom"),
-        (1, killed, "2026-11-21 07:00:00 hpcml: worker n2-1 is over its memory limit", "", "unknown"),  # another point's
-        (1, killed, "", "", "unknown"),
-        (1, {"chain": [{"type": "RuntimeError", "message": cuda}]}, "", "", "node"),
-        (1, {"chain": [{"type": "MemoryError", "message": "std::bad_alloc: out_of_memory: CUDA error"}]}, "", "", "oom"),
-        (137, {}, "", "", "unknown"),
-        (3, {}, "", "", "error"),
+    # When a worker ended that was over its memory limit, in seconds since the point began; None if none did.
+    cases: tuple[tuple[int, dict[str, Any], float | None, str, str], ...] = (
+        (1, {"chain": [{"type": "ValueError", "message": "no"}]}, None, "", "error"),
+        (1, {"chain": [{"type": "MemoryError", "message": "Unable to allocate 3 GiB"}]}, None, "", "oom"),
+        (1, killed, 10.0, "", "oom"),
+        (1, killed, -3600.0, "", "unknown"),  # another point's
+        (1, killed, None, "", "unknown"),
+        (1, {"chain": [{"type": "RuntimeError", "message": cuda}]}, None, "", "node"),
+        (1, {"chain": [{"type": "MemoryError", "message": "std::bad_alloc: out_of_memory: CUDA error"}]}, None, "", "oom"),
+        (137, {}, None, "", "unknown"),
+        (3, {}, None, "", "error"),
     )  # fmt: skip
     began = time.mktime(time.strptime("2026-11-21 08:00:00", "%Y-%m-%d %H:%M:%S"))
     for status, error, worker, printed, kind in cases:
-        run.log("worker", "n2").write_text(worker + "\n")
+        end = ProcessEnd("n2-1", "any clause", "worker-memory", 137, began + (worker or 0.0), 0)
+        ends = [] if worker is None else [end._asdict()]
+        context.attempt.mark_of("n2").write_text(json.dumps({"ends": ends}))
         log.write_text(printed)
         with subtests.test(error=error, worker=worker, status=status):
-            found = points.cause_of(run, log, error, End(status, by="script"), began)
+            found = points.cause_of(context, log, error, End(status, by="script"), began)
             assert found
-            assert judgement.kind_of(found.rule, evident=found.known) == kind
-    end = End(137, by="script", ended_as=State.OUT_OF_MEMORY, memory_limit=MemoryLimit.NODE)
-    killed_for_memory = points.cause_of(run, log, {}, end, began)
+            assert kind_of(found.rule, evident=found.known) == kind
+    by_kernel = End(137, by="script", ended_as=State.OUT_OF_MEMORY, memory_limit=MemoryLimit.NODE)
+    killed_for_memory = points.cause_of(context, log, {}, by_kernel, began)
     assert killed_for_memory
-    assert judgement.kind_of(killed_for_memory.rule, evident=killed_for_memory.known) == "oom"
+    assert kind_of(killed_for_memory.rule, evident=killed_for_memory.known) == "oom"
 
 
 @pytest.mark.parametrize(("states", "ends", "status"), [

@@ -23,7 +23,7 @@ from hpcml.node.interconnect.measurement import (
 )
 from hpcml.node.interconnect.result import check_policy, decide
 
-FIXTURES = Path(__file__).resolve().parent.parent / "fixtures/fabric"
+FIXTURES = Path(__file__).resolve().parent.parent / "fixtures/interconnect"
 GIB = 1024**3
 SENT = 2 * GIB  # by each worker, within its node and across nodes
 RC = (

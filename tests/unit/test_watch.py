@@ -38,7 +38,7 @@ FACTS: dict[str, dict[str, Any]] = {
     "environment-ready": {"words": "3 roles"},
     "worker-added": {"count": 1},
     "workers-silent": {"since": {"n4": 100}},
-    "fabric-checked": {"line": "TCP on eth0", "ok": True, "problem": ""},
+    "interconnect-checked": {"line": "TCP on eth0", "ok": True, "problem": ""},
 }
 
 
@@ -71,15 +71,28 @@ def test_a_check_of_the_wire_is_told_only_where_there_is_one(run: directories.Ru
     diary(run, *UP, "workers-ready")
     status = run_status.status(run, ask=False)
     assert status.message == "the script starts"
-    assert "fabric" not in shown(status)
-    diary(run, "fabric-checking")
+    assert "interconnect" not in shown(status)
+    diary(run, "interconnect-checking")
     status = run_status.status(run, ask=False)
     assert status.message == "checking the interconnect"
-    assert "· fabric     checking the interconnect" in shown(status)
-    diary(run, "fabric-checked")
+    assert "· interconnect checking the interconnect" in shown(status)
+    diary(run, "interconnect-checked")
     status = run_status.status(run, ask=False)
-    assert (status.message, status.cluster.fabric) == ("the script starts", "TCP on eth0")
+    assert (status.message, status.cluster.interconnect) == ("the script starts", "TCP on eth0")
     assert "checking the" not in shown(status)
+
+
+def test_an_interconnect_that_an_earlier_version_called_fabric(
+    run: directories.Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(FACTS, "fabric-checked", FACTS["interconnect-checked"])
+    diary(run, *UP, "workers-ready", "fabric-checking", "fabric-checked")
+    status = run_status.status(run, ask=False)
+    assert "✓ interconnect TCP on eth0" in shown(status)
+    table = status.as_json()
+    assert table["interconnect"] == table["fabric"] == "TCP on eth0"
+    assert table["interconnect_ok"] is table["fabric_ok"] is True
+    assert {"interconnect-checked", "fabric-checked"} <= table["times"].keys()  # type: ignore[attr-defined]
 
 
 def test_a_silent_worker_is_told_with_its_seconds(run: directories.Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,7 +193,7 @@ def test_which_rank_the_others_wait_for(lines: list[int], sentence: str) -> None
 
 def test_the_keys_of_a_status_for_programs() -> None:
     assert " ".join(sorted(run_status.Status("r").as_json())) == (
-        "address at_fault attempt brought by cause clocks command differences directory estimate exit_status expected fabric fabric_ok has_cluster hint idle_since in_image job job_state "
+        "address at_fault attempt brought by cause clocks command differences directory estimate exit_status expected fabric fabric_ok has_cluster hint idle_since in_image interconnect interconnect_ok job job_state "
         "jupyter kind log log_begin lost_nodes memory_limit message node node_count nodes not_brought original phase protocol quote rank reason repairs role run seconds seconds_before security service setup_warnings silent silent_workers site staging "
         "state times versions wait warnings workers"
     )

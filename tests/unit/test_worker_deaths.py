@@ -13,6 +13,7 @@ import pytest
 
 from absences import absence_of
 from hpcml.errors import WORKERS_NEVER_CAME
+from hpcml.failures.rules import BY_NAME
 from hpcml.kinds.dask import KIND
 from hpcml.kinds.dask.node import losses
 from hpcml.node import agent, processes
@@ -90,6 +91,31 @@ def test_at_the_run_s_end_the_others_finish_their_profiles(node: agent.Node, mon
         agent._stop_if_ended(node)
         assert ended == those, profile
         ended.clear()
+
+
+def test_each_death_is_written_down_with_the_row_that_knows_it(
+    node: agent.Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node.members = node.members._replace(restarts=9)
+    monkeypatch.setattr(agent, "end", lambda *_, **__: None)
+    monkeypatch.setattr(agent, "resident", lambda _: 130 * MIB)
+    node.slots[0].pid = 7
+    agent._check_memory(node, 128 * MIB)
+    die(node)
+    node.slots[0].memory_limit = ""  # as the next start does
+    monkeypatch.setattr(agent, "oom_kills", lambda: 4)
+    die(node)
+    node.slots[0].memory_limit = ""
+    for code in (-signal.SIGKILL, -signal.SIGSEGV, -signal.SIGTERM, 5):
+        die(node, code)
+    node.slots[0].note.write(node.slots[0].note.NO_GPU)
+    die(node, 0)
+    ends = json.loads(node.context.attempt.mark_of("n1").read_text())["ends"]
+    reasons = ["memory", "oom", "killed", "segfault", "", "exit", ""]
+    assert [(end["name"], end["reason"]) for end in ends] == [("n1", f"worker-{reason}") for reason in reasons]
+    assert [end["status"] for end in ends] == [137, 137, 137, 139, 143, 5, 0]
+    assert {*map(str, (end["reason"] for end in ends))} - {"worker-"} <= {*BY_NAME}
+    assert max(abs(end["time"] - time.time()) for end in ends) < 3600
 
 
 def test_no_exit_status_of_the_user_s_code_replaces_or_retires_a_worker(

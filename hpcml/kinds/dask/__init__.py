@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from hpcml import errors
 from hpcml.forms import Form
 from hpcml.kind import (
-    FABRIC,
+    INTERCONNECT,
     Accounting,
     EndOfKind,
     Facts,
@@ -54,7 +54,7 @@ class DaskKind(Kind):
             done="{expected}/{expected}",
             during="before all workers had started",
         ),
-        FABRIC._replace(begin="workers-ready"),
+        INTERCONNECT._replace(begin="workers-ready"),
     )
     ready = "workers-ready"
     noun = "worker"
@@ -62,14 +62,14 @@ class DaskKind(Kind):
     ends = (
         EndOfKind(errors.WORKERS_NEVER_CAME, "workers did not start", followed=True),
         EndOfKind(errors.ROLE_LOST, "Dask workers or scheduler lost", followed=True),
-        EndOfKind(errors.FABRIC, "not the required interconnect", followed=False),
+        EndOfKind(errors.INTERCONNECT, "not the required interconnect", followed=False),
     )
     services = ("dashboard", "jupyter")
     has_cluster = True
     programs = {
         Form.JUPYTER: f"{_NODE}.jupyter.server",
         Form.NOTEBOOK: f"{_NODE}.jupyter.execute",
-        Form.FABRIC: f"{_NODE}.interconnect",
+        Form.INTERCONNECT: f"{_NODE}.interconnect",
         Form.DOCTOR: f"{_NODE}.checkup",
     }
     in_script = f"{_NODE}.script.replacements"
@@ -89,6 +89,11 @@ class DaskKind(Kind):
         from hpcml.kinds.dask.login import plan
 
         return plan.workers(site, request, memory)
+
+    def own(self, site: Site, request: Request) -> tuple[Any, ...]:
+        from hpcml.kinds.dask.login import plan
+
+        return plan.own(site, request)
 
     def environment(self, site: Site, request: Request) -> tuple[tuple[str, str], ...]:
         from hpcml.kinds.dask.login import plan

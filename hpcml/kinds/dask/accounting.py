@@ -344,7 +344,7 @@ ACCOUNTING = Accounting(
             "transfers",
             "transfers",
             "Transfers took {transfers} % of the time: tasks waited for data from other workers. Use fewer and larger "
-            "partitions, or fewer shuffles. Check the interconnect: hpcml fabric.",
+            "partitions, or fewer shuffles. Check the interconnect: hpcml interconnect.",
             above=20,
             weight=1.5,
             shortest=0,

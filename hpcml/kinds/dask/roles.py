@@ -5,4 +5,4 @@ from __future__ import annotations
 from hpcml.kind import Role
 
 SCHEDULER = Role("scheduler", every_node=False, title="the scheduler", log="Dask's scheduler")
-WORKER = Role("worker", every_node=True, title="the workers", log="Dask's workers", connected=True)
+WORKER = Role("worker", every_node=True, title="the workers", log="Dask's workers")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpcml import errors
 from hpcml.kind import (
-    FABRIC,
+    INTERCONNECT,
     Accounting,
     EndOfKind,
     Facts,
@@ -41,7 +41,7 @@ class RanksKind(Kind):
             done="{expected}/{expected} can start",
             during="before all nodes were ready",
         ),
-        FABRIC._replace(begin="ranks-ready"),
+        INTERCONNECT._replace(begin="ranks-ready"),
     )
     ready = "ranks-ready"
     noun = "rank"
@@ -49,7 +49,7 @@ class RanksKind(Kind):
         EndOfKind(errors.WORKERS_NEVER_CAME, "nodes did not start", followed=True),
         EndOfKind(errors.ROLE_LOST, "a node was lost", followed=True),
         EndOfKind(errors.PORT_TAKEN, "port taken by another program", followed=False),
-        EndOfKind(errors.FABRIC, "not the required interconnect", followed=False),
+        EndOfKind(errors.INTERCONNECT, "not the required interconnect", followed=False),
     )
     ranks = RANK
     programs = PROGRAMS
@@ -79,6 +79,12 @@ class RanksKind(Kind):
 
         return plan.workers(request)
 
+    def own(self, site: Site, request: Request) -> tuple[Any, ...]:
+        from hpcml.kinds.ranks.login import options
+        from hpcml.kinds.ranks.own import Own
+
+        return Own(options.asked(request).mpi)
+
     def connects(self, request: Request) -> bool:
         from hpcml.kinds.ranks.login import options
 
@@ -86,8 +92,9 @@ class RanksKind(Kind):
 
     def check(self, settings: Settings, scheduler: str) -> None:
         from hpcml.kinds.ranks.login import checks
+        from hpcml.kinds.ranks.own import Own
 
-        checks.check_mpi(settings.workers.mpi, scheduler)
+        checks.check_mpi(settings.own(Own).mpi, scheduler)
 
     def lines(self, settings: Settings, variables: Sequence[str]) -> list[tuple[str, str]]:
         from hpcml.kinds.ranks.variables import OPEN, World, described

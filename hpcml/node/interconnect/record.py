@@ -19,7 +19,7 @@ from hpcml.node.settings import Context
 
 
 def write(context: Context, measurement: Measurement, result: Result, seconds: float) -> dict[str, Any]:
-    """Write ``fabric.json``.
+    """Write ``interconnect.json``.
 
     Returns
     -------
@@ -30,7 +30,7 @@ def write(context: Context, measurement: Measurement, result: Result, seconds: f
     probes = {node: record.from_json(measured.probe) for node, measured in measurement.nodes.items() if measured.probe}
     check_record = {"differences": differences(probes), "seconds": round(seconds, 3)}
     table = {"verdict": result.to_json(), "measurement": asdict(measurement), **check_record}
-    files.write_json(context.attempt.fabric, table)
+    files.write_json(context.attempt.interconnect, table)
     return {
         "line": result.line,
         "ok": result.ok,
@@ -51,14 +51,14 @@ def too_late(seconds: float, silent: Sequence[str] = ()) -> dict[str, Any]:
 def obey(state: RunState, answer: Mapping[str, Any]) -> None:
     """Say what a check's record says; end the run (RunEndedError) if ``interconnect.require`` demands it."""
     if line := str(answer.get("line", "")):
-        say(state.context, f"fabric: {line}")
+        say(state.context, f"interconnect: {line}")
     for difference in answer.get("differences", ()):
         say(state.context, f"nodes differ: {difference}")
     if not (problem := str(answer["problem"])):
         return
-    say(state.context, f"fabric: {problem}")
+    say(state.context, f"interconnect: {problem}")
     if state.context.settings.interconnect.require == "rdma":
-        where = "See fabric.json in the run's directory. "
+        where = "See interconnect.json in the run's directory. "
         where += "To let runs continue after a failed check, set interconnect.require = 'warn'."
         hint = str(answer.get("remedy") or where)
-        raise state.end(errors.FABRIC, problem, hint, (line,) if line else ())
+        raise state.end(errors.INTERCONNECT, problem, hint, (line,) if line else ())

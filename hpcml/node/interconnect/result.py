@@ -11,6 +11,7 @@ from typing import Any
 from hpcml.node.interconnect import attribution
 from hpcml.node.interconnect.attribution import DataPath, short
 from hpcml.node.interconnect.measurement import GIB, Measurement, Pair, slow
+from hpcml.units import first_of_many
 
 IDLE = 0.2  # of what a node's ports carry: less than this is worth a word
 _MOST_NAMES = 6
@@ -196,9 +197,8 @@ def _worst(measurement: Measurement, pairs: Sequence[Pair]) -> list[str]:
 
 
 def _slow_words(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
-    first = ", ".join(names[:_MOST_NAMES])
-    return f"these nodes or pairs of workers have less than half of the others' bandwidth: {first}{more}"
+    slow = first_of_many(names, _MOST_NAMES)
+    return f"these nodes or pairs of workers have less than half of the others' bandwidth: {slow}"
 
 
 def _nccl(measurement: Measurement) -> tuple[str, str]:

@@ -1,4 +1,7 @@
-"""The supervisor's end of the link: a line to each node's agent, and files for an agent that cannot connect."""
+"""The supervisor's end of the link: a line to each node's agent, and files for an agent that cannot connect.
+
+A line has the name of its node. That of a role beside the agent is ``ROLE@NODE``.
+"""
 
 from __future__ import annotations
 
@@ -78,14 +81,14 @@ class Hub:
         """The addresses and ports, in the order of preference."""
         return [listener.getsockname() for listener in self.listeners]
 
-    def receive(self, timeout: float) -> list[tuple[str, dict[str, Any]]]:
-        """Return messages with their nodes, waiting at most ``timeout`` seconds for the first.
+    def receive(self, timeout: float, others: Sequence[int] = ()) -> list[tuple[str, dict[str, Any]]]:
+        """Return messages with their nodes, waiting at most ``timeout`` seconds for the first, or for ``others``.
 
         A line's first message is ``{"event": "connected"}``, its last one ``{"event": "lost", "why": …}``. A message
         that no agent sends closes the line.
         """
         self.looks += 1
-        lines = self.entrance.wait(timeout)
+        lines = self.entrance.wait(timeout, others)
         with self.entrance.lock:
             for line in lines:
                 self._hear(line)
@@ -136,11 +139,12 @@ class Hub:
         self.news.append((line.node, {"event": "connected"}))
         return line
 
-    def send(self, **message: object) -> None:
-        """Send a message to every node, without waiting for any."""
+    def send(self, to: str = "", /, **message: object) -> None:
+        """Send a message to everyone, or to one of them, without waiting for any."""
         with self.entrance.lock:
-            for line in self.lines.values():
-                line.send(**message)
-        for node, boxes in self.by_file.items():
-            if node not in self.lines:
+            for name, line in self.lines.items():
+                if to in ("", name):
+                    line.send(**message)
+        for name, boxes in self.by_file.items():
+            if to in ("", name) and name not in self.lines:
                 boxes.out.append(message)

@@ -19,10 +19,10 @@ from hpcml.files import tail
 from hpcml.node import files
 from hpcml.node.settings import Context
 from hpcml.node.tasks.process import OneProcess
-from hpcml.paths import SCRIPT, RunPaths
+from hpcml.paths import SCRIPT
 
 if TYPE_CHECKING:
-    from hpcml.failures.judgement import Cause
+    from hpcml.failures.cause import Cause
 
 _LONGEST = 200  # characters of a cause
 _MOST_REPORTS = 16 << 20  # bytes of what a point reported that are read
@@ -165,16 +165,16 @@ def record(context: Context, running: RunningPoint, end: End, *, is_cut: bool) -
 
 def _why(context: Context, key: str, error: Path, end: End, began: float) -> dict[str, Any]:
     """Return why a point failed in some words, of which kind that is, and the rule and the nodes that show it."""
-    from hpcml.failures import judgement
+    from hpcml.failures.cause import kind_of
 
     log = context.run.log_of(key)
     cause_text = "out of memory" if end.memory_limit else _cause(error, end.exit_status)
     cause_text = cause_text or (tail(log, 1) or ("",))[0][:_LONGEST]
-    cause = cause_of(context.run, log, files.read_json(error) or {}, end, began)
+    cause = cause_of(context, log, files.read_json(error) or {}, end, began)
     if cause and cause.known and any(line.source not in _OF_THE_POINT for line in cause.evidence):
         cause_text = cause.what[:_LONGEST]  # what the script raised only followed from it
     rule, nodes = (cause.rule, cause.nodes) if cause else ("", ())
-    kind = judgement.kind_of(rule, evident=cause.known) if cause else "unknown"
+    kind = kind_of(rule, evident=cause.known) if cause else "unknown"
     if kind == "node" and not nodes and context.settings.job.nodes == 1:
         nodes = (context.node,)  # the script's own error names none
     return {"cause": cause_text, "kind": kind, "rule": rule, "nodes": nodes}
@@ -216,7 +216,7 @@ def _cause(note: Path, status: int) -> str:
     return f"exit status {status}"
 
 
-def cause_of(run: RunPaths, log: Path, error: Mapping[str, Any], end: End, began: float) -> Cause | None:
+def cause_of(context: Context, log: Path, error: Mapping[str, Any], end: End, began: float) -> Cause | None:
     """Return why a point failed, by the rules of ``hpcml why``: its error, its log and what workers wrote meanwhile.
 
     Parameters
@@ -231,12 +231,13 @@ def cause_of(run: RunPaths, log: Path, error: Mapping[str, Any], end: End, began
         When it began, in seconds since 1970: what others wrote before is not about it.
     """
     from hpcml.failures import evidence, judgement
+    from hpcml.failures.cause import Case
 
-    others = [hit for hit in evidence.hits(run, _MOST_LOGS) if hit.line.source not in _OF_THE_POINT]
-    hits = [hit for hit in others if hit.line.time > began - _SLACK]
+    hits = evidence.hits(context.run, context.attempt, _MOST_LOGS)
+    hits = [hit for hit in hits if hit.line.source not in _OF_THE_POINT and hit.line.time > began - _SLACK]
     name = f"{log.parent.name}/{log.name}"
     hits += [hit for piece in evidence.pieces(log) for hit in evidence.hits_in(piece, SCRIPT, name=name)]
-    return judgement.judge(judgement.Case(end, error=error, last_error=evidence.last_error(log)), hits)
+    return judgement.judge(Case(end, error=error, last_error=evidence.last_error(log)), hits)
 
 
 def options_of(texts: Mapping[str, str]) -> list[str]:

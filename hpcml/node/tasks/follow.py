@@ -13,7 +13,7 @@ from hpcml.node.kernel import HUNG_AFTER, FileSystemHang
 from hpcml.node.outcome import RunEndedError, end_of_hindrance, say
 from hpcml.node.processes import Process
 from hpcml.node.run_state import RunState
-from hpcml.node.tasks.process import next_step
+from hpcml.node.tasks.error_hint import next_step
 from hpcml.node.tasks.task import Queue, Task
 from hpcml.paths import SCRIPT
 from hpcml.states import State
@@ -191,12 +191,14 @@ def look_for_hang(state: RunState, hang: FileSystemHang) -> None:
     node = state.context.node
     if waits := hang.look(state.clock.seconds):
         state.frozen = True
+        state.events.write("script-blocked", node=node, on=waits)
         state.warn(
             f"{node}: the script has been blocked on a file system for {HUNG_AFTER:g} s: "
             f"the file system does not respond ({waits})."
         )
     elif state.frozen:
         state.frozen = False
+        state.events.write("script-unblocked", node=node)
         state.warn(f"{node}: the file system responds again; the script continues.")
 
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import re
 import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from hpcml.errors import MEANING, START_FAILED, STOPPED, signal_name, signal_of_status
+from hpcml.errors import MEANING, STOPPED, signal_name, signal_of_status
+from hpcml.failures.note import read_note
 from hpcml.files import size_of
 from hpcml.forms import Form
 from hpcml.kind import FailedProcess
@@ -21,6 +21,7 @@ from hpcml.node import files, job, processes, script_environment
 from hpcml.node.kernel import oom_kills
 from hpcml.node.script import launcher, worlds
 from hpcml.node.settings import Context
+from hpcml.paths import SCRIPT
 
 if TYPE_CHECKING:
     from hpcml.node.tasks.task import Task
@@ -28,21 +29,20 @@ if TYPE_CHECKING:
 # The working directory is no place for hpcml itself. No -P: processes that the script starts would inherit it.
 _START = "import sys; sys.path[:] = filter(None, sys.path); from hpcml.node.script.launcher import main; main()"
 
-_START_PROGRAM = (
-    "import sys; sys.path[:] = filter(None, sys.path); from importlib import import_module;"
-    " import_module(sys.argv[1]).main()"
-)
-_PROGRAM = (sys.executable, "-u", "-c", _START_PROGRAM)  # followed by Task.program
-
 # `-m` of another Python finds a module of the folder that the user submitted from, and not the copy.
 START_MODULE = (
     "import sys; sys.path[:] = filter(None, sys.path); import runpy; folder, name = sys.argv[1:3]; del sys.argv[1:3];"
     " sys.path.insert(0, folder); runpy.run_module(name, run_name='__main__', alter_sys=True)"
 )
 
+_START_PROGRAM = (
+    "import sys; sys.path[:] = filter(None, sys.path); from importlib import import_module;"
+    " import_module(sys.argv[1]).main()"
+)
+_PROGRAM = (sys.executable, "-u", "-c", _START_PROGRAM)  # followed by Task.program
+
 # what the batch script tells the supervisor alone
 _SUPERVISOR = ("HPCML_BATCH", "HPCML_STEPS", "HPCML_SETUP", job.GIVEN)
-_HINT_RULES = ("gpu-arrays", "no-keyboard")  # whose errors are the script's own, on this node
 
 
 class OneProcess:
@@ -103,15 +103,15 @@ class Script(OneProcess):
         """
         super().__init__()
         self.context, self.task = context, task
-        settings, form = context.settings, task.code.form
+        settings, traits = context.settings, task.code.form.traits
         environment = job.of_batch_script(environment, cpus=job.cpus() if settings.job.nodes == 1 else 0)
         environment = variables_of_script(context, environment, task.error)
-        if settings.job.nodes > 1 and not (task.program or form is Form.JUPYTER):
+        if settings.job.nodes > 1 and traits.is_script and not task.program:
             environment[worlds.RECORD] = str(context.attempt.world)
-        if "memray" in settings.report.profilers and form.traits.is_script:
+        if "memray" in settings.report.profilers and traits.is_script:
             path = context.run.profiles / f"memray-script.{context.number}.bin"
             environment |= {"HPCML_MEMRAY": str(path)}
-        if form is not Form.JUPYTER:  # which takes up both itself, when its own files are made
+        if not traits.web_service:  # it takes up both itself, when its own files are made
             script_environment.restore(environment)
         self.log_begin = size_of(task.log)
         self._begin: int | None = None
@@ -137,7 +137,7 @@ class Script(OneProcess):
             cwd=code.cwd,
             env=environment,
             process_group=0,
-            umask=0o077 if code.form is Form.JUPYTER else code.umask,
+            umask=0o077 if code.form.traits.web_service else code.umask,
             pass_fds=(*descriptors, *task.descriptors),
             preexec_fn=functools.partial(_become_script, os.getpid()),  # noqa: PLW1509 - other threads only send
         )
@@ -190,11 +190,8 @@ class Script(OneProcess):
             return  # it ended by itself in between
 
     def _special_end(self, status: int) -> str:
-        if self.task.code.form is Form.JUPYTER and status in (0, START_FAILED):
-            ended = (files.read_json(self.context.attempt.service_of("jupyter")) or {}).get("ended", "it was shut down")
-            return f"JupyterLab ended: {ended}" if status == 0 else "JupyterLab could not be started"
-        if status == START_FAILED and self.task.code.form is Form.NOTEBOOK:
-            return "the notebook could not be executed: the run's environment lacks packages for notebooks"
+        if note := read_note(self.context.attempt.note_of(SCRIPT, self.context.node)).what:  # of a program of hpcml's
+            return note
         return super()._special_end(status)
 
 
@@ -261,44 +258,3 @@ def libraries_logs(context: Context, chosen: Mapping[str, str]) -> dict[str, str
     nccl = {"NCCL_DEBUG": "WARN", "NCCL_DEBUG_FILE": str(context.run.logs / "nccl-%h.%p.log")}
     ucx = {"UCX_LOG_LEVEL": "warn"}
     return {**({} if nccl.keys() & chosen.keys() else nccl), **({} if ucx.keys() & chosen.keys() else ucx)}
-
-
-def next_step(context: Context, note: Path) -> str:
-    """Return the next step after the error that a task's process has written down, empty if none is known."""
-    try:
-        error = files.read_json(note)
-    except (OSError, ValueError) as problem:
-        return f"The reason for the script's end cannot be read: {problem}."
-    return next(
-        (hint for one in (error or {}).get("chain", ()) if (hint := _hint(one, context.settings.job.image))), ""
-    )
-
-
-def _hint(error: dict[str, Any], image: str) -> str:
-    if hiding := error.get("hides"):
-        return f"{hiding} has the same name as a module that the script or a library needs. Rename the file."
-    if error["type"] == "ModuleNotFoundError" and error["name"] and "." not in error["name"]:
-        return _add_to_path(error["name"], error["has"]) if error.get("has") else _add_module(error["name"], image)
-    from hpcml.failures.rules import BY_NAME
-
-    rules, text = map(BY_NAME.__getitem__, _HINT_RULES), f"{error['type']}: {error['message']}"
-    return next((rule.remedy for rule in rules if re.search(rule.pattern, text)), "")
-
-
-def _add_to_path(name: str, file: str) -> str:
-    """Say how workers find a module that the script has found."""
-    return (
-        f"The script found the module '{name}' ({file}), but the workers did not. Add the module's folder to "
-        "PYTHONPATH before you submit, or to sys.path before the script opens its cluster."
-    )
-
-
-def _add_module(name: str, image: str) -> str:
-    """Say where a module is missing and how it gets there; its package may have another name."""
-    if image:
-        return f"The image {image} has no module '{name}'. Build an image with this module (hpcml image build --help)."
-    if name in sys.stdlib_module_names:
-        return f"{sys.executable} was built without the standard module '{name}': set runtime.python to another Python."
-    add = f"{sys.executable} -m pip install {name}"
-    lacks = f"{sys.executable}, which ran the script, has no module '{name}'"
-    return f"{lacks}. Install the module with: {add}; or set runtime.python to another Python."

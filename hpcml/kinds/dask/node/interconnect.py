@@ -57,7 +57,7 @@ NCCL_PIECES = 16  # mebibytes of the sum that are compared
 
 
 async def check(scheduler: Scheduler, context: Context, protocol: str) -> dict[str, Any]:
-    """Make the transfers, judge them and write ``fabric.json``.
+    """Make the transfers, judge them and write ``interconnect.json``.
 
     It returns the fields of the event (:func:`hpcml.node.interconnect.record.write`).
     """
@@ -78,7 +78,7 @@ def by_node(scheduler: Scheduler, context: Context) -> Workers:
 
 
 async def measure_all(dask_scheduler: Scheduler) -> Measurement:
-    """Measure every node against every other, for ``hpcml fabric``."""
+    """Measure every node against every other, for ``hpcml interconnect``."""
     context = load()
     workers = by_node(dask_scheduler, context)
     protocol = next((str(address).partition("://")[0] for address in dask_scheduler.workers), "tls")
@@ -479,16 +479,16 @@ def log_environment(folder: Path) -> dict[str, str]:
 
 
 def main() -> int:
-    """Measure between all workers of a run for ``hpcml fabric``; write a table and a picture; return the exit status.
+    """Measure between all workers for ``hpcml interconnect``; write a table and a picture; return the exit status.
 
     Every worker fetches from its like on every other node, all nodes at once, in N-1 rounds for N nodes; and from its
-    neighbour within the node. fabric.json (all figures and evidence) and fabric.svg are written into the run's out/.
-    The status is 0 if all was measured, 1 if a pair of workers could not talk, 2 outside a run.
+    neighbour within the node. interconnect.json (all figures and evidence) and interconnect.svg are written into the
+    run's out/. The status is 0 if all was measured, 1 if a pair of workers could not talk, 2 outside a run.
     """
     if "HPCML_RUN_DIR" not in os.environ:
         say(
-            "fabric: this program measures the interconnect of a run's nodes. "
-            "Start the program with: hpcml fabric --nodes 2",
+            "interconnect: this program measures the interconnect of a run's nodes. "
+            "Start the program with: hpcml interconnect --nodes 2",
             sys.stderr,
         )
         return 2
@@ -504,11 +504,11 @@ def main() -> int:
     result = decide(measurement)
     out = load().run.out
     record_json = {"verdict": result.to_json(), "measurement": asdict(measurement)}
-    (out / "fabric.json").write_text(json.dumps(record_json, indent=1) + "\n")
+    (out / "interconnect.json").write_text(json.dumps(record_json, indent=1) + "\n")
     nodes = {name: worker.node for name, worker in measurement.workers.items()}
     if not measurement.pairs:
         say(f"{result.line}: this run has only one worker.")
-        say("To measure the interconnect between two nodes, run hpcml fabric --nodes 2.")
+        say("To measure the interconnect between two nodes, run hpcml interconnect --nodes 2.")
         return 0
     say_lines(picture.matrix_text(measurement.pairs, nodes))
     say()
@@ -517,11 +517,11 @@ def main() -> int:
         say(f"  {sentence}")
     say()
     try:
-        (out / "fabric.svg").write_text(picture.matrix_svg(measurement.pairs, result.line, nodes))
+        (out / "interconnect.svg").write_text(picture.matrix_svg(measurement.pairs, result.line, nodes))
     except ImportError as error:
         say(f"The picture of the bandwidths was not made: matplotlib cannot be imported ({error}).")
     else:
-        say(f"Picture of the bandwidths: {out / 'fabric.svg'}")
+        say(f"Picture of the bandwidths: {out / 'interconnect.svg'}")
     return 1 if any(pair.error for pair in measurement.pairs) else 0
 
 

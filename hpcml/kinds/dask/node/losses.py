@@ -17,6 +17,7 @@ from hpcml.node import files
 from hpcml.node.absence import Absence, Words
 from hpcml.node.end_cause import role_end
 from hpcml.node.settings import Context
+from hpcml.units import first_of_many
 
 _NAMED = 4  # nodes that a sentence names
 WORDS = Words(
@@ -96,8 +97,7 @@ def of_scheduler(context: Context) -> dict[str, Any]:
 
 def sentences(nodes: Sequence[Missing]) -> str:
     """Return what is known of some nodes in one line: of the first four, and how many others there are."""
-    more = f"; and {len(nodes) - _NAMED} more nodes" if len(nodes) > _NAMED else ""
-    return "; ".join(node.sentence() for node in nodes[:_NAMED]) + more
+    return first_of_many([node.sentence() for node in nodes], _NAMED, "; ", "; and {} more nodes")
 
 
 def _scheduler_end(context: Context) -> RoleEnd | None:

@@ -8,7 +8,7 @@ from hpcml.errors import UsageError
 from hpcml.request.option import CONTINUED, KindOptions, Option
 from hpcml.request.record import RunRequest
 
-_TAKERS = CONTINUED | {"run", "fabric"}
+_TAKERS = CONTINUED | {"run", "interconnect"}
 OF_EACH_GPU = "/gpu"  # behind a number of ranks: several share a GPU, which nobody gets by chance
 PMI = ("pmix", "pmi2")  # kinds that srun --mpi may have
 

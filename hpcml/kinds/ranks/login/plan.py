@@ -11,7 +11,7 @@ from hpcml.request.record import RunRequest
 from hpcml.settings import Workers
 from hpcml.sites.schema import Site
 
-_FORMS = (Form.SCRIPT, Form.MODULE, Form.PROGRAM, Form.FABRIC)
+_FORMS = (Form.SCRIPT, Form.MODULE, Form.PROGRAM, Form.INTERCONNECT)
 
 
 def decided(site: Site, spec: RunRequest) -> Site:
@@ -61,7 +61,7 @@ def roles(spec: RunRequest) -> tuple[Role, ...]:
 
 def workers(spec: RunRequest) -> Workers:
     """Return the ranks of each node: one that ends is not replaced."""
-    return Workers(per_node=count(spec), mpi=asked(spec).mpi)
+    return Workers(per_node=count(spec))
 
 
 def reasons(spec: RunRequest) -> list[str]:

@@ -55,7 +55,7 @@ def is_wanted(settings: Settings) -> bool:
     """Whether the settings ask for a check before the ranks, and the run has something between which to make it."""
     if settings.job.nodes * _each(settings) < 2:
         return False
-    return settings.code.form is Form.FABRIC or settings.interconnect.require == "rdma"
+    return settings.code.form is Form.INTERCONNECT or settings.interconnect.require == "rdma"
 
 
 def reads_logs(settings: Settings) -> bool:
@@ -130,7 +130,7 @@ class Part:
         self.children: dict[int, subprocess.Popen[bytes]] = {}
         self.folder: scratch.Folder | None = None
         self.is_reported = False
-        self.log = context.run.log(RANK.name, f"{context.node}-fabric")
+        self.log = context.run.log(RANK.name, f"{context.node}-interconnect")
         self.before = read_counters()
         if python := python_of_ranks(context.settings):
             try:
@@ -223,7 +223,7 @@ def is_complete(answers: Mapping[str, Mapping[str, Any]], nodes: int) -> bool:
 
 
 def judged(context: Context, answers: Mapping[str, Mapping[str, Any]], seconds: float) -> dict[str, Any]:
-    """Judge what the nodes measured (:meth:`Part.look`, by node), and write ``fabric.json``.
+    """Judge what the nodes measured (:meth:`Part.look`, by node), and write ``interconnect.json``.
 
     ``seconds`` is what the check took. It returns the fields of the event.
     """
@@ -240,7 +240,7 @@ def judged(context: Context, answers: Mapping[str, Mapping[str, Any]], seconds: 
 
 
 def judged_by_logs(context: Context, logs: Mapping[str, Mapping[str, Any]], interface: str) -> dict[str, Any]:
-    """Judge the ways that NCCL took by node (:class:`Ways`), and write ``fabric.json``; it measures no bandwidth."""
+    """Judge the ways that NCCL took by node (:class:`Ways`); write ``interconnect.json``, without bandwidths."""
     nodes = {node: NodeFacts({}, files.read_json(context.attempt.probe_of(node))) for node in logs}
     collective = {"log": merge_nccl_logs(list(logs.values())), "error": ""}
     measurement = Measurement(backend(context.settings), "cuda", (), {}, nodes, nccl=collective, interface=interface)
@@ -271,17 +271,17 @@ def measurement(context: Context, answers: Mapping[str, Mapping[str, Any]]) -> M
 
 
 def main() -> int:
-    """Show the check's result in rank 0, for ``hpcml fabric --ranks``; return the exit status."""
+    """Show the check's result in rank 0, for ``hpcml interconnect --ranks``; return the exit status."""
     if os.environ.get("RANK") != "0":
         return 0
     context = load()
     events = context.run.events.read_text().splitlines()
-    checked = [one for one in map(json.loads, events) if one["event"] == "fabric-checked"]
+    checked = [one for one in map(json.loads, events) if one["event"] == "interconnect-checked"]
     if not checked:
         say("A measurement needs two nodes or two GPUs. Use --nodes 2 or --gpus-per-node 2.")
         return 0
-    if (table := files.read_json(context.attempt.fabric)) is not None:
-        files.write_json(context.run.out / "fabric.json", table)
+    if (table := files.read_json(context.attempt.interconnect)) is not None:
+        files.write_json(context.run.out / "interconnect.json", table)
     for sentence in (checked[-1]["line"] or checked[-1]["problem"], *checked[-1].get("problems", ())):
         say(sentence)
     return 0 if table else 1

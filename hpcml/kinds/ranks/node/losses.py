@@ -11,6 +11,7 @@ from hpcml.kinds.ranks.roles import RANK
 from hpcml.node.absence import Absence, Cause, Words
 from hpcml.node.hardware import network
 from hpcml.node.run_state import RunState
+from hpcml.units import first_of_many
 
 LAST_WORDS = 2.0  # seconds in which what is known of a lost agent's end arrives
 _NAMED = 4
@@ -33,12 +34,12 @@ def end_without(absence: Absence, missing: Sequence[str], *, late: bool) -> End 
     if not (causes := outside or {node: cause for node, cause in causes.items() if cause.final}):
         return None
     state, first = absence.state, next(iter(causes))
-    named = "; ".join(f"{node}: {_told(absence, cause)}" for node, cause in list(causes.items())[:_NAMED])
-    more = f"; and {len(causes) - _NAMED} more nodes" if len(causes) > _NAMED else ""
+    sentences = [f"{node}: {_told(absence, cause)}" for node, cause in causes.items()]
+    named = first_of_many(sentences, _NAMED, "; ", "; and {} more nodes")
     status, phase = (errors.IMAGE, "image") if outside else (errors.WORKERS_NEVER_CAME, state.phase)
     hint, quote = causes[first].hint, job_log.of_role(state.context.run, RANK, first)
     at_fault = tuple(node for node, cause in causes.items() if cause.own_fault)
-    end = End(status, phase, "hpcml", named + more, hint, quote, at_fault=at_fault, node=first)
+    end = End(status, phase, "hpcml", named, hint, quote, at_fault=at_fault, node=first)
     return end._replace(lost_nodes=tuple(causes), role=RANK.name, reason=causes[first].reason)
 
 

@@ -6,10 +6,14 @@ import contextlib
 import signal
 import time
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from hpcml import errors, listening
-from hpcml.failures.end import End, Reason
+from hpcml.failures.end import End, OtherEnd, Reason
+from hpcml.failures.note import script_error
+from hpcml.failures.rule import Role, Where
+from hpcml.failures.rules import meaning
 from hpcml.files import tail
 from hpcml.kind import FailedProcess, Hindrance
 from hpcml.kinds.ranks.node import alone, interconnect, losses, ports
@@ -29,7 +33,7 @@ from hpcml.node.tasks.task import Task
 from hpcml.node.versions import Comparison
 from hpcml.paths import SCRIPT
 from hpcml.repairs.table import REPAIRS
-from hpcml.units import format_deadline
+from hpcml.units import first_of_many, format_deadline
 
 FOLLOW = 5.0  # seconds after the first failure, in which other ranks write their errors, until they are told to end
 ENDING = 10.0  # seconds that they have then
@@ -39,10 +43,11 @@ IDLE = 0.005  # of a processor, below which a node's ranks do nothing
 CLOSE = 2.0  # seconds in which the agents end by themselves
 _SHOWN = 40  # lines at the end of rank 0's log in which a port that is taken is looked for
 _NAMED = 4
+_LONGEST = 300  # characters of an error's message in a clause
 EVENTS: Events = {  # of the agents of ranks, beside those of every kind
     "ready": {},
     "use": {"processors": NUMBER},
-    "fabric": {"interface": str, "results": list, "log": dict, "moved": dict},
+    "interconnect": {"interface": str, "results": list, "log": dict, "moved": dict},
     "nccl": {"interface": str, "log": dict},
     "rank-ended": {"rank": int, "status": int, "memory": bool, "alone": str},
     "alone": {"rank": int, "how": str},
@@ -69,7 +74,6 @@ class Processes:
         self.is_idle = False  # whether events.jsonl says so
         self.measured: dict[str, dict[str, Any]] = {}  # by node: its part of the interconnect's check, or NCCL's log
         self.script: Ranks | None = None
-        self.closing = False
 
     def _addresses(self) -> list[str]:
         """Return this node's addresses at which the ranks may meet, the best first."""
@@ -121,8 +125,8 @@ class Processes:
     def _check_interconnect(self) -> None:
         """Have the agents make an all-reduce; ``interconnect.require`` decides what its result means."""
         state, limit = self.state, self.settings.deadlines.interconnect
-        state.phase = "fabric"
-        state.events.write("fabric-checking")
+        state.phase = "interconnect"
+        state.events.write("interconnect-checking")
         began = state.clock.seconds
         port = ports.Ports(self.folders, self.context.node).reserve(listening.MASTER_PORT)
         world = interconnect.world_of_check(self.world, self.settings, port)
@@ -138,13 +142,13 @@ class Processes:
             answer = interconnect.judged(self.context, self.measured, state.clock.seconds - began)
         else:
             answer = record.too_late(limit, [node for node in self.context.node_names if node not in self.measured])
-        state.events.write("fabric-checked", **answer)
+        state.events.write("interconnect-checked", **answer)
         record.obey(state, answer)
 
     def _tell_ways(self, interface: str) -> None:
         """Write down by which ways NCCL goes in the ranks, and warn if it is TCP."""
         answer = interconnect.judged_by_logs(self.context, self.measured, interface)
-        self.state.events.write("fabric-seen", **answer)
+        self.state.events.write("interconnect-seen", **answer)
         if problem := answer["problem"]:
             self.state.warn(f"{problem}{f'. Remedy: {remedy}' if (remedy := answer['remedy']) else ''}.")
 
@@ -191,7 +195,7 @@ class Processes:
                 self.state.events.write("node-ready", node=node, count=len(self.ready) * each)
             case "use":
                 self._note_use(node, float(message["processors"]))
-            case "fabric":
+            case "interconnect":
                 self.measured[node] = message
             case "nccl":
                 self.measured[node] = message["log"]
@@ -211,8 +215,6 @@ class Processes:
                 self.ready.discard(node)
             return
         self.reached[node] = message["reached"]
-        if self.closing:
-            self.hub.send(do="close")
         if not message["reached"]:
             first, tried = self.context.node, ", ".join(address for address, _ in self.hub.places)
             uses = f"{node} cannot connect to {first} ({tried}) and uses files instead"
@@ -288,8 +290,7 @@ class Processes:
 
     def close(self) -> float:
         """Tell the agents to end, and return how many seconds they may take."""
-        self.closing = True
-        self.hub.send(do="close")
+        self.agents.order(do="close")
         return CLOSE
 
     @property
@@ -313,9 +314,8 @@ class Ranks:
         self.lost: set[int] = set()  # ranks on nodes that report nothing any more
         self.node_by_rank: dict[int, str] = {}
         self.statuses: dict[int, int] = {}  # by rank
-        self.failures: list[
-            tuple[int, dict[str, Any]]
-        ] = []  # ranks and their ends in order, until they are told to end
+        # Ranks and their ends in order, until they are told to end.
+        self.failures: list[tuple[int, dict[str, Any]]] = []
         self.first_end = self.first_failure = self.killed_at = 0.0  # by the supervisor's clock; 0: not yet
         self.first = -1  # the rank that ended first
         self.told = self.is_noted = False
@@ -388,7 +388,18 @@ class Ranks:
             return FailedProcess()
         rank, end = self.failures[0]
         node = self.node_by_rank[rank]
-        return FailedProcess(rank, node, log_of(self.state.context, rank, node).name, int(end.get("log_begin", 0)))
+        log = log_of(self.state.context, rank, node).name
+        return FailedProcess(rank, node, log, int(end.get("log_begin", 0)), self._others())
+
+    def _others(self) -> tuple[OtherEnd, ...]:
+        """Return the ranks that failed after the first, in each other way that is no consequence."""
+        context = self.state.context
+        by_clause: dict[str, OtherEnd] = {}
+        for rank, end in self.failures[1:]:
+            clause = _with_error(end, error_of(context, rank))
+            by_clause.setdefault(clause, OtherEnd(rank, self.node_by_rank[rank], int(end["status"]), clause))
+        by_clause.pop(_with_error(self.failures[0][1], context.attempt.script_error), None)
+        return tuple(other for other in by_clause.values() if not _is_consequence(other.clause))[:_NAMED]
 
     def tell_to_end(self) -> None:
         """Send SIGTERM to the main process of each rank, once."""
@@ -417,14 +428,9 @@ class Ranks:
         if not self.failures:
             return f"{'all ranks' if status == 0 else 'rank 0'} exited with status {status}"
         rank, end = self.failures[0]
-        status, others = int(end["status"]), len(self.failures) - 1
+        others = len(self.failures) - 1
         followed = f"; {others} other rank{'s' if others > 1 else ''} failed later" if others else ""
-        how = f"exited with status {status}"
-        if end["memory"]:
-            how = "was killed because the node's memory limit was reached (out of memory)"
-        elif number := errors.signal_of_status(status):
-            how = f"was killed by {errors.signal_name(number)}"
-        return f"rank {rank} on {self.node_by_rank[rank]} {how}{followed}"
+        return f"rank {rank} on {self.node_by_rank[rank]} {_how(end)}{followed}"
 
     def only_exited(self, status: int) -> bool:
         """Whether that says no more than the exit status."""
@@ -443,9 +449,8 @@ class Ranks:
 
     def rest(self) -> str:
         """Return which ranks still run, as a clause."""
-        named = ", ".join(map(str, sorted(self.left)[: 2 * _NAMED]))
-        more = f" and {len(self.left) - 2 * _NAMED} more" if len(self.left) > 2 * _NAMED else ""
-        return f"rank{'s' if len(self.left) > 1 else ''} {named}{more} had not ended"
+        named = first_of_many([*map(str, sorted(self.left))], 2 * _NAMED)
+        return f"rank{'s' if len(self.left) > 1 else ''} {named} had not ended"
 
     def note_rest(self, now: float) -> None:
         """Say once who still runs, some time after other ranks ended well."""
@@ -458,3 +463,27 @@ class Ranks:
                 f"{ended} of {self.world.size} ranks ended with status 0. "
                 f"{LEFT:g} s after the first rank ended, {self.rest()}."
             )
+
+
+def _how(end: dict[str, Any]) -> str:
+    """Return how a rank's process ended, as a clause."""
+    status = int(end["status"])
+    if end["memory"]:
+        return "was killed because the node's memory limit was reached (out of memory)"
+    if number := errors.signal_of_status(status):
+        return f"was killed by {errors.signal_name(number)}"
+    return f"exited with status {status}"
+
+
+def _with_error(end: dict[str, Any], path: Path) -> str:
+    """Return how a rank's process ended, as a clause: by the error in a file, if there is one."""
+    if not (chain := script_error(path).get("chain")):
+        return _how(end)
+    text = f"raised {chain[0]['type']}: {chain[0].get('message')}".partition("\n")[0]
+    return text.rstrip(": ")[:_LONGEST]
+
+
+def _is_consequence(clause: str) -> bool:
+    """Whether an error shows only that something else failed before."""
+    known = meaning(clause, Where.LOG)
+    return known is not None and known.rule.role is Role.CASCADE

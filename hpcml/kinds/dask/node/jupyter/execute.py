@@ -16,9 +16,11 @@ from typing import Any
 from hpcml import files
 from hpcml.errors import START_FAILED
 from hpcml.kinds.dask.node.jupyter import config
-from hpcml.node.files import read_json
+from hpcml.node.outcome import leave_note
 from hpcml.node.settings import Context, load
+from hpcml.paths import SCRIPT
 
+LACKS = "the notebook could not be executed: the run's environment lacks packages for notebooks"
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _MODULE = re.compile(r"No module named '([^']+)'")
 
@@ -31,12 +33,12 @@ def main() -> int:
         import nbformat
         from ipykernel import kernelapp  # noqa: F401
     except ImportError as error:
+        leave_note(context, SCRIPT, LACKS)
         hint = "Install hpcml[jupyter] in this environment."
         print(f"hpcml: the run's environment cannot execute notebooks: {error}. {hint}", file=sys.stderr)
         return START_FAILED
     notebook = nbformat.read(sys.argv[1], as_version=4)  # type: ignore[no-untyped-call]
-    control = read_json(context.attempt.control) or {}
-    return _execute(context, notebook, Path(control["socket"]).parent)  # node-local, 0700, removed by the supervisor
+    return _execute(context, notebook, context.sockets)
 
 
 def _execute(context: Context, notebook: Any, folder: Path) -> int:

@@ -26,7 +26,9 @@ from hpcml.errors import START_FAILED
 from hpcml.kinds.dask.node.jupyter import config
 from hpcml.kinds.dask.node.security import tls
 from hpcml.node import files, script_environment
+from hpcml.node.outcome import leave_note
 from hpcml.node.settings import Context, load
+from hpcml.paths import SCRIPT
 
 if TYPE_CHECKING:
     from jupyter_server.serverapp import ServerApp
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
 PATH = "hpcml/session"
 LOOK = 3.0  # seconds between looks at the run's files and at what the kernels do
 MOST_WARNING = 300.0  # seconds before an end for idleness at which pages are told, at most; a quarter of it at least
+NOT_STARTED = "JupyterLab could not be started"
 TERMINATED = 128 + signal.SIGTERM
 ANSWER_WITHIN = 60.0  # seconds from the start until the server has to answer itself
 PROBE = "/api/status"  # what an authenticated GET is sent to; its `started` is the server's identity
@@ -44,14 +47,16 @@ class Session:
     """The end of the session as server and pages see it.
 
     ``state`` is ``running``, ``idle`` (it will end soon unless somebody does something), ``near`` (the time limit is
-    near) or ``ending``; ``signalled`` is whether the supervisor has told the server to end. ``pages`` are the
-    websockets of the open pages, ``saved`` those that have saved all they hold since the end began.
+    near) or ``ending``; ``signalled`` is whether the supervisor has told the server to end. Where it has not,
+    ``status`` is the exit status, and ``ended`` why the session ends. ``pages`` are the websockets of the open pages,
+    ``saved`` those that have saved all they hold since the end began.
     """
 
     def __init__(self, context: Context, server: ServerApp, scheduler: Path) -> None:
         self.context, self.server, self.scheduler = context, server, scheduler
         self.state, self.sentence = "running", ""
         self.signalled = False
+        self.status, self.ended = 0, "it was shut down"
         self.pages: set[Any] = set()
         self.saved: set[Any] = set()
         self.pages_changed = asyncio.Event()
@@ -150,15 +155,8 @@ class Session:
         left = self.used + idle - time.time()
         warning = min(MOST_WARNING, idle / 4)
         if left <= 0:
-            reason = f"the session was idle for {_rounded(idle)}"
-            self.end(f"The session ends: {reason} (hpcml jupyter --idle).")
-            service = self.context.attempt.service_of("jupyter")
-            try:
-                files.write_json(service, {**(files.read_json(service) or {}), "ended": reason})
-            except OSError as error:
-                print(
-                    f"hpcml: the reason for the session's end cannot be written: {error}", file=sys.stderr, flush=True
-                )
+            self.ended = f"the session was idle for {_rounded(idle)}"
+            self.end(f"The session ends: {self.ended} (hpcml jupyter --idle).")
         elif left < warning and self.state == "running":
             self._become("idle", f"This session is idle. Without activity, it ends in {_rounded(warning)}.")
         elif left >= warning and self.state == "idle":
@@ -242,16 +240,17 @@ def add_handlers(server: ServerApp, session: Session) -> None:
 def main() -> int:
     """Serve until the user, the idle time, the time limit or a cancellation ends it; return the exit status."""
     context = load()
-    control = files.read_json(context.attempt.control) or {}
-    folder = Path(control["socket"]).parent  # node-local, 0700, removed by the supervisor whatever happens here
+    folder = context.sockets
     places = config.make_places(folder)
     try:
         server, token = _server(context, places)
     except ImportError as error:
+        leave_note(context, SCRIPT, NOT_STARTED)
         hint = "Install hpcml[jupyter] in this environment."
         print(f"hpcml: the run's environment lacks JupyterLab: {error}. {hint}", file=sys.stderr)
         return START_FAILED
     except config.UnsafeError as error:
+        leave_note(context, SCRIPT, NOT_STARTED)
         print(f"hpcml: JupyterLab was not started: {error}.", file=sys.stderr)
         return START_FAILED
     script_environment.restore(os.environ)  # for kernels and terminals
@@ -263,10 +262,13 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: server.io_loop.add_callback_from_signal(session.terminate))
     for number in (signal.SIGINT, signal.SIGUSR1, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # Jupyter would ask on a terminal, or print; Slurm sends them to all
-    server.io_loop.add_callback(_announce, context, server, places.socket, token)
+    server.io_loop.add_callback(_announce, session, places.socket, token)
     server.io_loop.add_callback(session.watch)
     server.start()
-    return TERMINATED if session.signalled else 0
+    if session.signalled:
+        return TERMINATED
+    leave_note(context, SCRIPT, NOT_STARTED if session.status else f"JupyterLab ended: {session.ended}")
+    return session.status
 
 
 def _server(context: Context, places: config.Places) -> tuple[ServerApp, str]:
@@ -294,8 +296,9 @@ def _server(context: Context, places: config.Places) -> tuple[ServerApp, str]:
     return server, token
 
 
-async def _announce(context: Context, server: ServerApp, socket: Path, token: str) -> None:
+async def _announce(session: Session, socket: Path, token: str) -> None:
     """Write where JupyterLab is once it answers; end it if it never does."""
+    context, server = session.context, session.server
     deadline = time.monotonic() + ANSWER_WITHIN
     while True:
         try:
@@ -307,6 +310,7 @@ async def _announce(context: Context, server: ServerApp, socket: Path, token: st
             if unsafe or time.monotonic() > deadline:
                 state = f"was stopped by hpcml: {error}." if unsafe else f"does not answer: {error}"
                 print(f"hpcml: JupyterLab {state}", file=sys.stderr)
+                session.status = START_FAILED
                 server.stop()
                 return
             await asyncio.sleep(0.2)

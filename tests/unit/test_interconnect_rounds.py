@@ -1,4 +1,4 @@
-"""The order of the fabric check: all open each other's memory, then all are timed, then NCCL; and what goes wrong."""
+"""The order of the interconnect check: all open each other's memory, then all are timed, then NCCL; and what goes wrong."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_a_transfer_that_comes_short_is_no_bandwidth(short: int) -> None:
 
 
 @pytest.mark.parametrize(("answers", "status"), [({}, 0), ({("a", "hpcml_warm"): OSError("no way")}, 1)])
-def test_the_status_of_hpcml_fabric_says_whether_all_workers_can_talk(
+def test_the_status_of_hpcml_interconnect_says_whether_all_workers_can_talk(
     answers: dict[tuple[str, str], Any], status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found, _ = measure(answers)

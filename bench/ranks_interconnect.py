@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """The interconnect's check of ranks on this machine's GPUs: what it says of each transport of NCCL, and its seconds.
 
-    python3 bench/ranks_fabric.py --gpus 2 --json fabric.json          NCCL on two GPUs of this machine
-    python3 bench/ranks_fabric.py --nodes 2 --gpus 1                   on two nodes of the Slurm at hand
-    python3 bench/ranks_fabric.py --python /env/bin/python             Gloo, on CPUs; the Python that has torch
+    python3 bench/ranks_interconnect.py --gpus 2 --json interconnect.json          NCCL on two GPUs of this machine
+    python3 bench/ranks_interconnect.py --nodes 2 --gpus 1                   on two nodes of the Slurm at hand
+    python3 bench/ranks_interconnect.py --python /env/bin/python             Gloo, on CPUs; the Python that has torch
 
 NCCL is steered by its own variables, so that each transport comes up: peer access, shared memory, sockets. By default hpcml
 reads the log of the ranks' own NCCL; with interconnect.require=rdma it measures, and the script then measures the same all-reduce
@@ -105,7 +105,9 @@ def run(options: argparse.Namespace, folder: Path, case: Case) -> dict[str, Any]
     )
     runs = sorted((folder / ".hpcml/runs").iterdir(), key=lambda path: path.stat().st_mtime)
     events = [json.loads(line) for line in (runs[-1] / "events.jsonl").read_text().splitlines()] if runs else []
-    checked: dict[str, Any] = next((one for one in events if one["event"] in ("fabric-checked", "fabric-seen")), {})
+    checked: dict[str, Any] = next(
+        (one for one in events if one["event"] in ("interconnect-checked", "interconnect-seen")), {}
+    )
     line = re.search(r"RESULT (\{.*\})", done.stdout)
     result = json.loads(line[1]) if line else {}
     figure = re.search(r"bus bandwidth ([0-9.]+) (GiB|MiB)/s", checked.get("line", ""))
@@ -126,7 +128,7 @@ def run(options: argparse.Namespace, folder: Path, case: Case) -> dict[str, Any]
         answer["good"] = answer["good"] and 1 / factor < answer["checked"] / answer["measured"] < factor
     if not answer["good"]:
         answer["output"] = (done.stdout + done.stderr)[-1500:]
-        answer["log"] = [path.read_text()[-1500:] for path in runs[-1].glob("logs/*fabric*")] if runs else []
+        answer["log"] = [path.read_text()[-1500:] for path in runs[-1].glob("logs/*interconnect*")] if runs else []
     return answer
 
 

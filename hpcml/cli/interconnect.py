@@ -1,4 +1,4 @@
-"""``hpcml fabric``: measure the interconnect between nodes, or show a run's measurement."""
+"""``hpcml interconnect``: measure the interconnect between nodes, or show a run's measurement."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from hpcml.cli import common, submit
 from hpcml.errors import NotFoundError, StorageError, UsageError
 from hpcml.forms import Form
+from hpcml.recorded import Recorded
 from hpcml.runs import directories
 from hpcml.terminal import say, say_fitted
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 def add_options(parser: Parser) -> None:
     """Add a submission's options, and the run whose measurement is shown instead."""
-    submit.add_options(parser, "fabric")
+    submit.add_options(parser, "interconnect")
     parser.epilog = (
         "Without RUN, hpcml submits a job that measures the interconnect between each pair of its nodes. "
         "hpcml waits for the job's end, unless you add --detach."
@@ -33,7 +34,7 @@ def run(options: Namespace) -> int:
         return _show_measurement(options)
     if not (options.detach or options.dry_run or options.prepare or options.check):
         options.wait = True
-    return submit.start(options, submit.service_spec(options, Form.FABRIC))
+    return submit.start(options, submit.service_spec(options, Form.INTERCONNECT))
 
 
 def _show_measurement(options: Namespace) -> int:
@@ -41,13 +42,14 @@ def _show_measurement(options: Namespace) -> int:
         if getattr(options, name):
             option = f"--{name.replace('_', '-')}"
             hint = f"Remove RUN to measure again, or remove {option} to show the measurement of RUN."
-            raise UsageError(f"{option} applies only to a new measurement", place="hpcml fabric RUN", hint=hint)
+            raise UsageError(f"{option} applies only to a new measurement", place="hpcml interconnect RUN", hint=hint)
     run = common.find_run(options)
-    attempts = sorted(run.paths.directory.glob("attempts/*/fabric.json"), key=lambda path: int(path.parent.name))
-    if not attempts:
-        hint = "CPU runs that use TLS do not measure the interconnect. To measure: hpcml fabric --nodes N."
+    attempts = [run.paths.attempt(number) for number in Recorded(run.paths).attempts]
+    measured = [attempt.interconnect for attempt in attempts if attempt.interconnect.exists()]
+    if not measured:
+        hint = "CPU runs that use TLS do not measure the interconnect. To measure: hpcml interconnect --nodes N."
         raise NotFoundError("The run did not measure the interconnect", place=run.id, hint=hint)
-    table = directories.read_json(attempts[-1])
+    table = directories.read_json(measured[-1])
     facts: Any = table.facts if table else {}
     if options.json:
         common.print_json(facts)
@@ -61,7 +63,7 @@ def _show_measurement(options: Namespace) -> int:
             rate = pair["bytes"] / 1024**3 / pair["seconds"] if pair["seconds"] else 0.0
             say(f"  {pair['scope']:<7} {pair['source']} → {pair['target']}  {pair['error'] or f'{rate:.2f} GiB/s'}")
     except (KeyError, TypeError, AttributeError) as error:
-        hint = "The file was changed or truncated. Measure again with hpcml fabric --nodes N."
+        hint = "The file was changed or truncated. Measure again with hpcml interconnect --nodes N."
         message = f"The measurement is not complete ({type(error).__name__}: {error})"
-        raise StorageError(message, place=str(attempts[-1]), hint=hint) from error
+        raise StorageError(message, place=str(measured[-1]), hint=hint) from error
     return 0

@@ -23,11 +23,11 @@ def test_a_slow_wire_ends_the_run_where_rdma_is_required(cluster: Cluster) -> No
         "--set",
         "interconnect.require=rdma",
     )
-    assert ended.code == errors.FABRIC
+    assert ended.code == errors.INTERCONNECT
     assert "the script ran" not in ended.out
     assert "tcp" in ended.err
     assert ended.status["by"] == "hpcml"
-    assert ended.status["phase"] == "fabric"
+    assert ended.status["phase"] == "interconnect"
     assert ended.status["hint"]
 
 
@@ -37,12 +37,12 @@ def test_every_pair_of_nodes_is_measured_and_a_node_that_differs_is_named(cluste
     interpreter = cluster.write("limited", limited)
     cluster.run("chmod", "755", str(interpreter))
     options = ("--nodes", "3", "--set", "network.protocol=ucx", "--set", f"runtime.python={interpreter}")
-    done = cluster.run("hpcml", "fabric", *options, timeout=150)
+    done = cluster.run("hpcml", "interconnect", *options, timeout=150)
     assert done.returncode == 0, done.stderr
     directory = directory_of(done)
     assert "n2: locked memory 16 KiB where the other nodes have" in done.stderr
-    facts = json.loads((directory / "attempts/0/fabric.json").read_text())
+    facts = json.loads((directory / "attempts/0/interconnect.json").read_text())
     assert [one for one in facts["differences"] if not one.startswith("n2: locked memory")] == []
-    pairs = json.loads((directory / "out/fabric.json").read_text())["measurement"]["pairs"]
+    pairs = json.loads((directory / "out/interconnect.json").read_text())["measurement"]["pairs"]
     assert {(one["source"], one["target"]) for one in pairs} == set(itertools.permutations(("n1", "n2", "n3"), 2))
     assert all(one["seconds"] > 0 and not one["error"] for one in pairs)
