@@ -222,6 +222,7 @@ class Kind(ABC):
     ends: tuple[EndOfKind, ...] = ()
     services: tuple[str, ...] = ()  # the web services that its runs may have, to which tunnels lead
     ranks: Role | None = None  # the role whose agents run the script as numbered ranks; None: the script is one process
+    needs: tuple[str, ...] = ()  # modules that the run's Python must have before the kind's processes can start
     has_cluster: bool = False  # the script connects to its processes, which may start then (workers.start)
     # Names of modules that another interpreter imports, beside the user's script or in its place
     programs: Mapping[Form, str] = {}  # it is run in place of a script, by the form that hpcml has a program for

@@ -281,25 +281,25 @@ COMPLEX = {
 }
 # The lines of each package, which may only fall: a commit that raises a number says what this buys.
 MOST_LINES = {
-    ".": 5638,
+    ".": 5678,
     "api": 967,
-    "cli": 7350,
+    "cli": 7363,
     "doctor": 1544,
-    "failures": 3090,
+    "failures": 3093,
     "images": 1048,
-    "kinds": 10155,
+    "kinds": 10164,
     "node": 11734,
     "options": 831,
-    "plan": 836,
-    "remote": 3549,
+    "plan": 841,
+    "remote": 3551,
     "repairs": 984,
     "report": 2278,
-    "request": 532,
-    "runs": 7902,
-    "schedulers": 3081,
-    "sites": 1518,
-    "survey": 1169,
-    "sweeps": 1408,
+    "request": 535,
+    "runs": 8769,
+    "schedulers": 3089,
+    "sites": 1524,
+    "survey": 1199,
+    "sweeps": 1424,
 }
 
 

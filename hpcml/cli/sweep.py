@@ -194,6 +194,7 @@ def _begin(options: Namespace) -> int:
     jobs, name = _jobs(options), job_name(spec)
     at_once = common.positive(options.at_once, "--at-once")
     spec = spec.changed(name=name, sweep=name, at_once=at_once, options=_typed(options))
+    spec = submission.with_python(spec)
     prepared = runs_submit.prepare_request(spec, dry_run=bool(options.dry_run))
     submit.tell_notes(prepared, seen=not options.dry_run)
     submission.check_worker_groups(prepared)

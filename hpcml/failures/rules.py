@@ -647,6 +647,8 @@ OWN = (  # what hpcml finds out itself: a field of the run's end names the row, 
     Rule(Reason.BATCH_KILLED, ROOT, "", "the batch script was killed",
          "A user, the site or the kernel killed the batch script on the first node. Submit the run again.",
          "batch script killed", where=Where(0)),
+    Rule(Reason.LACKS_PACKAGES, ROOT, "", "the run's Python lacks packages that a Dask cluster needs",
+         "Install these packages, or name another Python (--python PATH).", "Python lacks packages", where=Where(0)),
     Rule(Reason.SHADOWED, ROOT, "", "a folder of PYTHONPATH hides a package that hpcml needs",
          "Remove this folder from PYTHONPATH, then submit again.", "PYTHONPATH hides a package", where=Where(0)),
     # an agent names these of the processes that it starts (ProcessEnd), and some of those above

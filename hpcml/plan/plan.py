@@ -33,6 +33,7 @@ class RunLocation(NamedTuple):
     python: str
     version: str
     umask: int = 0o077
+    python_from: str = ""  # who named the Python of the run's processes; empty: it is this one
 
 
 class Step(NamedTuple):
@@ -80,6 +81,8 @@ class Plan(NamedTuple):
     reasons: tuple[str, ...]  # why it came out so
     notices: tuple[str, ...]  # what the user should know
     after: tuple[str, ...] = ()  # the runs that it waits for, as ``ID:ok``
+    python: str = ""  # the interpreter of the run's processes; in an image the image's
+    python_from: str = ""  # who named it: an option, a file of settings, a variable; empty: hpcml's own
 
     @property
     def roles(self) -> tuple[str, ...]:
@@ -161,6 +164,8 @@ def plan(site: Site, asked: RunRequest, location: RunLocation) -> Plan:
         scripts=tuple(script.name for script in _scripts(paths, site, spec, layout)),
         inside=inside,
         after=tuple(one.text for one in spec.place.after),
+        python=python,
+        python_from=location.python_from,
     )
 
 

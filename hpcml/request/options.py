@@ -56,6 +56,8 @@ GROUPS: dict[str, tuple[Option, ...]] = {
                slurm=("--job-name",), otherwise="script's or command's name", common=FEW),
         Option("set", "set a profile key: workers.threads=4", read=texts, metavar="KEY=VALUE",
                common=FEW),
+        Option("python", "run's Python: folder or name; hpcml help python", RUNS - {"lines"}, metavar="PATH|NAME",
+               common=frozenset(["submit", "rerun", "jupyter", "run"])),
         Option("image", "Apptainer image", ALL - {"map"}, common=FEW, otherwise="the site's image"),
         Option("env", "environment variable for the run; NAME alone takes its value from this shell", read=texts,
                metavar="NAME[=VALUE]", common=FEW),
@@ -94,7 +96,7 @@ GROUPS: dict[str, tuple[Option, ...]] = {
                otherwise="if no terminal", common=FEW),
         Option("json", "print JSON about the submission; with --wait, about the run's end",
                SUBMISSIONS | {"sweep", "run"}, read=flag),
-        Option("until_done", "restart from checkpoints after a time limit or a node failure, until the script finishes",
+        Option("until_done", "restart from checkpoints until the script is done",
                CONTINUED, read=flag, common=ALL),
     ),
 }

@@ -133,6 +133,7 @@ class RunRequest(NamedTuple):
     kind: str = "dask"  # what the run is made of: a name in hpcml.kinds
     of_kind: Mapping[str, Any] = {}  # the given values of options that only this kind has, by name
     name: str = ""  # the run's name; empty: the script's
+    python: str = ""  # the environment or the interpreter of the run's processes, as typed
     image: str = ""  # path of the Apptainer image that the roles run in; in the plan's copy an absolute one
     environment: tuple[tuple[str, str], ...] = ()  # variables of the run: name and value, which may be secret
     origins: tuple[tuple[str, str], ...] = ()  # options that the command line did not give, and their sources
@@ -173,7 +174,7 @@ class RunRequest(NamedTuple):
 
 _GROUPS = {name: value for name, value in RunRequest._field_defaults.items() if hasattr(value, "_fields")}
 _GROUP_BY_FIELD = {field: group for group, record in _GROUPS.items() for field in record._fields}
-OPTIONAL = {"name", "image", *(field for field, group in _GROUP_BY_FIELD.items() if group != "code")}
+OPTIONAL = {"name", "python", "image", *(field for field, group in _GROUP_BY_FIELD.items() if group != "code")}
 
 
 def measure(name: str, text: str, place: str = "") -> TimeLimit | Memory:

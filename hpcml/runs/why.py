@@ -236,7 +236,7 @@ def _removed_module(run: directories.Run, cause: Cause) -> Cause:
     name = missing[0]
     if name not in record.request.modules.split():
         return cause
-    if name in packages.installed(python):
+    if name in packages.modules(python):
         remedy = (
             f"The environment of {python} has the module on this machine. Put this environment on a shared file system."
         )

@@ -40,7 +40,8 @@ def way_out(site: Site, name: str, spec: RunRequest) -> str:
     """Return the next step if a partition does not fit: another QoS or partition, or a smaller request."""
     if other := next((qos for qos in _choices(site, name, spec) if qos), ""):
         return f"Try --qos {other}."
-    if other := next((other for other in site.partitions if other != name and not misfit(site, other, spec)), ""):
+    others = (other for other in site.partitions if other != name and not misfit(site, other, spec))
+    if other := next((other for other in others if not doubtful_misfits(site, other, spec)), ""):
         return f"Try --partition {other}."
     return "Request fewer nodes, GPUs or CPUs, less memory or less time."
 

@@ -163,6 +163,8 @@ def _is_whole(site: Site, name: str, cpus: int) -> bool:
 def _on_shares(site: Site, request: JobRequest, name: str, directives: tuple[tuple[str, str], ...]) -> list[str]:
     """Return a note if a job requests a part of a node, or a node whose GPUs the profile does not give."""
     part = partitions.node_part(site, name, request.spec)
+    if part.gpus and site.slurm.gpu_request == "none":
+        return ["the job requests no GPUs from Slurm (slurm.gpu_request is none): its nodes must have the GPUs anyway"]
     if not part.gpus or (part.of and not part.partial):
         return []
     shares = _shares(site, request, name, dict(directives))
@@ -290,7 +292,7 @@ def _directives(
         if not per_cpu:  # the job keeps what the profile says of memory
             typed = {option: word for option, word in typed.items() if option not in OPTIONS["memory_per_node"].slurm}
     extra = _extra(site, terms, typed, passed, reasons)
-    of_user = removed & typed.keys() - {"--mem"}
+    of_user = removed & typed.keys() - _spoken_of(removed)
     notices += [
         f"hpcml ignores {typed[option]}: the profile removes {option} (slurm.remove)"
         for option, _ in own
@@ -303,6 +305,11 @@ def _directives(
     reasons += [f"{option}={value}: requested".replace("=:", ":") for option, value in spec.place.sbatch]
     left_out = {*removed, *(option for option, _ in extra), *passed}
     return (*((option, value) for option, value in own if option not in left_out), *extra, *passed.items())
+
+
+def _spoken_of(removed: set[str]) -> set[str]:
+    """Return the options of which another note speaks: memory by CPU stands in the place of --mem, if it is passed."""
+    return set() if "--mem-per-cpu" in removed else {"--mem"}
 
 
 def _check_account(site: Site, account: str) -> None:

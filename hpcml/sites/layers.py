@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, get_args, get_origin
 
@@ -194,6 +194,12 @@ def here() -> Path:
 def process_environment() -> dict[str, str]:
     """Return a copy of this process's environment; the only place outside the allocation that reads it."""
     return dict(os.environ)
+
+
+def forget(names: Collection[str]) -> None:
+    """Remove variables from this process's environment, and so from that of the jobs it submits."""
+    for name in names:
+        os.environ.pop(name, None)
 
 
 def build(schema: type[T], layers: Layers, below: str = "") -> T:

@@ -113,7 +113,7 @@ def check(key: str, origin: Origin, place: str) -> None:
     if origin.foreign and is_refused(key):
         reason = _REFUSED[_power(key)]
         shown = key.replace("\0", ".")
-        whose = "A project's file" if origin is Origin.PROJECT else "A line of a script"
+        whose = "A project's file" if origin is not Origin.LINE else "A line of a script"
         hint = f"If you want this, write {shown} into ~/.config/hpcml/config.toml, or type it with --set."
         message = f"{whose} may not set '{shown}', which {reason}"
         raise ConfigError(message, place=f"{place}: {shown}", hint=hint)

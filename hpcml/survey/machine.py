@@ -104,7 +104,8 @@ class Survey:
     def _try(self, site: Site, spec: RunRequest, folder: Path) -> str:
         """Ask Slurm about a job in a partition; set what cures its refusal, or return the refusal and what was asked.
 
-        Without memory, or with the type of the partition's GPUs, Slurm may take what it has refused.
+        Without memory, with the other option for GPUs, or with the type of the partition's GPUs, Slurm may take what
+        it has refused.
         """
         name, table = spec.place.partition, ("partitions", spec.place.partition)
         place = plan.RunLocation(folder / "check-20000101-000000-0000", "/usr/bin/python3", "0")
@@ -116,6 +117,10 @@ class Survey:
             self.draft.set(table, "remove", ["--mem"], how)
             all_memory = f"partition {name} refuses a job that requests all memory of a node ({refused})"
             self.draft.ask(table, f"{all_memory}. How much memory may a job request?")
+            return ""
+        gpus = directives.get("--gres", "").removeprefix("gpu:")
+        if gpus and not _refused({**_without(directives, "--gres"), "--gpus-per-node": gpus}, folder):
+            self.draft.set(("slurm",), "gpu_request", "gpus-per-node", how)
             return ""
         types = [gpu_type for kind in self.tables.kinds if kind.partition == name for gpu_type, _ in kind.gpus_by_type]
         for gpu_type in filter(None, dict.fromkeys(types) if not spec.size.gpu_type else ()):

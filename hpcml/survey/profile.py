@@ -96,6 +96,14 @@ def _allowed(fields: Fields, what: str, names: Iterable[str]) -> tuple[str, ...]
     return tuple(name for name in names if (name in allowed if allowed else name not in denied))
 
 
+def _most_memory(fields: Fields, cpus: int) -> int:
+    """Return how many MiB of a node a job with so many CPUs may have in a partition, 0 without a limit.
+
+    Beyond MaxMemPerCPU Slurm adds CPUs to the job, which a node does not have if the job has all of them.
+    """
+    return _least(_count(fields.get("MaxMemPerNode", "")), _count(fields.get("MaxMemPerCPU", "")) * cpus)
+
+
 def _hosts(texts: Sequence[str]) -> tuple[str, ...]:
     try:
         return units.expand_hosts(",".join(texts))
@@ -151,7 +159,7 @@ class _Writer:
         return named or ("normal" if "normal" in self.qos else "")
 
     def _usable(self) -> dict[str, Fields]:
-        """Return the partitions that this user may use: Slurm's default first, then the largest."""
+        """Return the partitions that this user may use: Slurm's default, the others by size, those for tests."""
         usable = {}
         every = self.tables.partitions
         any_up = any(fields.get("State", "UP") == "UP" for fields in every.values())  # none is in a maintenance
@@ -164,11 +172,12 @@ class _Writer:
                 usable[name] = fields
         if not usable and self.node and self.node.job.partition:
             usable[self.node.job.partition] = {}
-        return dict(
-            sorted(
-                usable.items(), key=lambda one: (one[1].get("Default") != "YES", -_count(one[1].get("TotalNodes", "")))
-            )
-        )
+
+        def order(item: tuple[str, Fields]) -> tuple[bool, bool, int]:
+            name, fields = item
+            return fields.get("Default") != "YES", bool(QUICK.search(name)), -_count(fields.get("TotalNodes", ""))
+
+        return dict(sorted(usable.items(), key=order))
 
     def _why_closed(self, name: str, fields: Fields) -> str:
         """Return why a partition takes no job of this user from here; empty if it may take some."""
@@ -186,6 +195,8 @@ class _Writer:
     def _accounts_of(self, name: str, fields: Fields) -> tuple[str, ...]:
         """Return those of the user's accounts that a partition takes."""
         rows = [row for row in self.tables.associations if row.get("Partition", "") in ("", name)]
+        usable = [row for row in rows if not row.get("QOS") or _allowed(fields, "Qos", _names(row["QOS"]))]
+        rows = usable or rows  # an account may lack the QoS that the partition takes
         return _allowed(fields, "Accounts", dict.fromkeys(row.get("Account", "") for row in rows))
 
     def _qos_of(self, partition: str) -> tuple[str, ...]:
@@ -212,7 +223,7 @@ class _Writer:
         draft, table = self.draft, ("defaults",)
         first = next(iter(self.partitions), "")
         of_slurm = self.partitions.get(first, {}).get("Default") == "YES"
-        question = "scontrol show partition" if of_slurm else "the partition with the most nodes"
+        question = "scontrol show partition" if of_slurm else "the partition with the most nodes that is not for tests"
         draft.set(table, "partition", first, How(SLURM, question, concluded=not of_slurm))
         if len(self.partitions) > 1:
             which = f"{first} is Slurm's default" if of_slurm else f"{first} is the largest"
@@ -304,6 +315,8 @@ class _Writer:
         """Return the limits of a QoS; those in CPUs or GPUs are counted as nodes of a partition."""
         fields = self.tables.qos.get(qos, {})
         shape = self._shape(partition)[0] if partition else Kind("", 0, 0, 0, 0)
+        if not all(kind.gpus for kind in self.kinds.get(partition, ())):  # a limit of GPUs is none of such nodes
+            shape = shape._replace(gpus_by_type=())
         per_job = self._nodes(fields.get("MaxTRES", ""), shape, up=False)
         per_user = self._nodes(fields.get("MaxTRESPU", ""), shape, up=False)
         least = self._nodes(fields.get("MinTRES", ""), shape, up=True)
@@ -344,7 +357,7 @@ class _Writer:
         self._account(name)
         self._kinds(name, seen)
         self._ask_of(name, shape, "was derived from the whole partition" if seen.concluded else "is what Slurm reports")
-        if self.default_qos and not default:
+        if not default and (self.default_qos or _names(fields.get("AllowQos", ""))):
             self._qos_for(name, mine)
 
     def _sizes(self, name: str, shape: Kind, seen: How) -> None:
@@ -354,8 +367,9 @@ class _Writer:
         counts = [dict(kind.gpus_by_type).get(gpu_type, 0) for kind in self.kinds[name]] if gpu_type else [shape.gpus]
         draft.set(table, "gpus_per_node", max(counts), seen)
         draft.set(table, "gpu_type", gpu_type, seen._replace(concluded=True))
-        draft.set(table, "cpus_per_node", _least(shape.cpus, _count(fields.get("MaxCPUsPerNode", ""))), seen)
-        memory = _least(shape.memory, _count(fields.get("MaxMemPerNode", "")))
+        cpus = _least(shape.cpus, _count(fields.get("MaxCPUsPerNode", "")))
+        draft.set(table, "cpus_per_node", cpus, seen)
+        memory = _least(shape.memory, _most_memory(fields, cpus if shape.memory else 0))
         draft.set(table, "memory_per_node", f"{memory}M" if memory else "", seen)
         if self.kinds[name] and not shape.memory:
             unknown = How(SLURM, "RealMemory is 1 MiB: Slurm does not know the nodes' memory", concluded=True)
@@ -378,7 +392,8 @@ class _Writer:
 
     def _kinds(self, name: str, seen: How) -> None:
         """Set the kinds of nodes of a partition that has several, each type of GPUs as one of them."""
-        most, labels = _count(self.partitions[name].get("MaxCPUsPerNode", "")), Counter[str]()
+        fields, labels = self.partitions[name], Counter[str]()
+        most = _count(fields.get("MaxCPUsPerNode", ""))
         rows = dict[Kind, int]()  # kinds of one type and size, however they differ otherwise
         for kind in self.kinds[name]:
             for pair in kind.gpus_by_type or [("", 0)]:
@@ -391,10 +406,9 @@ class _Writer:
             label = f"{label}-{labels[label]}" if labels[label] > 1 else label
             table = ("partitions", name, "nodes", label)
             values = {"max_nodes": nodes, "gpus_per_node": gpus, "gpu_type": gpu_type}
-            values |= {
-                "cpus_per_node": _least(kind.cpus, most),
-                "memory_per_node": f"{kind.memory}M" if kind.memory else "",
-            }
+            cpus = _least(kind.cpus, most)
+            memory = _least(kind.memory, _most_memory(fields, cpus)) if kind.memory else 0
+            values |= {"cpus_per_node": cpus, "memory_per_node": f"{memory}M" if memory else ""}
             for key, value in values.items():
                 self.draft.set(table, key, value, seen)
 
@@ -431,7 +445,8 @@ class _Writer:
             draft.set(table, "qos", chosen, how)
             draft.ask(
                 table,
-                f"partition {name} accepts the QoS {', '.join(mine)}, not the default QoS {self.default_qos}: "
+                f"partition {name} accepts the QoS {', '.join(mine)}, "
+                f"{f'not the default QoS {self.default_qos}' if self.default_qos else 'and you have no default QoS'}: "
                 f"is {chosen} correct?",
             )
         draft.ask(table, f"must a job name the partition {name}, or does the QoS choose the nodes?")
@@ -447,16 +462,26 @@ class _Writer:
         counted = max(homes, key=lambda one: (shapes[one].gpus > 0, shapes[one].nodes), default="")
         limits = self._limits(name, counted)
         nodes, time = self._within_partitions(limits.nodes, limits.time, homes, fields.get("Flags", "").split(","))
+        usual = self._usual(homes)  # the partitions have these limits too
         nodes = nodes or max((shapes[one].nodes for one in homes), default=0)  # not the limit of the default QoS
+        nodes = nodes if limits.nodes or usual.nodes else 0  # else the partition's limit counts
+        time = time if limits.time or usual.time else 0
         how = asked._replace(concluded=limits.concluded)
         draft.set(table, "min_nodes", limits.least if limits.least > 1 else 0, how)
         draft.set(table, "max_nodes", nodes, how)
         if time:
             draft.set(table, "max_time", units.format_time_limit(time), asked)
-        elif self._limits(self.default_qos, "").time:  # or the partitions would limit it as they do the default QoS
+        elif usual.time:  # or the partitions would limit it as they do the default QoS
             how = asked._replace(question="this QoS has no time limit", concluded=True)
             draft.set(table, "max_time", "365-00:00:00", how)
         draft.set(table, "max_jobs", _count(fields.get("MaxSubmitPU", "")), asked)
+        if not draft.values[table]:  # or a profile that has all QoS would lack this one
+            draft.set(table, "partitions", homes, How(SLURM, "AllowQos and DenyQos of the partitions"))
+
+    def _usual(self, homes: Sequence[str]) -> _Limits:
+        """Return the widest limits that the default QoS sets in some partitions; 0 where it sets none in any."""
+        each = [_Limits(), *(self._limits(self.default_qos, one) for one in homes)]
+        return _Limits(max(one.nodes for one in each), max(one.time for one in each))
 
     def _within_partitions(self, nodes: int, time: int, homes: Sequence[str], flags: Sequence[str]) -> tuple[int, int]:
         """Return a QoS's nodes and time within the limits of its partitions, where its flags do not lift these."""

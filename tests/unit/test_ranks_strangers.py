@@ -444,7 +444,7 @@ def test_an_agent_that_learns_no_address_in_time_says_so(tmp_path: Path) -> None
         begun = agent_of(tmp_path, hub, 0.0, is_told=False)
     assert begun.serve() == errors.WORKERS_NEVER_CAME
     mark = json.loads((tmp_path / "nodes/n1.json").read_text())
-    assert mark["refused"] == "hpcml's supervisor did not write its address (link.json) in time"
+    assert "did not write its address (link.json)" in mark["refused"]
     AttemptPaths(tmp_path).ended.touch()
     assert begun.serve() == 0  # nobody waits for it
     begun.link.close()

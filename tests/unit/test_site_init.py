@@ -118,9 +118,13 @@ ASSOC = "Cluster|Account|User|Partition|QOS|Def QOS\nlab|p0123|alice||normal,gpu
 
 
 def of_partitions(
-    monkeypatch: pytest.MonkeyPatch, text: str, sinfo: str = "-", qos: str = "Name|MinTRES\nnormal|\n"
+    monkeypatch: pytest.MonkeyPatch,
+    text: str,
+    sinfo: str = "-",
+    qos: str = "Name|MinTRES\nnormal|\n",
+    assoc: str = ASSOC,
 ) -> Draft:
-    answers = {"sinfo": sinfo, "node": "-", "assoc": ASSOC, "qos": qos, "user": "User|Def Acct\nalice|p0123\n"}
+    answers = {"sinfo": sinfo, "node": "-", "assoc": assoc, "qos": qos, "user": "User|Def Acct\nalice|p0123\n"}
     tables = answer(monkeypatch, "lab", partition=text, config="ClusterName = lab\n", **answers)
     return profile.write(tables, LOGIN, None, "2026-11-23")
 
@@ -163,6 +167,62 @@ def test_a_partition_gets_the_account_and_the_limits_that_it_has(monkeypatch: py
     assert any("partition own accepts the accounts p0123-gpu, small" in question for question in draft.questions)
     assert draft.facts["partitions.gpu.account"].confidence == "confirmed"
     assert draft.facts["partitions.own.account"].confidence == "guessed"
+
+
+@pytest.mark.parametrize(("cpus", "memory", "size"), [
+    ("UNLIMITED", "MaxMemPerCPU=4000", (128, "512000M")), ("124", "MaxMemPerCPU=4000", (124, "496000M")),
+    ("UNLIMITED", "MaxMemPerCPU=9000", (128, "1000000M")), ("64", "MaxMemPerNode=300000", (64, "300000M")),
+])  # fmt: skip
+def test_a_node_is_as_large_as_a_partition_lets_a_job_have_it(
+    cpus: str, memory: str, size: tuple[int, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beyond MaxMemPerCPU Slurm adds CPUs: a job with all memory of a node would need more CPUs than a node has."""
+    text = f"PartitionName=h100 State=UP TotalNodes=4 MaxCPUsPerNode={cpus} {memory}\n"
+    draft = of_partitions(monkeypatch, text, sinfo="h100|4|128|1|1000000|infinite|h[1-4]|gpu:h100:4\n")
+    made = tomllib.loads(draft.text(()))["partitions"]["h100"]
+    assert (made["cpus_per_node"], made["memory_per_node"]) == size
+
+
+def test_a_limit_of_gpus_is_none_of_partitions_with_other_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "PartitionName=mixed State=UP TotalNodes=20 QoS=q\nPartitionName=gpu State=UP TotalNodes=6 QoS=q\n"
+    rows = "mixed|14|64|1|1|2-0|c[1-14]|(null)\nmixed|6|64|1|1|2-0|g[1-6]|gpu:4\ngpu|6|64|1|1|2-0|g[1-6]|gpu:4\n"
+    qos = "Name|MaxTRESPU\nnormal|\nq|cpu=512,gres/gpu=8\n"
+    made = tomllib.loads(of_partitions(monkeypatch, text, sinfo=rows, qos=qos).text(()))["partitions"]
+    assert made["mixed"]["max_nodes"] == 8, "512 CPUs"
+    assert made["gpu"]["max_nodes"] == 2, "8 GPUs"
+
+
+def test_a_qos_without_limits_leaves_those_of_the_partitions(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A limit of a QoS stands in the place of the partition's: the default QoS would lift all limits of partitions."""
+    text = ("PartitionName=shared State=UP Default=YES TotalNodes=99 MaxNodes=1 MaxTime=4-0\n"
+            "PartitionName=wide State=UP TotalNodes=99 MaxNodes=56 MaxTime=12:00:00\n")  # fmt: skip
+    draft = of_partitions(monkeypatch, text, qos="Name|MaxWall\nnormal|\ngpuq|2:00:00\n")
+    made = tomllib.loads(draft.text(()))["qos"]
+    assert made == {"normal": {"partitions": ["shared", "wide"]}, "gpuq": {"max_time": "02:00:00"}}
+    assert "normal" in loaded(draft.text(()), tmp_path).site.qos
+
+
+def test_the_qos_of_a_partition_is_named_where_the_user_has_no_default_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "PartitionName=cpu State=UP TotalNodes=9 AllowQos=cpu,icb,priority\n"
+    assoc = "Cluster|Account|User|Partition|QOS|Def QOS\nlab|haicu|alice||cpu,gpu,icb|\n"
+    draft = of_partitions(monkeypatch, text, qos="Name|MaxWall\ncpu|3-0\nicb|2-0\ngpu|\nnormal|\n", assoc=assoc)
+    assert tomllib.loads(draft.text(()))["partitions"]["cpu"]["qos"] == "cpu"
+    assert any("and you have no default QoS: is cpu correct" in question for question in draft.questions)
+
+
+def test_a_partition_for_tests_is_the_last_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = ("PartitionName=batch State=INACTIVE Default=YES TotalNodes=99\nPartitionName=debug State=UP TotalNodes=99\n"
+            "PartitionName=serial State=UP TotalNodes=50\n")  # fmt: skip
+    made = tomllib.loads(of_partitions(monkeypatch, text).text(()))
+    assert made["defaults"]["partition"] == "serial"
+    assert list(made["partitions"]) == ["serial", "debug"]
+
+
+def test_the_account_of_a_partition_is_one_whose_qos_the_partition_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "PartitionName=gpu State=UP Default=YES TotalNodes=9 AllowQos=g\nPartitionName=cpu State=UP TotalNodes=9 AllowQos=c\n"
+    assoc = "Cluster|Account|User|Partition|QOS|Def QOS\nlab|p0123|alice||g|g\nlab|abc@cpu|alice||c|c\n"
+    made = tomllib.loads(of_partitions(monkeypatch, text, qos="Name|\nc|\ng|\n", assoc=assoc).text(()))
+    assert (made["defaults"]["account"], made["partitions"]["cpu"]["account"]) == ("p0123", "abc@cpu")
 
 
 def test_nodes_of_several_kinds_are_listed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -216,8 +276,8 @@ def test_the_limits_of_a_qos_are_those_that_a_job_has(monkeypatch: pytest.Monkey
     assert example["facts"]["qos.standard.max_nodes"]["confidence"] == "guessed", "counted from GPUs"
     assert example["qos"]["quick"] == {"max_nodes": 4, "max_time": "00:30:00"}
     assert example["defaults"]["account"] == "two"
-    odd = example["qos"]["odd"]
-    assert (odd["max_nodes"], odd["max_time"]) == (100, "365-00:00:00"), "the default QoS's limits are not its own"
+    assert example["qos"]["odd"]["max_time"] == "365-00:00:00", "the default QoS's limit is not its own"
+    assert "max_nodes" not in example["qos"]["odd"], "no QoS limits its partitions' nodes: their own limit counts"
     assert example["deadlines"]["script_grace"] == "7s", "KillWait is 15 s"
 
 
@@ -268,10 +328,7 @@ def test_a_node_adds_what_only_it_knows(monkeypatch: pytest.MonkeyPatch) -> None
     assert facts["paths.said.SCRATCH"] == "/scratch/me, lustre"
     assert found["facts"]["gpu.cuda"]["confidence"] == "guessed", "the driver's number alone says so"
     draft = profile.write(answer(monkeypatch, "marenostrum5"), LOGIN, NODE, "2026-11-23")
-    assert any(
-        "counts 2 threads of each core: is 80, the number of cores, the correct value" in question
-        for question in draft.questions
-    )
+    assert any("counts 2 threads of each core: is 80" in question for question in draft.questions)
 
 
 def test_a_node_is_looked_at_without_any_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

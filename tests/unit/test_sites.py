@@ -171,7 +171,7 @@ def test_what_somebody_else_s_file_or_line_may_not_set(subtests: pytest.Subtests
     for by in origins.Origin:
         for table in (*refused, *allowed):
             with subtests.test(by=by, table=table):
-                foreign = by in (origins.Origin.PROJECT, origins.Origin.LINE) and table in refused
+                foreign = by.foreign and table in refused
                 with pytest.raises(ConfigError, match="may not set") if foreign else contextlib.nullcontext():
                     layers.Layers().add(table, "here", by)
 

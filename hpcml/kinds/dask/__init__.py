@@ -22,7 +22,7 @@ from hpcml.kind import (
     Site,
     Stage,
 )
-from hpcml.kinds.dask.roles import SCHEDULER, WORKER
+from hpcml.kinds.dask.roles import NEEDS, SCHEDULER, WORKER
 
 _NODE = f"{__name__}.node"
 
@@ -65,6 +65,7 @@ class DaskKind(Kind):
         EndOfKind(errors.INTERCONNECT, "not the required interconnect", followed=False),
     )
     services = ("dashboard", "jupyter")
+    needs = NEEDS
     has_cluster = True
     programs = {
         Form.JUPYTER: f"{_NODE}.jupyter.server",

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import time
 from collections.abc import Callable, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from hpcml import errors
+from hpcml import errors, installed
 from hpcml.failures import job_log
-from hpcml.failures.end import End
+from hpcml.failures.end import End, Reason
 from hpcml.kind import Hindrance
 from hpcml.kinds.dask.node import gpus, late, losses, temporary_directory
 from hpcml.kinds.dask.node import messages as dask_messages
 from hpcml.kinds.dask.node.losses import Losses
 from hpcml.kinds.dask.node.security import tls
 from hpcml.kinds.dask.own import Own
-from hpcml.kinds.dask.roles import SCHEDULER
+from hpcml.kinds.dask.roles import NEEDS, SCHEDULER
 from hpcml.node import files, scratch
 from hpcml.node.absence import Absence
 from hpcml.node.agents import Agents
@@ -126,14 +128,19 @@ class Processes:
         self.hangs.begin()
 
     def _make_keys(self) -> None:
+        if missing := [name for name in NEEDS if find_spec(name) is None]:
+            reason, hint = installed.lacking(sys.executable, missing)
+            if image := self.settings.job.image:
+                hint = f"Build the image {image} with these packages (hpcml image build --help)."
+            raise self.state.end(errors.START_FAILED, reason, hint, reason=Reason.LACKS_PACKAGES)
         lifetime = (self.settings.job.time_limit or CERTIFICATE_WITHOUT_LIMIT) + tls.LATE
         try:
             tls.make_certificate(self.context.attempt, lifetime)
             tls.make_ucx_key(self.context.attempt)
         except ImportError as error:
-            hint = "Install hpcml[node] in the run's environment (runtime.python)."
-            reason = f"the run's environment lacks a package: {error}"
-            raise self.state.end(errors.START_FAILED, reason, hint) from error
+            hint = f"Install it again: {installed.install(sys.executable, ['cryptography'])}."
+            reason = f"the run's Python ({sys.executable}) cannot import cryptography: {error}"
+            raise self.state.end(errors.START_FAILED, reason, hint, reason=Reason.LACKS_PACKAGES) from error
 
     def _environment(self) -> dict[str, str]:
         """Return the script's environment, in which a plain ``Client()`` is let into the cluster."""
