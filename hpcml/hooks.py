@@ -25,7 +25,8 @@ HOOKS: dict[str, tuple[str, ...]] = {
     "advice at an end": ("hpcml.cli.report.advice_of",),
     "commands of an end": ("hpcml.cli.report.commands_of",),
     "runs that share work": ("hpcml.sweeps.record.sharing",),
-    # on the node, when a run ends: hpcml.node.supervisor
+    # on the node: hpcml.node.supervisor
+    "queue of points": ("hpcml.node.sweep.queue.Points",),
     "cause of a run": ("hpcml.failures.judgement.short_cause",),
     # of a word that is typed: hpcml.cli.completion
     "names of sweeps": ("hpcml.sweeps.record.names",),

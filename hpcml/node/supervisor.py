@@ -140,7 +140,8 @@ def _run(state: RunState, processes: Processes) -> End:
         return End(errors.START_FAILED, state.phase, "hpcml", reason, NO_FOLDER)
     try:
         environment = processes.start()
-        return run_tasks(state, processes, OneTask(state, processes, environment | state.script_variables))
+        queue = hooks.only("queue of points") if state.context.settings.points.sweep else OneTask
+        return run_tasks(state, processes, queue(state, processes, environment | state.script_variables))
     except RunEndedError as ended:
         return ended.end
     except scratch.UnsafePlaceError as error:
