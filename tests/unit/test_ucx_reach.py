@@ -83,7 +83,7 @@ def test_the_reason_names_the_key() -> None:
     names = [f"n{number}" for number in range(1, 7)]
     because = communication.choose_protocol(gpu_run(2, whole=False, private=False), names)[1]
     assert because.startswith("UCX has no RDMA on n1, n2, n3, n4, …, and")
-    assert because.endswith("see communication.private")
+    assert because.endswith("see network.private")
 
 
 @pytest.mark.parametrize(("nodes", "name", "value", "protocol"), [
@@ -96,7 +96,7 @@ def test_a_variable_that_may_open_ucx(
     monkeypatch.setenv(name, value)
     chosen, because = communication.choose_protocol(gpu_run(nodes, whole=True, private=False))
     assert chosen == protocol
-    assert protocol == "ucx" or because == f"{name} may open UCX to other users; see communication.protocol"
+    assert protocol == "ucx" or because == f"{name} may open UCX to other users; see network.protocol"
 
 
 def test_ucx_without_tcp(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -81,7 +81,7 @@ class Processes:
         try:
             best, _ = communication.choose_address(self.settings.network.interface, single_node=single)
         except communication.NoAddressError as error:
-            hint, node = "Set communication.interface in the profile.", self.context.node
+            hint, node = "Set network.interface in the profile.", self.context.node
             raise self.state.end(errors.START_FAILED, str(error), hint, node=node, reason=Reason.NO_ADDRESS) from error
         if single or self.settings.network.interface:
             return [best]
@@ -168,7 +168,7 @@ class Processes:
         if not (common := self._common()):
             ways = "; ".join(f"{node} reaches {', '.join(by)}" for node, by in list(self.reached.items())[:_NAMED])
             reason = f"no address of {self.context.node} can be reached from all nodes ({ways})"
-            hint = "Set communication.interface in the profile to the interface that connects the nodes."
+            hint = "Set network.interface in the profile to the interface that connects the nodes."
             raise self.state.end(errors.WORKERS_NEVER_CAME, reason, hint)
         each = self.settings.workers.per_node
         numbers = [self.ports.reserve(row) for row in (listening.MASTER_PORT, listening.JAX_PORT)]
