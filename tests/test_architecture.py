@@ -281,7 +281,7 @@ COMPLEX = {
 }
 # The lines of each package, which may only fall: a commit that raises a number says what this buys.
 MOST_LINES = {
-    ".": 5678,
+    ".": 5689,
     "api": 967,
     "cli": 7365,
     "doctor": 1544,
@@ -295,7 +295,7 @@ MOST_LINES = {
     "repairs": 984,
     "report": 2293,
     "request": 535,
-    "runs": 8769,
+    "runs": 8820,
     "schedulers": 3089,
     "sites": 1524,
     "survey": 1199,
