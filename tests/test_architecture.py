@@ -283,7 +283,7 @@ COMPLEX = {
 MOST_LINES = {
     ".": 5689,
     "api": 967,
-    "cli": 7365,
+    "cli": 7374,
     "doctor": 1544,
     "failures": 3014,
     "images": 1048,
@@ -295,7 +295,7 @@ MOST_LINES = {
     "repairs": 984,
     "report": 2293,
     "request": 535,
-    "runs": 8820,
+    "runs": 8828,
     "schedulers": 3089,
     "sites": 1524,
     "survey": 1199,

@@ -12,6 +12,7 @@ import shlex
 import shutil
 import stat
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -429,14 +430,21 @@ _OTHERS = 1000  # times that another command may be the first to remove somethin
 
 
 def size(directory: Path) -> int:
-    """Return the bytes that a run's directory takes; links are not followed, and what cannot be read is left out."""
-    total = 0
+    """Return the bytes that the removal of a run's directory frees; what cannot be read is left out.
+
+    Links are not followed, and a file with hard links elsewhere is left out: lib.zip (:mod:`hpcml.runs.libraries`).
+    """
+    total, shared = 0, Counter[tuple[int, int, int]]()
     with contextlib.suppress(RecursionError):  # folders within folders without an end
         for _, _, names, folder in os.fwalk(directory):
             for name in names:
                 with contextlib.suppress(FileNotFoundError):  # another command removes it
-                    total += os.stat(name, dir_fd=folder, follow_symlinks=False).st_blocks * 512
-    return total
+                    status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+                    if status.st_nlink == 1:
+                        total += status.st_blocks * 512
+                    else:
+                        shared[status.st_ino, status.st_nlink, status.st_blocks] += 1
+    return total + sum(blocks * 512 for (_, links, blocks), found in shared.items() if found >= links)
 
 
 def leftovers(folder: Path) -> list[tuple[str, Path]]:
