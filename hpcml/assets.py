@@ -19,7 +19,7 @@ _SEAL = 64  # characters of a digest
 # Python imports as it starts.
 RENAMED = {
     "hpcml/cli/__init__.py": "hpcml/cli/__init__.py",
-    **dict.fromkeys(("hpcml/__main__.py", "hpcml/cli/main.py"), "hpcml/node/command_line.py"),
+    **dict.fromkeys(("hpcml/__main__.py", "hpcml/cli/main.py"), "hpcml/node/script/hpcml_command.py"),
     "sitecustomize.py": "hpcml/kinds/dask/node/script/children.py",
 }
 
