@@ -161,7 +161,7 @@ def add_rm_options(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--older-than", metavar="TIME", help="only runs submitted more than TIME ago, e.g. 30d, 1w, 12h (m: minutes)"
     )
-    parser.add_argument("--larger-than", metavar="SIZE", help="only runs whose removal frees at least SIZE, e.g. 500M, 2G")
+    parser.add_argument("--larger-than", metavar="SIZE", help="only runs that take at least SIZE, e.g. 500M, 2G")
     parser.add_argument("--failed", action="store_true", help=common.FAILED)
     parser.add_argument(
         "--keep", metavar="N", help="always keep the newest N runs (with --name: the newest N of that name)"
@@ -189,6 +189,13 @@ class _Removal(NamedTuple):
     leftovers: dict[Path, int]
     shared: dict[Path, int]
     rests: tuple[tuple[str, Path], ...] = ()
+
+    @property
+    def rows(self) -> list[tuple[str, Path, int]]:
+        """Each folder and shared file, with what it is."""
+        rows = [(path.name, path, size) for path, size in self.runs.items()]
+        rows += [(f"leftover files of {name}", path, self.leftovers[path]) for name, path in self.rests]
+        return [*rows, *(("lib.zip of these runs", path, size) for path, size in self.shared.items())]
 
     @property
     def total(self) -> int:
@@ -227,9 +234,7 @@ def run_rm(options: Namespace) -> int:
     shared = dict(libraries.unused_without(folder, [*taken, *left])) if taken or left else {}
     removal = _Removal(taken, left, shared, rests)
     if not options.json:
-        rows = [(path.name, path, size) for path, size in removal.runs.items()]
-        rows += [(f"leftover files of {name}", path, left[path]) for name, path in rests]
-        _show([*rows, *(("lib.zip of these runs", path, size) for path, size in shared.items())])
+        _show(removal.rows)
     _say_lost_points(folder, removal)
     _say_what_stays(staying, each=bool(options.run))
     staying |= _say_files_left(files_left)
