@@ -281,11 +281,11 @@ COMPLEX = {
 }
 # The lines of each package, which may only fall: a commit that raises a number says what this buys.
 MOST_LINES = {
-    ".": 5678,
+    ".": 5689,
     "api": 1023,
-    "cli": 7365,
+    "cli": 7379,
     "doctor": 1544,
-    "failures": 3093,
+    "failures": 3097,
     "images": 1048,
     "kinds": 10167,
     "node": 11749,
@@ -295,7 +295,7 @@ MOST_LINES = {
     "repairs": 984,
     "report": 2278,
     "request": 535,
-    "runs": 8715,
+    "runs": 8774,
     "schedulers": 3089,
     "sites": 1524,
     "survey": 1199,
