@@ -179,12 +179,12 @@ def test_a_dry_run_imports_nothing_for_a_script_or_a_report(site: str, tmp_path:
 
 
 def test_slurm_s_variables_are_named_behind_the_seam_alone() -> None:
-    """Beside hpcml.schedulers by one module on the nodes, and by what a profile cites."""
+    """Beside hpcml.schedulers by one module on the nodes, by Slurm's step of agents, and by what a profile cites."""
     files = [path for folder in ("hpcml", "templates") for path in (ROOT / folder).rglob("*") if path.is_file()]
     texts = {path: path.read_text(encoding="utf-8") for path in files if path.suffix in (".py", ".sh", ".j2", ".toml")}
     named = {str(path.relative_to(ROOT)) for path, text in texts.items() if re.search(r"SLURM[A-Z]*_[A-Z]", text)}
     outside = {name for name in named if not name.startswith("hpcml/schedulers/")}
-    assert outside == {"hpcml/node/job.py", "hpcml/sites/profiles/vega.toml"}
+    assert outside == {"hpcml/node/job.py", "templates/agents.sh", "hpcml/sites/profiles/vega.toml"}
 
 
 def test_every_value_in_a_template_passes_a_filter() -> None:
@@ -281,22 +281,22 @@ COMPLEX = {
 }
 # The lines of each package, which may only fall: a commit that raises a number says what this buys.
 MOST_LINES = {
-    ".": 5636,
+    ".": 5659,
     "api": 967,
-    "cli": 7352,
+    "cli": 7362,
     "doctor": 1538,
     "failures": 3011,
     "images": 1048,
-    "kinds": 10160,
-    "node": 11464,
-    "options": 834,
-    "plan": 835,
+    "kinds": 10592,
+    "node": 11503,
+    "options": 845,
+    "plan": 840,
     "remote": 3548,
     "repairs": 984,
     "report": 2289,
-    "request": 537,
-    "runs": 7843,
-    "schedulers": 2626,
+    "request": 538,
+    "runs": 7873,
+    "schedulers": 2885,
     "sites": 1479,
     "survey": 1070,
     "sweeps": 1445,

@@ -265,10 +265,11 @@ class Bystander:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
             signal.signal(number, lambda *_: None)  # the supervisor ends the agent, which samples the node until then
 
-    def look(self) -> None:
-        """Hear the supervisor, and take the ends of child processes."""
-        self.node.hear()
+    def look(self) -> list[dict[str, Any]]:
+        """Hear the supervisor, and take the ends of child processes; return the kind's orders."""
+        orders = self.node.hear()
         _reap(self.node, lambda *_: None)
+        return orders
 
 
 def _write_stacks(node: Node, request: dict[str, Any]) -> None:

@@ -15,6 +15,7 @@ from hpcml import units
 from hpcml.errors import ANSWER_LOST, HpcmlError, SiteError, SlurmUnreachableError
 from hpcml.failures.rule import Where
 from hpcml.failures.rules import meaning
+from hpcml.forms import Form
 from hpcml.origins import HPCML
 from hpcml.paths import RunPaths
 from hpcml.request.record import RunRequest, measure
@@ -25,10 +26,13 @@ from hpcml.schedulers import (
     UNREADABLE,
     AnswerLostError,
     JobEnd,
+    JobLayout,
+    JobRequest,
     JobState,
     Prospect,
     Submission,
     readable,
+    slurm_batch,
     slurm_options,
 )
 from hpcml.sites.layers import process_environment
@@ -36,9 +40,8 @@ from hpcml.sites.schema import Site
 from hpcml.states import ACTIVE, ENDED, PENDING, State, Wait
 from hpcml.subprocesses import Answer, CommandMissingError, run
 
-ONE_MACHINE, OWN_JOBS = False, True
+ONE_MACHINE, OWN_JOBS, BATCH_SCRIPTS = False, True, True
 NODE_OPTIONS: tuple[str, ...] = ("--exclude", "--nodelist")
-lay_out = slurm_options.lay_out
 step_on = slurm_options.step_on
 shell_on = slurm_options.shell_on
 gpu_directives = slurm_options.gpu_directives
@@ -214,6 +217,12 @@ def ask(command: list[str], timeout: float = TIMEOUT, *, umask: int = -1) -> Ans
         raise SlurmUnreachableError(
             f"Slurm's command could not be started: {error}", place="PATH", hint=hint
         ) from error
+
+
+def lay_out(site: Site, request: JobRequest) -> JobLayout:
+    """Return Slurm's part of a batch script."""
+    is_batch = request.spec.code.form is Form.BATCH
+    return slurm_batch.lay_out(site, request) if is_batch else slurm_options.lay_out(site, request)
 
 
 def submit(site: Site, run: RunPaths) -> Submission:

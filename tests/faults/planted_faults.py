@@ -245,7 +245,7 @@ FAULTS = (
     F("hpcml/kinds/dask/node/workers.py", "except (OSError, SyntaxError, ValueError):", "except OSError:", "a script's syntax error ends the worker tasks, not the script", True),
     F("hpcml/node/end_cause.py", 'errors.ALLOCATION_LOST if "NODE" in cause else errors.CANCELLED', "errors.CANCELLED", "a lost node counts as cancelled"),
     F("hpcml/failures/job_log.py", "*_, last = (None, *causes)", "last = next(iter(causes), None)", "an older cause is told"),
-    F("hpcml/node/end_cause.py", "file.seek(max(since, ", "file.seek(max(0, ", "another attempt's cause is told"),
+    F("hpcml/node/end_cause.py", "file.seek(max(begin, ", "file.seek(max(0, ", "another attempt's cause is told"),
     F("hpcml/failures/job_log.py", 'rf"(?:JOB {re.escape(job)}|', 'rf"(?:JOB \\d+|', "another job's cause is told"),
     F("hpcml/node/end_cause.py", "if self.batch.began and not self.batch.alive:", "if False:", "a run outlives its killed batch script", True),
     F("hpcml/node/end_cause.py", "return max(settings.job.signal_lead, min(2 * self.longest_save, most))", "return settings.job.signal_lead", "a script with slow saves hears of its limit too late"),
