@@ -26,7 +26,7 @@ DOING = {
     "distributed": "import dask and distributed",
     "imported": "all imported: start up, or wait for another role",
     "cryptography": "import cryptography, make the key and certificate",
-    "control": "",
+    "keys": "",
     "listening": "",
     "forked": "",
     "connecting": "make the Dask worker, TLS handshakes, register",

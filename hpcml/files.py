@@ -260,6 +260,14 @@ def read_setting(path: Path) -> str:
         raise ForeignError(error.why, path, error.hint) from error
 
 
+def text(path: Path, limit: int = SETTINGS) -> str:
+    """Return a text that decides nothing by itself, as of an environment's settings; empty if it cannot be read."""
+    try:
+        return read(path, limit, ours=False, follow=True).decode(errors="replace")
+    except OSError:
+        return ""
+
+
 def tail(path: Path, lines: int = 12, width: int | None = None, begin: int = 0) -> tuple[str, ...]:
     """Return the last lines of a log (of its last 16 KiB, and those after its first bytes up to ``begin``).
 

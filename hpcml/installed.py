@@ -1,11 +1,13 @@
-"""The versions of packages that this interpreter imports, from the names of folders on its path: no file is read."""
+"""The versions of packages that this interpreter imports, from names of folders on its path; how others are added."""
 
 from __future__ import annotations
 
 import os
 import re
 import sys
-from collections.abc import Container
+from collections.abc import Container, Sequence
+
+SETTINGS = "pyvenv.cfg"  # the file by which Python knows a virtual environment
 
 _OTHER_NAMES = {"libucx": "ucx", "nvidia-cuda-runtime": "cuda", "cuda-cudart": "cuda", "nvidia-nccl": "nccl"}
 _CUDA = re.compile(r"-cu(da)?1\d(x)?$")  # how wheels say for which CUDA they are
@@ -17,16 +19,21 @@ def versions(packages: Container[str]) -> dict[str, str]:
     """Return the versions of those of the packages that are installed; a wheel's name is without its CUDA."""
     found: dict[str, str] = {}
     for place in sys.path:
-        for entry in _names(place):
-            if match := _INSTALLED.fullmatch(entry):
-                name = _CUDA.sub("", re.sub(r"[-_.]+", "-", match[1]).lower())
-                name = _OTHER_NAMES.get(name, name)
-                if name in packages:
-                    found.setdefault(name, match[2])  # the first on the path is the one that is imported
+        for distribution, version in distributions(place).items():
+            name = _CUDA.sub("", distribution)
+            name = _OTHER_NAMES.get(name, name)
+            if name in packages:
+                found.setdefault(name, version)  # the first on the path is the one that is imported
     for entry in _names(f"{sys.prefix}/conda-meta"):
         if (match := _CONDA.fullmatch(entry)) and (name := _OTHER_NAMES.get(match[1], match[1])) in packages:
             found.setdefault(name, match[2])
     return dict(sorted(found.items()))
+
+
+def distributions(folder: str) -> dict[str, str]:
+    """Return the versions of the packages that are installed in a folder, by their normalized names."""
+    matches = [match for entry in _names(folder) if (match := _INSTALLED.fullmatch(entry))]
+    return {re.sub(r"[-_.]+", "-", match[1]).lower(): match[2] for match in matches}
 
 
 def _names(folder: str) -> list[str]:
@@ -34,3 +41,25 @@ def _names(folder: str) -> list[str]:
         return os.listdir(folder or ".")
     except OSError:
         return []  # a path may name zip files and folders that are not there; Python passes over them too
+
+
+def lacking(python: str, packages: Sequence[str]) -> tuple[str, str]:
+    """Return that an interpreter lacks packages, as a clause, and how they are added; nodes use the same words."""
+    what = f"package {packages[0]}" if len(packages) == 1 else f"packages {', '.join(packages)}"
+    them = "it" if len(packages) == 1 else "them"
+    hint = f"Install {them}, usually with: {install(python, packages)}. To use another Python: --python PATH."
+    return f"the run's Python ({python}) lacks the {what}", hint
+
+
+def install(python: str, packages: Sequence[str]) -> str:
+    """Return the command that adds packages to an interpreter's environment; one that uv made may have no pip."""
+    import shlex
+    from pathlib import Path
+
+    from hpcml import files  # not before a script, whose own modules may have the names of what it imports
+
+    settings = files.text(Path(python).parent.parent / SETTINGS)
+    by_uv = re.search(r"^uv\s*=", settings, re.MULTILINE) is not None
+    program = shlex.quote(python)
+    command = f"uv pip install --python {program}" if by_uv else f"{program} -m pip install"
+    return f"{command} {shlex.join(packages)}"

@@ -35,7 +35,6 @@ class Role(NamedTuple):
     name: str  # in the names of its logs and of the files with exit statuses
     every_node: bool  # one process on each node; otherwise one on the first node
     title: str  # its name in a sentence
-    connected: bool = False  # whether it tells the supervisor its versions over a connection, and not by a file
     tasks: int = 1  # processes on each node, of a role on every node
     mpi: str = ""  # the kind of PMI by which Slurm connects them, as for srun --mpi; empty: the site's default
     log: str = ""  # what its logs have, as the help of ``hpcml logs`` says it; empty: its name says it
@@ -223,6 +222,7 @@ class Kind(ABC):
     ends: tuple[EndOfKind, ...] = ()
     services: tuple[str, ...] = ()  # the web services that its runs may have, to which tunnels lead
     ranks: Role | None = None  # the role whose agents run the script as numbered ranks; None: the script is one process
+    needs: tuple[str, ...] = ()  # modules that the run's Python must have before the kind's processes can start
     has_cluster: bool = False  # the script connects to its processes, which may start then (workers.start)
     # Names of modules that another interpreter imports, beside the user's script or in its place
     programs: Mapping[Form, str] = {}  # it is run in place of a script, by the form that hpcml has a program for
@@ -283,6 +283,13 @@ class Kind(ABC):
 
         The plan calls it after the scheduler has laid out the job, and writes the result into plan.json.
         """
+
+    def own(self, site: Site, request: Request) -> tuple[Any, ...]:
+        """Return a record of what only the kind's own code needs to know on the nodes; empty if that is nothing.
+
+        The plan calls it after :meth:`workers`, and writes the result into plan.json. ``Settings.of_kind`` has it.
+        """
+        return ()
 
     def environment(self, site: Site, request: Request) -> tuple[tuple[str, str], ...]:
         """Return the variables that all roles share; the site's own variables replace them."""

@@ -25,12 +25,6 @@ class Listener(NamedTuple):
     opener: str = "hpcml"  # the program or library that opens it
 
 
-SUPERVISOR = Listener(
-    "hpcml's supervisor in a Dask run, for the scheduler",
-    "a unix socket, 0600 in a 0700 folder",
-    "the user",
-    "nothing: the kernel refuses the connection",
-)
 DASHBOARD = Listener(
     "Dask's dashboard and metrics",
     "a unix socket, 0600 in a 0700 folder",
@@ -44,7 +38,7 @@ KERNEL_OUTPUT = Listener(
     "nothing: the kernel refuses the connection",
 )
 AGENTS = Listener(
-    "hpcml's supervisor, for the nodes' agents",
+    "hpcml's supervisor, for the nodes' agents and Dask's scheduler",
     "a TCP port on each IPv4 address of the first node, or on `network.interface` (loopback if the run has one node)",
     "holders of the attempt's key (HMAC-SHA256); lines are authenticated, **not encrypted**",
     "16 random bytes to sign; closed after 5 s; at most 1,024 such connections, then the oldest is closed",
@@ -157,7 +151,7 @@ LIBRARIES = Listener(
     "the library",
 )
 TABLE = (
-    SUPERVISOR, DASHBOARD, JUPYTER, KERNEL_OUTPUT, DASK, UCX, UCX_TCP, UCX_WAKE, AGENTS, MPI_TASKS, RAPIDSMPF,
+    DASHBOARD, JUPYTER, KERNEL_OUTPUT, DASK, UCX, UCX_TCP, UCX_WAKE, AGENTS, MPI_TASKS, RAPIDSMPF,
     MASTER_PORT, JAX_PORT, LIBRARIES, ELASTIC, CONNECT, TUNNEL, SSH, SRUN, PMIX,
 )  # fmt: skip
 

@@ -17,11 +17,12 @@ class Origin(StrEnum):
     SITE = "site"  # the machine's administrators (/etc/hpcml), or a profile that hpcml ships
     PROJECT = "project"  # a project's hpcml.toml or template
     LINE = "line"  # a `# hpcml:` line of a script
+    FOUND = "found"  # an environment that the user's shell or the project has, and nobody named
 
     @property
     def foreign(self) -> bool:
         """Whether the value may have come with somebody else's code."""
-        return self in (Origin.PROJECT, Origin.LINE)
+        return self in (Origin.PROJECT, Origin.LINE, Origin.FOUND)
 
 
 class Named(NamedTuple):

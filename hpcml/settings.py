@@ -2,10 +2,14 @@
 
 # No `from __future__ import annotations`: hpcml/records.py reads the types of fields, and from texts that takes long.
 import shlex
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple, TypeVar
 
+from hpcml import records
 from hpcml.forms import Form
 from hpcml.site_records import Deadlines, Interconnect, Network
+
+T = TypeVar("T")
 
 
 class Gpu(NamedTuple):
@@ -73,18 +77,13 @@ class Code(NamedTuple):
 
 
 class Workers(NamedTuple):
-    """The processes of the kind on the nodes: of a Dask cluster its workers. A kind gives what it has of them."""
+    """The processes of the kind on the nodes, as far as code of every kind asks for them."""
 
     per_node: int  # workers on each node
     threads: int = 0  # threads of each; 0: decided on the node
     memory_limit: int = 0  # bytes of each; 0: decided on the node
     restarts: int = 0  # times that a dead worker is replaced, each
-    on_loss: str = "fail"  # with a worker lost for good: continue or fail
-    resources: tuple[tuple[str, float], ...] = ()  # Dask's abstract resources of each: name and amount
     gpu: Gpu | None = None  # None: CPU workers
-    own_clusters: bool = True  # a Dask cluster that the script opens is one beside the run's
-    mpi: str = ""  # the kind of PMI by which srun connects ranks: pmix or pmi2; empty: it does not
-    restart_on_cuda_error: bool = True  # a worker whose process can use no GPU any more ends and is replaced
     late: bool = False  # the Dask cluster starts when the script opens its first client, not before the script
 
 
@@ -99,8 +98,8 @@ class Attempts(NamedTuple):
 class Points(NamedTuple):
     """The sweep whose points the script is started for."""
 
-    sweep: str  # its name; empty: no sweep
-    at_once: int  # points at the same time, each with a scheduler and a share of the workers
+    sweep: str = ""  # its name; empty: no sweep
+    at_once: int = 1  # points at the same time, each with a scheduler and a share of the workers
     options: tuple[str, ...] = ()  # the options that gave the points, as typed
 
 
@@ -125,6 +124,7 @@ class Settings(NamedTuple):
     points: Points
     report: Report
     interconnect: Interconnect = Interconnect()
+    of_kind: Mapping[str, Any] = {}  # what only the kind's own code asks for, see own()
 
     @property
     def single_node(self) -> bool:
@@ -150,6 +150,10 @@ class Settings(NamedTuple):
     def worker_count(self) -> int:
         """The number of workers when all have registered."""
         return self.job.nodes * self.workers.per_node
+
+    def own(self, record: type[T]) -> T:
+        """Return what only the kind's own code asks for, as the kind's record; DamagedError if a value is damaged."""
+        return records.read(record, self.of_kind)
 
     @property
     def gpus(self) -> int:

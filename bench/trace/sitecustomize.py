@@ -41,7 +41,7 @@ def _hear(event: str, details: tuple[object, ...]) -> None:
         _seen.add(what or "")
     elif event == "os.rename":
         name = os.path.basename(str(details[1]))
-        what = {"control.json": "control", "scheduler.json": "listening"}.get(name)
+        what = {"tls-cert.pem": "keys", "scheduler.json": "listening"}.get(name)
     elif event == "os.fork":
         what = "forked"
     elif event == "socket.connect" and isinstance(details[1], tuple):

@@ -17,7 +17,7 @@ from hpcml.forms import Form
 from hpcml.remote import channel
 from hpcml.remote.ssh import login_of
 from hpcml.request.record import Code, RunRequest
-from hpcml.runs import programs, project, script_checks, snapshot
+from hpcml.runs import described, programs, project, script_checks, snapshot
 from hpcml.terminal import note, say
 from hpcml.units import counted, format_bytes
 
@@ -95,7 +95,7 @@ def _submit(
     path, form = _to_send(path, form, here, options)
     if form is Form.PROGRAM and programs.is_python(path):
         hint = f"Send the script itself: hpcml --host … {command} SCRIPT. "
-        hint += "Choose the Python on HOST: --set runtime.python=/path/to/python."
+        hint += "Choose the Python on HOST: --python PATH."
         raise UsageError(f"hpcml cannot send this laptop's Python interpreter '{path}' to HOST", place="--", hint=hint)
     if not path.is_absolute() or (form is Form.PROGRAM and programs.stays(path, here)):
         hint = f"Send a script that starts the program (hpcml --host … {command} -- ./script.sh), or submit on HOST."
@@ -122,7 +122,7 @@ def _submit(
             note(text)
         path = decision.applied(RunRequest.of(path)).code.script
         upload = channel.Upload(path, Path(folder), code, module=form is Form.MODULE, root=decision.root)
-        _check_upload(upload)
+        _check_upload(upload, described.project_of(Code(path, cwd=here, form=form)))
         if missing := channel.unsent(arguments, here, upload.entries):
             note(f"hpcml does not send {', '.join(map(repr, missing))}: paths in arguments are paths on the cluster")
         connection = connect()
@@ -147,8 +147,11 @@ def _to_send(path: Path, form: Form, here: Path, options: Namespace) -> tuple[Pa
     return path, form
 
 
-def _check_upload(upload: channel.Upload) -> None:
-    """Say what is not sent, and refuse to send code without the modules that it imports."""
+def _check_upload(upload: channel.Upload, project: Path | None) -> None:
+    """Say what is not sent, also of the script's uv ``project``; refuse to send code without the modules it imports."""
+    if project and not any(Path(entry.name).name == described.LOCK for entry in upload.entries):
+        lock = project / described.LOCK
+        note(f"hpcml does not send {lock}: to use the project's packages, put the script beside it, or add --python")
     if needed := snapshot.needed(upload.taken, upload.folder):
         hint = (
             "Raise the limit that the message shows in brackets, for example --set code.max_file=10M, "

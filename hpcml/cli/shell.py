@@ -54,7 +54,7 @@ def run(options: Namespace) -> int:
         f"This shell is on node {node} of run {one.id}. The command exit ends the shell, not the run.", sys.stderr
     )
     nodes = schedulers.nodes_of(one.run.submission.scheduler)
-    command = [*(nodes.shell_on(one.job, node) if nodes else ()), environment.get("SHELL") or "bash"]
+    command = [*(nodes.shell_on(one.run.submission.key, node) if nodes else ()), environment.get("SHELL") or "bash"]
     try:
         subprocesses.become(command, environment, program=HPCML)
     except subprocesses.CommandMissingError as error:

@@ -18,9 +18,8 @@ from hpcml.forms import Form
 from hpcml.options.parser import add_to
 from hpcml.options.reading import request_of
 from hpcml.options.table import OPTIONS, TAKES_VALUE
-from hpcml.origins import Origin
 from hpcml.records import DamagedError
-from hpcml.runs import directories, programs
+from hpcml.runs import directories, programs, pythons
 from hpcml.runs.directories import complete
 from hpcml.sites import layers, powers
 from hpcml.states import Phase
@@ -165,7 +164,10 @@ def hand_over(options: Namespace, prepared: submission.Prepared) -> int:
 
 def tell_outlook(prepared: submission.Prepared, *, whole: bool, jobs: int = 1) -> None:
     """Say what a submission of so many jobs asks for, what it costs at most, and when it may start."""
-    for title, text in _outlook(prepared, whole=whole, jobs=jobs):
+    lines = _outlook(prepared, whole=whole, jobs=jobs)
+    if prepared.plan.python_from and not whole and not prepared.plan.inside.job.image:
+        lines = [*lines, ("python", f"{prepared.plan.python} ({prepared.plan.python_from})")]
+    for title, text in lines:
         say_fitted(text, sys.stderr, first=f"  {title:<11}", rest=" " * 13)
 
 
@@ -437,7 +439,7 @@ def _take_over(options: Namespace, request: RecordedRequest) -> None:
     """Put the recorded request where the command line says nothing; the runs that it waited for have had their time."""
     from hpcml.runs.submit import EXCLUDE_FAILED
 
-    for name in vars(options).keys() - {"after"}:
+    for name in vars(options).keys() - {"after", "python"}:  # a Python counts as it was found: runtime.python
         value, spec = request.given.get(name), request.spec
         if name == "sbatch":  # what was given now stands last, so that it counts
             then = {given.partition(" ")[0] for given, origin in spec.origins if origin == EXCLUDE_FAILED}
@@ -466,7 +468,7 @@ def _variables(path: Path) -> list[str]:
 
 
 def _settings(site: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return what was given with ``--set`` or set by the script's lines, each with its origin.
+    """Return what options gave, the script's lines set, or was found for the run, each with its origin.
 
     A record may have come with somebody else's code, as a script may. So all of it counts as a line's, whatever the
     record says of itself: it names no program here, and what a line may not set is left out, with a note.
@@ -476,8 +478,8 @@ def _settings(site: dict[str, Any]) -> list[tuple[str, str]]:
     for key, entry in site.items():
         if not isinstance(entry, dict):
             continue
-        if entry.get("origin") != "--set" and entry.get("by") != Origin.LINE:
-            continue  # of a file or a variable, which is read again
+        if not pythons.is_kept(entry):
+            continue
         if powers.is_refused(key):
             refused.append(key)
         else:

@@ -31,13 +31,12 @@ def show(prepared: Prepared, outlook: Sequence[tuple[str, str]]) -> None:
     made = prepared.plan
     kind = kinds.get(made.inside.kind)
     paths = RunPaths(Path(made.directory).with_name(f"{made.name}-…"))
-    python = made.steps[-1].command[0]
     lines = [
         ("run", f"{made.name} on site {made.site}; nothing is submitted"),
         ("command", _command(prepared)),
         *(outlook or [("asks for", _free(made))]),
         ("processes", kind.condition(made.inside) + _processes(made, kind)),
-        ("image", made.inside.job.image) if made.inside.job.image else ("python", python),
+        ("image", made.inside.job.image) if made.inside.job.image else ("python", python_of(made)),
         ("network", _ONE_MACHINE if made.inside.single_node else kind.network(made.inside)),
         *kind.lines(made.inside, made.variables),
         ("code", _code(prepared)),
@@ -46,6 +45,11 @@ def show(prepared: Prepared, outlook: Sequence[tuple[str, str]]) -> None:
         ("script", "--dry-run=script prints the batch script"),
     ]
     say_facts(lines)
+
+
+def python_of(made: Plan) -> str:
+    """Return the Python of a run's processes, and who named it."""
+    return f"{made.python} ({made.python_from})" if made.python_from else made.python
 
 
 def _command(prepared: Prepared) -> str:

@@ -33,7 +33,7 @@ def request(loaded: LoadedSite, spec: RunRequest) -> tuple[LoadedSite, RunReques
     gpus = min(1, node_gpus) if spec.size.gpus_per_node == NOT_SAID else spec.size.gpus_per_node
     with_gpus = schedulers.find_nodes(site.scheduler)
     pairs = tuple(with_gpus.gpu_directives(site, gpus, spec.size.gpu_type)) if with_gpus else ()
-    plain = {name: one._replace(needs_gpus=False, gpus_per_node=0) for name, one in site.partitions.items()}
+    plain = {name: one._replace(needs_gpus=False, gpus_per_node=0, nodes={}) for name, one in site.partitions.items()}
     site = site._replace(
         partitions=plain,
         resources=site.resources._replace(node_gpus=0),

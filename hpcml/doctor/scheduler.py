@@ -46,7 +46,8 @@ def start(exam: Examination) -> Finding:
             f"{clause(error.message)}{within}", f"{error.hint}{' To wait longer: --deadline 30s.' if late else ''}"
         )
     except HpcmlError as error:
-        quoted = f" ({error.quote[-1]})" if error.quote else ""
+        lines = [line.removeprefix("sbatch: error: ") for line in error.quote]
+        quoted = f" ({'; '.join(lines)})" if lines else ""
         return red(f"Slurm would refuse a run: {clause(error.message)}{quoted}", error.hint)
     if not start_time:
         return green("Slurm would accept a job, but gives no start time")
@@ -73,7 +74,7 @@ def account(exam: Examination) -> Finding:
     if not of_account:
         hint = f"Add --account {names[0]}, or set defaults.account in ~/.config/hpcml/config.toml."
         return red(f"account {name} is not one of your accounts, which are {', '.join(names)}", hint, **details)
-    fitting = [one for one in of_account if one.partition in ("", partition)]
+    fitting = [one for one in of_account if one.partition in ("", *partition.split(","))]
     if not fitting:
         partitions = sorted({one.partition for one in of_account})
         hint = f"Use --partition {partitions[0]}, or another --account."
@@ -151,9 +152,14 @@ def submit_limit(exam: Examination) -> Finding:
 
 def partition(exam: Examination) -> Finding:
     """Whether the partition is up, and has the limits that the profile believes."""
-    name = exam.directives().get("--partition", "")
-    if not name:
+    names = exam.directives().get("--partition", "")
+    if not names:
         return not_applicable("runs name no partition")
+    findings = [_partition(exam, name) for name in names.split(",")]
+    return next((one for one in findings if one.state != "green"), findings[0])
+
+
+def _partition(exam: Examination, name: str) -> Finding:
     settings = schedulers.machine_of(exam.site.scheduler).partition(name, exam.left())
     if isinstance(settings, str):
         return not_applicable(f"Slurm does not describe partition {name}: {settings}")

@@ -28,6 +28,7 @@ class Reason(StrEnum):
     NEVER_SATISFIED = "dependency"  # a run that it waited for did not end as required
     BATCH_KILLED = "batch-killed"
     NO_ADDRESS = "no-address"  # a node has no usable network address
+    LACKS_PACKAGES = "lacks-packages"  # the run's Python has no Dask
     SHADOWED = "shadowed-module"  # a folder of PYTHONPATH hides a package
     NO_CONTAINER_PROGRAM = "container-program"  # this and the next two: image.sh says so
     TMPDIR_NOT_BOUND = "tmpdir"

@@ -35,7 +35,7 @@ class Meaning(NamedTuple):
 _GENERAL = ("sbatch: error: Batch job submission failed", "sbatch: error: cli_filter plugin terminated")
 
 
-def _reasons(refusal: str) -> list[str]:
+def own_lines(refusal: str) -> list[str]:
     """Return what sbatch or the site's own check printed before the last line, which says so in general."""
     *before, last = [line for line in refusal.splitlines() if line.startswith("sbatch: error: ")] or [""]
     return [line for line in before if not line.startswith(_GENERAL)] if last.startswith(_GENERAL) else []
@@ -51,7 +51,7 @@ def filled(text: str, groups: Sequence[str | None]) -> str:
 def meaning(text: str, where: Where) -> Meaning | None:
     """Return the meaning of a program's output by the first row that knows it, None if there is none."""
     plain = COLOURS.sub("", text)
-    if where is Where.SUBMISSION and (reasons := _reasons(plain)):
+    if where is Where.SUBMISSION and (reasons := own_lines(plain)):
         plain = "\n".join(reasons)
     for rule in RULES:
         if where in rule.where and (match := re.search(rule.pattern, plain, re.MULTILINE)):
@@ -647,6 +647,8 @@ OWN = (  # what hpcml finds out itself: a field of the run's end names the row, 
     Rule(Reason.BATCH_KILLED, ROOT, "", "the batch script was killed",
          "A user, the site or the kernel killed the batch script on the first node. Submit the run again.",
          "batch script killed", where=Where(0)),
+    Rule(Reason.LACKS_PACKAGES, ROOT, "", "the run's Python lacks packages that a Dask cluster needs",
+         "Install these packages, or name another Python (--python PATH).", "Python lacks packages", where=Where(0)),
     Rule(Reason.SHADOWED, ROOT, "", "a folder of PYTHONPATH hides a package that hpcml needs",
          "Remove this folder from PYTHONPATH, then submit again.", "PYTHONPATH hides a package", where=Where(0)),
     # an agent names these of the processes that it starts (ProcessEnd), and some of those above

@@ -84,6 +84,7 @@ class Node:
     link: Uplink = field(init=False)
     watch: silence.Watch = field(init=False)
     requests: stacks.Requests = field(init=False)
+    unheard: list[dict[str, Any]] = field(default_factory=list)  # orders that have arrived and still wait
     writers: dict[int, str] = field(default_factory=dict)  # by pid of a child, the request for which it writes stacks
 
     def __post_init__(self) -> None:
@@ -92,7 +93,7 @@ class Node:
 
     def hear(self) -> list[dict[str, Any]]:
         """Return the kind's orders that have arrived; what agents of every kind do by themselves is done."""
-        orders = self.link.receive()
+        orders, before, self.unheard = self.link.receive(), self.unheard, []
         if orders:
             self.watch.hear(max((float(order["busy"]) for order in orders if order.get("do") == "hear"), default=0.0))
         self.watch.look(self.link)
@@ -102,7 +103,7 @@ class Node:
             asked += filter(None, [self.requests.look()])
         for request in asked:
             _write_stacks(self, request)
-        return [order for order in orders if order.get("do") not in ("hear", "stacks")]
+        return before + [order for order in orders if order.get("do") not in ("hear", "stacks")]
 
     def mark(self, state: str) -> None:
         """Say to the supervisor, and on the shared file system, what this node's task is doing."""
@@ -139,8 +140,6 @@ class Node:
 class Awaited(Protocol):
     """What the processes of a node wait for before they are complete; the agent looks for it on behalf of all."""
 
-    written: bool  # whether it is there
-    interval: float  # seconds between two looks
     late: str  # the clause to print where it does not come
 
     def look(self) -> bool:
@@ -240,7 +239,7 @@ def keep(
         for slot in node.slots:
             if not slot.done and not slot.pid and now >= slot.start_at:
                 _start(node, slot, serve)
-        node.link.wait(TICK if awaited.written else awaited.interval, wake)
+        node.link.wait(TICK, wake)
         with contextlib.suppress(BlockingIOError):
             os.read(wake, 4096)
         if not awaited.look():
@@ -260,16 +259,28 @@ def keep(
 class Bystander:
     """An agent whose node has no processes yet: it answers requests for stacks, and no signals."""
 
+    LOOK = 2.0  # seconds between two looks whether the run has ended, while nobody can say it
+
     def __init__(self, node: Node) -> None:
         self.node = node
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
             signal.signal(number, lambda *_: None)  # the supervisor ends the agent, which samples the node until then
 
-    def look(self) -> list[dict[str, Any]]:
-        """Hear the supervisor, and take the ends of child processes; return the kind's orders."""
-        orders = self.node.hear()
-        _reap(self.node, lambda *_: None)
-        return orders
+    def wait_for(self, order: str) -> bool:
+        """Wait for an order of the supervisor; return False if the run, or the step, ends before."""
+        next_look = 0.0
+        while os.getppid() == self.node.parent:
+            _reap(self.node, lambda *_: None)
+            orders = self.node.hear()
+            if {order, "close"} & {one.get("do") for one in orders}:
+                self.node.unheard = orders
+                return "close" not in [one.get("do") for one in orders]
+            if not self.node.link.is_up and time.monotonic() >= next_look:
+                next_look = time.monotonic() + self.LOOK
+                if run_has_ended(self.node.context):
+                    return False
+            self.node.link.wait(TICK)
+        return False
 
 
 def _write_stacks(node: Node, request: dict[str, Any]) -> None:

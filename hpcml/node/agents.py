@@ -57,22 +57,31 @@ class Agents:
         self.ends = 0  # how many lines have ended
         self.looked = 0.0
         self.requests = stacks.Requests(self.context, 1)
+        self.nodes = frozenset(self.context.node_names)
+        self.orders: list[dict[str, object]] = []  # that hold for whoever connects later too
 
     def begin(self) -> None:
-        """Say to the agents where the supervisor is."""
+        """Say where the supervisor is, where its node's roles have unix sockets, and which versions it has."""
         attempt = self.context.attempt
         attempt.secret.mkdir(mode=0o700, parents=True, exist_ok=True)
         with os.fdopen(create(attempt.link_key), "wb") as file:
             file.write(self.key)
         this = dataclasses.astuple(Process.named(os.getpid()))
-        files.write_json(attempt.link, {"places": self.hub.places, "node": self.context.node, "supervisor": this})
+        where: dict[str, Any] = {"places": self.hub.places, "node": self.context.node, "supervisor": this}
+        where |= {"sockets": str(self.state.folder), "versions": self.versions.local}
+        files.write_json(attempt.link, where)
+
+    def order(self, **order: object) -> None:
+        """Give an order to everyone, and to each one that connects later."""
+        self.orders.append(order)
+        self.hub.send(**order)
 
     def receive(self, timeout: float) -> list[tuple[str, dict[str, Any]]]:
         """Return what agents say, with their nodes, waiting at most ``timeout`` seconds for the first."""
         news = self.hub.receive(timeout)
         for node, _ in news:
             self.heard[node] = self.state.clock.seconds
-        if len(self.hub.lines) < len(self.context.node_names) and self._is_time_for_files():
+        if not self.nodes <= self.hub.lines.keys() and self._is_time_for_files():
             news += self.hub.read_files()
         for node, message in news:
             self._take(node, message)
@@ -94,7 +103,10 @@ class Agents:
                 if node not in self.hub.lines:  # it uses files, by which it gives no signs
                     self.heard.pop(node, None)
                     self.lost.pop(node, None)
-                self.versions.take(self.role, node, message["versions"], float(message["time"]), began)
+                role, _, host = node.rpartition("@")
+                self.versions.take(role or self.role, host, message["versions"], float(message["time"]), began)
+                for order in self.orders:
+                    self.hub.send(node, **order)
             case "mark":
                 self.marks[node] = message
             case "stacks":

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from hpcml.failures.end import Reason
 from hpcml.kind import Kind
-from hpcml.node import processes, storage, versions
+from hpcml.node import processes, storage
 from hpcml.node.outcome import leave_note
 from hpcml.node.processes import long_import
 from hpcml.node.settings import load
@@ -38,19 +38,15 @@ def main(arguments: list[str], kinds: Mapping[str, Kind]) -> int:
         return int(supervisor.main(kind))
     if role.every_node:
         processes.killed_before_others(processes.KILLED_NEXT)
-    note = None if role.connected else versions.tell(context, role.name)  # the supervisor compares them with its own
     try:
         with long_import():
             run = kind.main_of(role.name)
-        status = run()
+        return run()
     except ModuleNotFoundError as error:
         if not (sentence := shadowed(error.name or "", os.environ.get("HPCML_PYTHONPATH", ""))):
             raise
         leave_note(context, arguments[0], sentence, Reason.SHADOWED)
         return 1
-    if note and role.every_node and status == 0:
-        versions.forget(note)
-    return status
 
 
 def shadowed(name: str, python_path: str) -> str:

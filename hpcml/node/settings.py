@@ -39,6 +39,11 @@ class Context(NamedTuple):
         """How long the folder may be in which the run's folder for sockets is made; kernels' names are long."""
         return self.settings.code.form.traits.socket_room
 
+    @property
+    def sockets(self) -> Path:
+        """The node-local folder for unix sockets of the first node's roles, 0700: the supervisor removes it."""
+        return Path(json.loads(self.attempt.link.read_text())["sockets"])
+
     def worker_names(self, node: str) -> tuple[str, ...]:
         """Return the names of a node's workers: ``n3``, or ``n3-0``, ``n3-1`` … when there are several."""
         count = self.settings.workers.per_node * (self.settings.job.nodes if self.settings.job.one_machine else 1)

@@ -1,30 +1,23 @@
-"""Whether all roles have the same versions and all nodes the same time: each role tells its own when it starts.
+"""Whether all roles have the same versions and all nodes the same time: each role tells its own over the link.
 
-Python objects travel between the roles as pickles, so what one role packs another must be able to unpack. A role's
-versions are a small file whose *name* holds their digest, and the role's time: where all are alike, one listing of a
-folder shows it, and no file is read.
+Python objects travel between the roles as pickles, so what one role packs another must be able to unpack.
 
-A role began after the batch script and before its file was seen, both by the supervisor's clock; the time that it tells
-must lie between. No file's time is asked, because some file systems take it from the client. Ranks tell theirs over
-their connection, without a file.
+A role tells its time after its connection was accepted and before its words were read, both by the supervisor's clock;
+the time must lie between. Where words come by a file, they were written after the batch script began. No file's time is
+asked, because some file systems take it from the client.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import re
 import sys
 import time
-import zlib
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from pathlib import Path
 
 from hpcml import installed
 from hpcml.kind import Role
-from hpcml.node import files
 from hpcml.node.processes import Process
 from hpcml.node.settings import Context
 from hpcml.units import first_of_many, listed
@@ -74,36 +67,13 @@ def here() -> dict[str, str]:
     return dict(sorted({"python": python, **installed.versions(AGREE)}.items()))
 
 
-def _digest(versions: Mapping[str, str]) -> str:
-    return f"{zlib.crc32(json.dumps(versions, sort_keys=True).encode()):08x}"
-
-
-def tell(context: Context, role: str) -> Path:
-    """Say on the shared file system which versions this role has, and what time it is here; return the file."""
+def unlike(theirs: Mapping[str, str]) -> str:
+    """Return which version here keeps this process from talking to one with other versions, empty if none does."""
     local_versions = here()
-    path = context.attempt.versions / f"{role}@{context.node}@{_digest(local_versions)}@{time.time():.1f}"
-    files.write_json(path, local_versions)
-    return path
-
-
-def forget(note: Path) -> None:
-    """Remove an agent's note when it has ended, if another role's says the same: runs have few files."""
-    role, _, digest, _ = note.name.split("@")
-    with suppress(OSError):  # the folder is gone, or the file system full: then there is a file more
-        others = [name.split("@") for name in files.listed(note.parent)]
-        if any(name[0] != role and name[2] == digest for name in others):
-            note.unlink(missing_ok=True)
-
-
-def unlike(context: Context, role: str) -> str:
-    """Return which version here keeps this process from talking to a role of the run, empty if none does."""
-    local_versions = here()
-    for name in files.listed(context.attempt.versions):
-        theirs = files.read_json(context.attempt.versions / name) if name.startswith(f"{role}@") else None
-        for package in ("python", "distributed") if theirs else ():
-            mine, other = local_versions.get(package, ""), (theirs or {}).get(package, "")
-            if mine and _numbers(mine, AGREE[package]) != _numbers(other, AGREE[package]):
-                return f"{package} is {mine} in this process but {other} in the run"
+    for package in ("python", "distributed"):
+        mine, other = local_versions.get(package, ""), theirs.get(package, "")
+        if mine and _numbers(mine, AGREE[package]) != _numbers(other, AGREE[package]):
+            return f"{package} is {mine} in this process but {other} in the run"
     return ""
 
 
@@ -188,18 +158,6 @@ class Comparison:
     def complete(self) -> bool:
         """Whether all roles have told."""
         return not self.waiting
-
-    def look(self) -> None:
-        """Take in what has been told since the last look."""
-        if self.complete:
-            return
-        for name in sorted(files.listed(self.context.attempt.versions)):
-            role, node, digest, versions_text = name.split("@")
-            if (who := f"{role}@{node}") in self.waiting:
-                self.waiting.remove(who)
-                self.clocks.take(node, float(versions_text))
-                if digest != _digest(self.local):
-                    self._compare(who, files.read_json(self.context.attempt.versions / name) or {})
 
     def take(self, role: str, node: str, theirs: Mapping[str, str], seconds: float, began: float) -> None:
         """Take in what a role on a node told over a connection: its versions, and its time (:meth:`Clocks.take`)."""

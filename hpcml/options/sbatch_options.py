@@ -6,6 +6,7 @@ import re
 
 from hpcml.errors import UsageError
 from hpcml.options import table
+from hpcml.schedulers import gres as grammar
 
 _DIRECTIVE = re.compile(r"--[a-z][a-z0-9-]*")
 # What hpcml has an option for, by sbatch's long words.
@@ -45,9 +46,7 @@ INSTEAD = {
     "--export-file": "Use --env-file FILE.",
     "--signal": "Use --set slurm.signal_lead=TIME.",
     "--comment": "hpcml needs the comment to find the job. Use --name to name the job.",
-    **dict.fromkeys(
-        ("--clusters", "--cluster", "-M"), "Submit on a login node of the Slurm cluster that you want to use."
-    ),
+    "--cluster": "Use --clusters.",
     "--wrap": "Submit a script, or a program: hpcml submit -- PROGRAM.",
     "--gres": "Use --gpus-per-node 4 or TYPE:4; for other resources, use --sbatch=--gres=NAME:N.",
     "--parsable": "Use --json.",
@@ -78,7 +77,7 @@ def directive(text: str, place: str) -> tuple[str, str]:
         raise UsageError(f"{option} is empty", place=place, hint="Remove the option, or give it a value.")
     if option != "--gres" and (why := instead(option) or _NAMES.get(option, "")):
         raise UsageError(f"hpcml sets {option} itself and does not pass your value to sbatch", place=place, hint=why)
-    if option == "--gres" and "gpu" in re.split(r"[:,]", value):
+    if option == "--gres" and grammar.gpus(value):
         hint = "Use --gpus-per-node N or TYPE:N."
         raise UsageError("hpcml sets --gres=gpu itself and does not pass your value to sbatch", place=place, hint=hint)
     return option, value
@@ -92,11 +91,9 @@ def gres(text: str) -> tuple[str, str]:
     UsageError
         If it is empty, or its GPUs have no plain number.
     """
-    parts = [part.strip() for part in text.split(",")]
-    gpus = [part for part in parts if re.match(r"gpu\b", part)]
-    if not all(parts) or len(gpus) > 1:
+    parts = grammar.read(text)
+    gpus = [part for part in parts if part.name == "gpu"]
+    if not parts or not all(part.name for part in parts) or len(gpus) > 1:
         raise UsageError(f"'{text}' cannot be read", place="--gres", hint="Write --gres gpu:4 or gpu:a100:4.")
-    wanted = "".join(gpus).removeprefix("gpu").removeprefix(":")
-    if gpus and not wanted.rpartition(":")[2].isdecimal():
-        wanted = f"{wanted}:1".lstrip(":")  # as Slurm reads it
-    return wanted, ",".join(part for part in parts if part not in gpus)
+    wanted = "".join(f"{part.type}:{part.number}".lstrip(":") for part in gpus)
+    return wanted, ",".join(part.text for part in parts if part not in gpus)

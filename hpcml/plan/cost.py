@@ -6,8 +6,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from hpcml.schedulers import partitions
-from hpcml.sites.schema import Partition, Site
+from hpcml.schedulers import gres, partitions
+from hpcml.sites.schema import Site
 from hpcml.units import MEMORY_EXPONENT, parse_memory
 
 _WEIGHT = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)([KMGT]?)", re.IGNORECASE)
@@ -42,12 +42,13 @@ class Request(NamedTuple):
 def request(site: Site, directives: Sequence[tuple[str, str]], nodes: int, seconds: int) -> Request:
     """Return what directives ask for; of whole nodes all that the profile says of them."""
     said = dict(directives)
-    partition = site.partitions.get(said.get("--partition", ""), Partition())
     cpus = _number(said.get("--cpus-per-task", ""), 1)
-    gpus = _gpus(said.get("--gres", "")) or _gpus(f"gpu:{said.get('--gpus-per-node', '')}")
+    of_gres, per_node = said.get("--gres", ""), said.get("--gpus-per-node", "")
+    gpus = gres.total(gres.gpus(of_gres) or gres.gpus(f"gpu:{per_node}" if per_node else ""))
     each_cpu, each_gpu = _memory(said.get("--mem-per-cpu", "")), _memory(said.get("--mem-per-gpu", ""))
     memory = _memory(said.get("--mem", "")) or cpus * each_cpu or gpus * each_gpu
     name, qos = said.get("--partition", ""), said.get("--qos", "")
+    partition = partitions.largest(site, name)
     whole = "--exclusive" in said or partitions.gives_whole_nodes(site, name, qos)
     if whole or (memory == 0 and "--mem" in said):  # --mem=0 is all of a node's
         memory = max(memory, int(partition.memory_per_node))
@@ -73,12 +74,6 @@ def _memory(text: str) -> int:
         return parse_memory(text)
     except ValueError:
         return 0
-
-
-def _gpus(text: str) -> int:
-    """Return the GPUs of ``gpu:4``, ``gpu:a100:4`` or ``gpu`` among other resources."""
-    parts = [part.split(":") for part in text.split(",")]
-    return sum(_number(part[-1], 1 if len(part) == 1 else 0) for part in parts if part[0] == "gpu" and part[-1])
 
 
 def weights(texts: Mapping[str, str]) -> tuple[dict[str, float], list[str]]:

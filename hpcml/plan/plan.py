@@ -5,16 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from hpcml import hooks, kinds, repairs, schedulers
+from hpcml import hooks, kinds, records, repairs, schedulers
 from hpcml.errors import ConfigError, SiteError, UsageError
 from hpcml.kind import Kind, Role
 from hpcml.paths import SUPERVISOR, RunPaths
 from hpcml.plan.container import Stage, entry, image_of, interpreter, kernels, stage
 from hpcml.request.record import NOT_SAID, RunRequest, job_name
 from hpcml.schedulers import JobLayout, JobRequest, Launcher
-from hpcml.settings import Attempts, Code, Job, Points, Report, Settings, Workers
+from hpcml.settings import Attempts, Code, Job, Report, Settings, Workers
 from hpcml.sites.schema import Site
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -33,6 +33,7 @@ class RunLocation(NamedTuple):
     python: str
     version: str
     umask: int = 0o077
+    python_from: str = ""  # who named the Python of the run's processes; empty: it is this one
 
 
 class Step(NamedTuple):
@@ -83,6 +84,8 @@ class Plan(NamedTuple):
     reasons: tuple[str, ...]  # why it came out so
     notices: tuple[str, ...]  # what the user should know
     after: tuple[str, ...] = ()  # the runs that it waits for, as ``ID:ok``
+    python: str = ""  # the interpreter of the run's processes; in an image the image's
+    python_from: str = ""  # who named it: an option, a file of settings, a variable; empty: hpcml's own
 
     @property
     def roles(self) -> tuple[str, ...]:
@@ -130,8 +133,20 @@ def plan(site: Site, asked: RunRequest, location: RunLocation) -> Plan:
     if staged:
         reasons.append(f"hpcml copies the image to each node ({staged.mode})")
     inside = _inside(site, request, layout, kind, location.umask)
-    layout = layout._replace(
+    return Plan(
+        directives=layout.directives,
+        directive_word=layout.directive_word,
+        lines=layout.lines,
+        warning=layout.warning,
+        forwarded=layout.forwarded,
         may_start_again=layout.may_start_again or spec.attempts.several_jobs,
+        prologue=layout.prologue,
+        starts_word=layout.starts_word,
+        job_word=layout.job_word,
+        follow_up=layout.follow_up,
+        forget=layout.forget,
+        may_put_back=layout.may_put_back,
+        put_back=layout.put_back,
         reasons=tuple(reasons),
         notices=(
             *([f"these options do not come from the command line: {', '.join(origins)}"] if origins else ()),
@@ -139,10 +154,6 @@ def plan(site: Site, asked: RunRequest, location: RunLocation) -> Plan:
             *_notices(site, spec),
             *kind.notices(inside),
         ),
-    )
-    shared: dict[str, Any] = {name: getattr(layout, name) for name in JobLayout._fields if name in Plan._fields}
-    return Plan(
-        **shared,
         run_id=location.directory.name,
         name=spec.name,
         site=site.name,
@@ -160,6 +171,8 @@ def plan(site: Site, asked: RunRequest, location: RunLocation) -> Plan:
         scripts=tuple(script.name for script in _scripts(paths, site, spec, layout)),
         inside=inside,
         after=tuple(one.text for one in spec.place.after),
+        python=python,
+        python_from=location.python_from,
     )
 
 
@@ -384,7 +397,8 @@ def _inside(site: Site, request: JobRequest, layout: JobLayout, kind: Kind, umas
             max_restarts=_MOST_RESTARTS if spec.attempts.max_restarts == NOT_SAID else spec.attempts.max_restarts,
             max_node_hours=spec.attempts.max_node_hours,
         ),
-        points=Points(spec.points.sweep, spec.points.at_once, spec.points.point_options),
+        points=spec.points,
         report=Report(sample_every=float(site.report.sample_every), advice=advice, profilers=profilers),
         interconnect=site.interconnect,
+        of_kind=dict(records.plain(kind.own(site, spec))),
     )

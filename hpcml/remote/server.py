@@ -23,7 +23,8 @@ from hpcml.forms import Form
 from hpcml.remote.answers import LONGEST_LINE, PROTOCOL, SERVE, mark
 from hpcml.remote.transfer import PIECE, entries_of, files, parts_of, receive
 from hpcml.request.record import RunRequest
-from hpcml.sites.layers import process_environment
+from hpcml.runs import pythons
+from hpcml.sites.layers import forget, process_environment
 
 GO_DEADLINE = 60.0  # seconds for the laptop to say that it knows the run's id
 _UPDATE = "Update hpcml on the laptop or on the cluster, whichever is older."
@@ -197,6 +198,7 @@ def serve(call: Callable[[list[str], RemoteSession], int]) -> int:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
     try:
+        forget(pythons.ACTIVE)  # what a login shell activates is no choice of the laptop's user
         home = process_environment().get("HOME", "/")
         with files(Path(home)):
             os.chdir(home)

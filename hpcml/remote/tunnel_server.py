@@ -317,10 +317,11 @@ def relay(run: directories.Run, target: Service, folder: str) -> None:
         raise StorageError(
             "The tunnel's temporary folder on the cluster does not exist", place=folder, hint="Start the tunnel again."
         )
-    name = run.submission.scheduler if run.submission else "slurm"
+    submission = run.submission or schedulers.Submission()
+    name = submission.scheduler
     nodes = schedulers.nodes_of(name)
     step = ["/bin/sh", "-c", _STEP, "sh", target.socket, str(config)]
-    command = [*(nodes.step_on(run.job, target.node, "hpcml-tunnel") if nodes else ()), *step]
+    command = [*(nodes.step_on(submission.key, target.node, "hpcml-tunnel") if nodes else ()), *step]
     try:
         subprocesses.become(command, schedulers.get(name).clean_environment(), program=HPCML)
     except subprocesses.CommandMissingError as error:

@@ -78,16 +78,6 @@ def html(report: Report) -> str:
     """Return the page."""
     paid = report.hours.ledger.paid
     decimals = 0 if paid >= 100 else max(2, 1 - math.floor(math.log10(paid))) if paid else 0
-    environment = jinja2.Environment(autoescape=True, trim_blocks=True, undefined=jinja2.StrictUndefined)
-    environment.filters |= {
-        "moment": _moment,
-        "duration": format_seconds,
-        "hours": lambda hours: f"{hours:.{decimals}f}",
-        "count": lambda number: f"{number:,.6g}",
-        "percent": lambda share: _NONE if share is None else f"{share:.0f} %",
-        "short": lambda seconds: format_seconds(seconds) if seconds >= 1 else f"{1000 * seconds:.3g} ms",
-        "size": lambda size: _NONE if size is None else format_bytes(size),
-    }
     end, ledger = report.course.ending.end, report.hours.ledger
     good = end.over and not end.exit_status
     unit, whole = ledger.unit, sum(report.hours.total.values())
@@ -98,7 +88,8 @@ def html(report: Report) -> str:
         if ledger.share(name) >= _LEAST_SHARE
     ]
     style = _style(report)
-    return environment.from_string(page_text.PAGE).render(
+    return _TEMPLATE.render(
+        decimals=decimals,
         report=report,
         good=good,
         shows_status=end.over and end.reason != Reason.EXIT,
@@ -572,3 +563,16 @@ def scatter(texts: Sequence[str], heights: Sequence[float], *, name: str) -> Mar
         best, title = ' class="best"' if not place else "", escape(f"{text}: {value:.6g}")
         out.append(f'<circle{best} cx="{x_of[at]}" cy="{y:.1f}" r="9"><title>{title}</title></circle>')
     return Markup("".join([*out, "</svg>"]))  # noqa: S704 - every text in it was escaped above
+
+
+_ENVIRONMENT = jinja2.Environment(autoescape=True, trim_blocks=True, undefined=jinja2.StrictUndefined)
+_ENVIRONMENT.filters |= {
+    "moment": _moment,
+    "duration": format_seconds,
+    "hours": lambda hours, decimals: f"{hours:.{decimals}f}",
+    "count": lambda number: f"{number:,.6g}",
+    "percent": lambda share: _NONE if share is None else f"{share:.0f} %",
+    "short": lambda seconds: format_seconds(seconds) if seconds >= 1 else f"{1000 * seconds:.3g} ms",
+    "size": lambda size: _NONE if size is None else format_bytes(size),
+}
+_TEMPLATE = _ENVIRONMENT.from_string(page_text.PAGE)  # compiled at the import, beside the end of the run's processes

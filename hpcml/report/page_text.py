@@ -163,12 +163,12 @@ PAGE = """<!doctype html>
 {% if ledger %}
 <section><h2>Where the {{ unit }}-hours went</h2>
 <p>{{ report.hours.ledger.number | count }} {{ unit }}{{ "s" if report.hours.ledger.number != 1 }} for {{ (report.course.end - report.course.began) | duration }}:
-{{ report.hours.ledger.paid | hours }} {{ unit }}-hours.
+{{ report.hours.ledger.paid | hours(decimals) }} {{ unit }}-hours.
 <span class="soft">{% for phase in report.course.phases if phase.end - phase.begin >= 0.5 %}{{ phase.title }} {{ (phase.end - phase.begin) | duration }}{{ ", " if not loop.last else "." }}{% endfor %}</span></p>
 <figure>{{ ledger }}</figure>
 <table><tr><th>Part</th><th class="n">{{ unit }}-hours</th><th class="n">share</th></tr>
 {% for kind, title, hours, share, text in parts %}<tr><td><i class="key k-{{ kind }}"></i>{{ title }}<p class="soft">{{ text }}</p></td>
-<td class="n">{{ hours | hours }}</td><td class="n">{{ "%.1f" | format(share) }} %</td></tr>
+<td class="n">{{ hours | hours(decimals) }}</td><td class="n">{{ "%.1f" | format(share) }} %</td></tr>
 {% endfor %}</table></section>
 {% endif %}
 {% if report.results.files %}
@@ -181,16 +181,16 @@ PAGE = """<!doctype html>
 {% endif %}
 {% if report.hours.attempts | length > 1 %}
 <section><h2>All attempts</h2>
-<p>{{ report.hours.attempts | length }} attempts ran for {{ report.hours.attempts | sum(attribute="seconds") | duration }}: {{ total | hours }} {{ unit }}-hours,
-of them {{ report.hours.total.useful | hours }} useful. The rest of this page shows the last one.</p>
+<p>{{ report.hours.attempts | length }} attempts ran for {{ report.hours.attempts | sum(attribute="seconds") | duration }}: {{ total | hours(decimals) }} {{ unit }}-hours,
+of them {{ report.hours.total.useful | hours(decimals) }} useful. The rest of this page shows the last one.</p>
 <div class="wide"><table><tr><th>Attempt</th><th>job</th><th>began</th><th class="n">lasted</th><th class="n">{{ unit }}-hours</th><th class="n">useful</th><th>ended</th></tr>
 {% for one in report.hours.attempts %}<tr><td>{{ one.number + 1 }}</td><td>{{ one.job }}</td><td>{{ one.begin | moment }}</td>
-<td class="n">{{ one.seconds | duration }}</td><td class="n">{% if one.hours is none %}–{% else %}{{ one.hours | hours }}{% endif %}</td>
+<td class="n">{{ one.seconds | duration }}</td><td class="n">{% if one.hours is none %}–{% else %}{{ one.hours | hours(decimals) }}{% endif %}</td>
 <td class="n">{{ one.useful | percent }}</td><td><b>{{ one.outcome }}</b> {{ one.message }}</td></tr>
 {% endfor %}</table></div>
 <table><tr><th>Part</th><th class="n">{{ unit }}-hours of all attempts</th><th class="n">share</th></tr>
 {% for kind, title, hours, share in totals %}<tr><td><i class="key k-{{ kind }}"></i>{{ title }}</td>
-<td class="n">{{ hours | hours }}</td><td class="n">{{ "%.1f" | format(share) }} %</td></tr>
+<td class="n">{{ hours | hours(decimals) }}</td><td class="n">{{ "%.1f" | format(share) }} %</td></tr>
 {% endfor %}</table></section>
 {% endif %}
 {% if pictures %}

@@ -56,7 +56,7 @@ def hours(text: str, option: str) -> float:
 def gpus(text: str, option: str = "--gpus-per-node") -> tuple[str, int]:
     """Divide GPUs of a node into their type and their number: ``a100:4``, or ``4`` of no type."""
     kind, _, count = text.rpartition(":")
-    if kind and not re.fullmatch(r"[A-Za-z0-9_.-]+", kind):
+    if kind and not re.fullmatch(r"[A-Za-z0-9_.+-]+", kind):
         raise UsageError(f"'{text}' is not TYPE:N", place=option, hint=f"Write {option} a100:4.")
     return kind, whole(count, option)
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from hpcml.errors import UsageError
 from hpcml.forms import Form
+from hpcml.settings import Points
 from hpcml.units import Memory, TimeLimit
 
 _NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9._-]+")
@@ -91,6 +92,7 @@ class Place(NamedTuple):
     line_settings: tuple[tuple[str, str], ...] = ()  # the same of the script's own lines, each with its line
     account: str = ""  # Slurm account to charge
     partition: str = ""  # Slurm partition
+    clusters: str = ""  # Slurm clusters: the first that can start the job
     qos: str = ""  # Slurm quality of service
     dependency: str = ""  # as for sbatch --dependency
     after: tuple[Awaited, ...] = ()  # runs to wait for
@@ -121,14 +123,6 @@ class Attempts(NamedTuple):
         return self.until_done
 
 
-class Points(NamedTuple):
-    """The sweep whose points the script is started for."""
-
-    sweep: str = ""  # its name; empty: no sweep
-    at_once: int = 1  # points at the same time in one allocation
-    point_options: tuple[str, ...] = ()  # the options that gave the points, as typed
-
-
 class RunRequest(NamedTuple):
     """What a run is asked for; an empty value or ``NOT_SAID`` was not given."""
 
@@ -140,6 +134,7 @@ class RunRequest(NamedTuple):
     kind: str = "dask"  # what the run is made of: a name in hpcml.kinds
     of_kind: Mapping[str, Any] = {}  # the given values of options that only this kind has, by name
     name: str = ""  # the run's name; empty: the script's
+    python: str = ""  # the environment or the interpreter of the run's processes, as typed
     image: str = ""  # path of the Apptainer image that the roles run in; in the plan's copy an absolute one
     environment: tuple[tuple[str, str], ...] = ()  # variables of the run: name and value, which may be secret
     origins: tuple[tuple[str, str], ...] = ()  # options that the command line did not give, and their sources
@@ -180,7 +175,7 @@ class RunRequest(NamedTuple):
 
 _GROUPS = {name: value for name, value in RunRequest._field_defaults.items() if hasattr(value, "_fields")}
 _GROUP_BY_FIELD = {field: group for group, record in _GROUPS.items() for field in record._fields}
-OPTIONAL = {"name", "image", *(field for field, group in _GROUP_BY_FIELD.items() if group != "code")}
+OPTIONAL = {"name", "python", "image", *(field for field, group in _GROUP_BY_FIELD.items() if group != "code")}
 
 
 def measure(name: str, text: str, place: str = "") -> TimeLimit | Memory:

@@ -8,13 +8,13 @@ import sys
 from pathlib import Path
 
 from hpcml import files, kinds, schedulers
-from hpcml.errors import UsageError
+from hpcml.errors import ScriptError, UsageError
 from hpcml.forms import Form
 from hpcml.options import batch_scripts
 from hpcml.origins import TYPED
 from hpcml.plan.plan import Plan
 from hpcml.request.record import RunRequest
-from hpcml.runs import packages, programs, ranks, rendezvous, script_checks
+from hpcml.runs import described, packages, programs, ranks, rendezvous, script_checks
 from hpcml.runs.submit import Checked
 from hpcml.sites import layers
 from hpcml.sites.lookup import LoadedSite
@@ -60,7 +60,7 @@ def check_plan(loaded: LoadedSite, spec: RunRequest, made: Plan, *, dry_run: boo
     HpcmlError
         Whatever is certain to fail: the script's syntax, a package that is missing, ranks without ``--ranks``.
     """
-    notes: list[str] = []
+    notes = _check_python(loaded.site, spec, made, dry_run=dry_run)
     if spec.code.form.traits.is_main:
         set_here = {*loaded.site.environment, *(name for name, _ in spec.environment)}
         set_here |= ranks.VARIABLES if _is_prepared(loaded.site) else set()
@@ -71,7 +71,7 @@ def check_plan(loaded: LoadedSite, spec: RunRequest, made: Plan, *, dry_run: boo
     if spec.code.form in (Form.MODULE, Form.PROGRAM):
         notes += ranks.check_program(spec, made)
     open_to_others = rendezvous.check(loaded.site, spec, made)
-    notes += [*open_to_others, *_two_pythons(spec, made), *_check_python(loaded.site, spec, made)]
+    notes += [*open_to_others, *_two_pythons(spec, made)]
     return Checked(notes, always=open_to_others)
 
 
@@ -111,17 +111,45 @@ def _two_pythons(spec: RunRequest, made: Plan) -> list[str]:
     return [f"{note}: tasks import the packages of the workers' Python"]
 
 
-def _check_python(site: Site, spec: RunRequest, made: Plan) -> list[str]:
+def _check_python(site: Site, spec: RunRequest, made: Plan, *, dry_run: bool) -> list[str]:
     """Refuse a Python that lacks what the request needs; return a note of one for another processor."""
     python = made.steps[-1].command[0]
     if made.inside.job.image:
         return []
-    notes = _check_processor(python)
+    notes = [*_check_access(python, made.python_from), *_check_processor(python)]
+    needs = () if made.inside.workers.late else kinds.get(spec.kind).needs
+    for name, folder in packages.Environment(python).hidden(needs):
+        how = "remove this folder from PYTHONPATH before you submit"
+        notes.append(f"PYTHONPATH has {folder}, whose {name} hides the {name} of the run's Python: {how}")
     if not _is_prepared(site):
+        needs, named_by = (*needs, *spec.code.form.traits.packages), made.python_from or "the Python that runs hpcml"
+        try:
+            packages.check_packages(needs, python, named_by, sure=True)
+        except ScriptError as error:
+            if not dry_run:
+                raise
+            notes.append(f"{error.message[:1].lower()}{error.message[1:]}: the submission would be refused")
         for option, needed in kinds.get(spec.kind).packages(made.inside).items():
             packages.check_packages(needed, python, option)
-        packages.check_packages(spec.code.form.traits.packages, python, "extra 'jupyter'", sure=True)
     return notes
+
+
+def _check_access(python: str, named_by: str) -> list[str]:
+    """Refuse an interpreter that this user may not execute; return a note of one that is not on this machine."""
+    try:
+        denied = not os.access(python, os.X_OK) and Path(python).stat() is not None
+    except PermissionError:
+        denied = True
+    except OSError:
+        if described.FOLDER in Path(python).parts:  # uv makes it at the submission
+            return []
+        return [f"{python} ({named_by}) does not exist on this machine; the nodes must have it"]
+    if denied:
+        hint = (
+            "Nothing was submitted. Ask the owner for permission to execute it, or name another Python: --python PATH."
+        )
+        raise ScriptError(f"Permission denied: {python}", place=named_by, hint=hint)
+    return []
 
 
 def _check_processor(python: str) -> list[str]:

@@ -12,6 +12,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from hpcml.forms import Form
+from hpcml.request.record import Code
+
 MOST_FILES = 200  # modules that are looked into
 _MOST_ENTRIES = 20_000  # files and folders of a package that are passed
 _LARGEST = 4 << 20  # bytes of a module that nothing imports
@@ -234,6 +237,30 @@ def texts(tree: ast.Module) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in docstrings:
             yield node.value
+
+
+def needed(code: Code) -> list[str]:
+    """Return the top-level modules that a script, and the modules it always imports, import from elsewhere."""
+    file = module_file(code.script) if code.form is Form.MODULE else code.script
+    names: list[str] = []
+    if file is None or file.suffix != ".py" or code.form is Form.PROGRAM:
+        return names
+    folder = code.script.parent if code.form is Form.MODULE else file.resolve().parent
+    with contextlib.suppress(*_UNREADABLE):  # reported where the script is checked
+        for module in reached(file, folder):
+            if not module.always:
+                break
+            names += [name for name, _ in top_level(module.tree) if beside(folder, name) is None]
+    return names
+
+
+def top_level(tree: ast.Module) -> Iterator[tuple[str, int]]:
+    """Yield the top-level names that a module imports whatever happens, with their lines."""
+    for node in tree.body:
+        if isinstance(node, ast.Import):
+            yield from ((one.name.partition(".")[0], node.lineno) for one in node.names)
+        elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
+            yield node.module.partition(".")[0], node.lineno
 
 
 def imported(tree: ast.Module) -> set[str]:

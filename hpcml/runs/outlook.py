@@ -50,6 +50,7 @@ class Outlook(NamedTuple):
     """What is known before a submission; what nobody told is None or empty, and ``problems`` say why.
 
     ``most`` is the most node-hours that all attempts of a run may take that goes on until it is done, by ``limit``.
+    ``terms`` are options that the profile has for the partition, each with its key and the profile.
     """
 
     request: cost.Request
@@ -63,6 +64,7 @@ class Outlook(NamedTuple):
     problems: tuple[str, ...] = ()
     most: float | None = None
     limit: str = ""
+    terms: tuple[str, ...] = ()
 
 
 def look(prepared: Prepared, *, whole: bool, jobs: int = 1) -> Outlook:
@@ -96,11 +98,32 @@ def look(prepared: Prepared, *, whole: bool, jobs: int = 1) -> Outlook:
     if made.inside.attempts.several_jobs:
         limits = made.inside.attempts
         most, limit = request_cost.most_hours(limits.max_restarts, limits.max_node_hours, request.node_hours)
-    return outlook._replace(advice=shorter(prepared), problems=tuple(problems), most=most, limit=limit)
+    terms = _terms(prepared.loaded, made.directives, request.partition)
+    return outlook._replace(advice=shorter(prepared), problems=tuple(problems), most=most, limit=limit, terms=terms)
 
 
-def budget_command(loaded: LoadedSite, partition: str) -> tuple[tuple[str, ...], Named]:
-    """Return the command that tells grants for a partition, and who names it."""
+def _terms(loaded: LoadedSite, directives: Sequence[tuple[str, str]], names: str) -> tuple[str, ...]:
+    """Return those options of a request that the profile sets for its partitions, each with the key that sets it."""
+    texts = []
+    for name in names.split(","):
+        partition = loaded.site.partitions.get(name, Partition())
+        rows = [(key, f"--{key}", getattr(partition, key)) for key in ("account", "qos", "constraint")]
+        extra = [line.partition("=") for line in partition.extra]
+        rows += [("extra", option.strip(), value.strip()) for option, _, value in extra]
+        texts += [
+            f"{option}={value} ({loaded.layers.named('partitions', name, key).place})".replace("= ", " ")
+            for key, option, value in rows
+            if (option, value) in directives
+        ]
+        if partition.gpu_type and any(f"{partition.gpu_type}:" in value for _, value in directives):
+            by = loaded.layers.named("partitions", name, "gpu_type").place
+            texts.append(f"GPU type {partition.gpu_type} ({by})")
+    return tuple(texts)
+
+
+def budget_command(loaded: LoadedSite, names: str) -> tuple[tuple[str, ...], Named]:
+    """Return the command that shows grants for a partition, or the first of several, and who set it."""
+    partition = names.partition(",")[0]
     if command := loaded.site.partitions.get(partition, Partition()).budget:
         return command, loaded.layers.named("partitions", partition, "budget")
     return loaded.site.cost.budget, loaded.layers.named("cost", "budget")
@@ -207,6 +230,7 @@ def lines(outlook: Outlook, now: datetime.datetime, *, whole: bool) -> list[tupl
     text = text if request.jobs == 1 else f"{text}, for {request.jobs} jobs"
     text = text if request.seconds else f"{text}; the cost is unknown, because the request has no time limit"
     said = [("asks for", f"{text}; {start}" if start and not whole else text)]
+    said += [("", term) for term in outlook.terms if whole]
     if outlook.most is not None:
         hours = request_cost.amount(outlook.most)
         said.append(

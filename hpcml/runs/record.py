@@ -39,6 +39,7 @@ class Planned(NamedTuple):
     restart: str = ""  # how another attempt may follow: in the same "job", in "several" jobs, or not (empty)
     command: str = ""  # the script with its arguments, quoted for a shell; empty without a script
     partition: str = ""  # Slurm's, empty if the batch script names none
+    clusters: str = ""  # the same
 
     @property
     def several_jobs(self) -> bool:
@@ -101,6 +102,7 @@ def _planned(record: Record) -> Planned:
             restart="several" if inside.attempts.several_jobs else again,
             command=inside.code.command(*inside.points.options),
             partition=plan.directive("--partition"),
+            clusters=plan.directive("--clusters"),
         )
 
 
@@ -200,10 +202,11 @@ def adopt_all(runs: Sequence[directories.Run]) -> list[directories.Run]:
         If Slurm does not answer, so that nothing new is known.
     """
     current = [(is_prepared(run) and _read_again(run)) or run for run in runs]
-    open_runs = {run.id: _scheduler(run) for run in current if is_open(run)}
+    open_runs = {run.id: (_scheduler(run), _clusters(run)) for run in current if is_open(run)}
     submissions: dict[str, Submission] = {}
-    for name in set(open_runs.values()):
-        submissions |= schedulers.get(name).find([run_id for run_id, one in open_runs.items() if one == name])
+    for name, clusters in set(open_runs.values()):
+        run_ids = [run_id for run_id, asked in open_runs.items() if asked == (name, clusters)]
+        submissions |= schedulers.get(name).find(run_ids, clusters)
     current = [_with_job(run, submissions[run.id]) if run.id in submissions else run for run in current]
     return [_given_up(run) if run.id in open_runs and _is_lost(run) else run for run in current]
 
@@ -277,13 +280,20 @@ def _scheduler(run: directories.Run) -> str:
     return run.submission.scheduler if run.submission else planned(run).scheduler
 
 
+def _clusters(run: directories.Run) -> str:
+    try:
+        return planned(run).clusters
+    except StorageError:
+        return ""  # who reads the run's state reports the damaged plan
+
+
 def _with_job(run: directories.Run, answer: Submission) -> directories.Run:
     now = _read_again(run)  # who submits it may have written the answer meanwhile
     if now is None or not (is_prepared(now) or _is_lost(now)):
         return now or run
     run = now
     if run.submission and run.submission.line:
-        new = run.submission._replace(job=answer.job)
+        new = run.submission._replace(job=answer.job, cluster=answer.cluster)
     else:
         plan = planned(run)
         old = run.submission or Submission(plan.site, 0.0, plan.scheduler, bool(plan.restart))

@@ -43,29 +43,32 @@ def sentence(request: Mapping[str, Any]) -> str:
         units.counted(gpus, "GPU") if gpus else "",
         f"time limit {units.format_time_limit(limit)}" if limit else "",
         f"at most {request['cost']}" if request.get("cost") else "",
+        f"Python {request['python']} ({request['python_from']})" if request.get("python") else "",
     )
     return ", ".join(filter(None, parts))
 
 
 def _recorded(run: directories.Run, planned: Planned) -> dict[str, Any]:
-    """Return GPUs and highest cost of a recorded run; without a batch job nothing, without a time limit no cost."""
+    """Return a named Python, GPUs and highest cost of a recorded run; the latter two only of a batch job."""
     try:
         record = Record(run.paths)
+        python = {"python": record.plan.python, "python_from": record.plan.python_from}
+        python = python if record.plan.python_from and not record.plan.inside.job.image else {}
         if not (record.request and record.plan.directives):
-            return {}
+            return python
         with complete(run.paths.directory):
             site, limits = lookup.recorded(record.request.site), record.plan.inside.attempts
     except (ConfigError, StorageError):  # another version of hpcml wrote it, or it is damaged
         return {}
     one = cost.request(site, record.plan.directives, planned.node_count, planned.time_limit)
     if not planned.time_limit:
-        return {"gpus": one.gpus}
+        return {"gpus": one.gpus, **python}
     billed, _ = bill(site, one)
     most = most_hours(limits.max_restarts, limits.max_node_hours, one.node_hours)[0] if planned.several_jobs else None
     if most is not None and one.node_hours:
         billed = None if billed is None else billed * most / one.node_hours
     hours = one.node_hours if most is None else most
-    return {"gpus": one.gpus, "cost": price(one, hours, billed, site.cost.unit or "billing-h")}
+    return {"gpus": one.gpus, "cost": price(one, hours, billed, site.cost.unit or "billing-h"), **python}
 
 
 def price(request: cost.Request, hours: float, billed: float | None, unit: str) -> str:

@@ -15,11 +15,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from hpcml import assets
+from hpcml import assets, installed
 from hpcml.errors import NotFoundError, ScriptError, UsageError, did_you_mean, nearest
 from hpcml.origins import Named
 from hpcml.runs import modules_reached, packages
-from hpcml.runs.modules_reached import imported, module_file, place, texts
+from hpcml.runs.modules_reached import imported, module_file, place, texts, top_level
 from hpcml.units import first_of_many
 
 _ANSWER = 2.0  # seconds for another interpreter to compile a script that does not compile here
@@ -439,22 +439,13 @@ def _needed(script: Path, folder: Path) -> _Imports:
             warnings.simplefilter("ignore")  # Python says them when it runs
             compile(tree, str(path), "exec", dont_inherit=True)
         plain = plain and not _CHANGES_THE_PATH.search(source)
-        for name, line in _imports(tree):
+        for name, line in top_level(tree):
             beside = modules_reached.beside(folder, name)
             if beside is None:
                 needed.append(_Import(name, path, line))
             elif beside.is_file() and name in _KNOWN:
                 hiding[name] = beside
     return _Imports(needed, hiding, plain)
-
-
-def _imports(tree: ast.Module) -> Iterator[tuple[str, int]]:
-    """Yield the top-level names that a module imports whatever happens, with their lines."""
-    for node in tree.body:
-        if isinstance(node, ast.Import):
-            yield from ((one.name.partition(".")[0], node.lineno) for one in node.names)
-        elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
-            yield node.module.partition(".")[0], node.lineno
 
 
 def _read_in_place(needed: list[_Import], environment: packages.Environment) -> list[str]:
@@ -494,18 +485,18 @@ def _tell_missing(
     refused = certain and environment.certain
     script_imports = [one for one in missing if one.file == script]
     if refused and not dry_run and script_imports:
-        raise _is_missing(script_imports[0], base)
+        raise _is_missing(script_imports[0], base, environment.python)
     listed = first_of_many([f"{one.name} ({place(base, one.file, one.line)})" for one in missing], _NOTED)
     where = f"the environment of {environment.python} on this machine"
-    advice = ". Before you submit, install these modules, or set runtime.python to a Python that has them"
+    advice = ". Before you submit, install these modules, or name a Python that has them (--python PATH)"
     remedy = advice if refused else ""
     return [*notes, f"{where} lacks these imported modules: {listed}{remedy}"]
 
 
-def _is_missing(first: _Import, base: Path) -> ScriptError:
+def _is_missing(first: _Import, base: Path, python: str) -> ScriptError:
     """Return that a script imports what its environment lacks, and how to get it."""
-    install = f"Nothing was submitted. Install the package, usually with: {sys.executable} -m pip install {first.name}"
-    how = f"{install}. To use another Python: --set runtime.python=…"
+    command = installed.install(python, [first.name])
+    how = f"Nothing was submitted. Install the package, usually with: {command}. To use another Python: --python PATH."
     if first.name in _CLUSTERS_ELSEWHERE:
         how = f"{first.name} creates a Dask cluster outside the run. Use Client() to connect to the run's cluster."
     message = f"The script imports '{first.name}', which the run's environment lacks"

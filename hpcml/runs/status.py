@@ -250,7 +250,18 @@ _OF_THE_END = tuple(
     name for name in End._fields if name not in (*Status._fields, *GROUP_BY_FIELD, "over", "time")
 )  # the others are the status's own
 GROUP_BY_FIELD |= dict.fromkeys(_OF_THE_END, "ended")
-_NOT_PRINTED = ("ended_as", "form", "late", "scheduler", "image", "time_limit", "after", "restart", "partition")
+_NOT_PRINTED = (
+    "ended_as",
+    "form",
+    "late",
+    "scheduler",
+    "image",
+    "time_limit",
+    "after",
+    "restart",
+    "partition",
+    "clusters",
+)
 
 
 def status(run: directories.Run, job: JobState | None = None, *, ask: bool = True) -> Status:

@@ -18,7 +18,7 @@ from hpcml.options.reading import request_of
 from hpcml.paths import RunPaths
 from hpcml.plan.plan import Plan, RunLocation, plan
 from hpcml.request.record import RunRequest, job_name
-from hpcml.runs import dask_named, directories, packages, programs, project, settling, snapshot
+from hpcml.runs import dask_named, directories, packages, programs, project, pythons, settling, snapshot
 from hpcml.runs import notes as notes_shown
 from hpcml.schedulers import Submission
 from hpcml.sites import layers, lookup
@@ -118,9 +118,10 @@ def prepare_request(spec: RunRequest, *, by_hand: bool = False, dry_run: bool = 
 
 def _check_partition(prepared: Prepared) -> None:
     """Refuse a partition that neither the site's profile nor the scheduler has, with the nearest name."""
-    of_site, named = prepared.loaded.site.partitions, dict(prepared.plan.directives).get("--partition", "")
+    directives = dict(prepared.plan.directives)
+    of_site, named = prepared.loaded.site.partitions, directives.get("--partition", "")
     adviser = schedulers.find_adviser(prepared.plan.scheduler)
-    if adviser is None:
+    if adviser is None or "--clusters" in directives:  # of which the profile need not be
         return
     for name in named.split(",") if of_site else ():
         if name and name not in of_site and not adviser.has_partition(name, _ASKED_WITHIN):
@@ -140,19 +141,24 @@ def prepare(loaded: LoadedSite, spec: RunRequest, run_id: str = "", *, dry_run: 
     """
     from hpcml.plan import batch_script
 
+    chosen = pythons.typed(loaded, spec, dry_run=dry_run)
     for check_request in hooks.added("check of a request"):
-        check_request(loaded.site, spec)
+        check_request(chosen.loaded.site, chosen.spec)
+    if not spec.python:
+        is_late = _with_start(loaded.site, spec).workers.start == "late"
+        chosen = pythons.choose(loaded, spec, is_late, dry_run=dry_run)
+    loaded, spec = chosen.loaded, chosen.spec
     run_id = run_id or directories.new_id(job_name(spec))
     folder = directories.runs_folder(loaded.site.paths.runs, layers.process_environment())
     directory = folder / run_id
     spec = schedulers.with_variables(loaded.site.scheduler, spec, loaded.is_from_this_call)
     own_templates, always = template_folders(spec.code.cwd)
-    always += directories.check_folder(folder, loaded.site.paths.trust)
-    notes = list(always)
+    always += [*directories.check_folder(folder, loaded.site.paths.trust), *chosen.always]
+    notes = [*always, *chosen.notes]
     if spec.place.after:
         from hpcml.runs import waiting  # what only few submissions need
 
-        open_runs, ended = waiting.resolve(folder, loaded.site, spec.place.after)
+        open_runs, ended = waiting.resolve(folder, loaded.site, spec.place.after, spec.place.clusters)
         spec, notes = spec.changed(after=open_runs), notes + ended
     loaded, spec, of_code = _with_project(loaded, spec, RunPaths(directory).code)
     always += of_code
@@ -168,7 +174,9 @@ def prepare(loaded: LoadedSite, spec: RunRequest, run_id: str = "", *, dry_run: 
         folder_of_run = RunPaths(directory).code
         staged = spec.changed(cwd=folder_of_run / spec.code.cwd.relative_to(spec.code.root or spec.code.cwd))
     made = plan(
-        _with_start(loaded.site, spec), staged, RunLocation(directory, sys.executable, __version__, layers.user_umask())
+        _with_start(loaded.site, spec),
+        staged,
+        RunLocation(directory, sys.executable, __version__, layers.user_umask(), pythons.origin(loaded)),
     )
     for check_plan in hooks.added("check of a plan"):
         checked: Checked = check_plan(loaded, spec, made, dry_run=dry_run)
@@ -320,7 +328,7 @@ def _write(prepared: Prepared, script: str, image: dict[str, object]) -> list[st
     if image:
         request["image"] = image
     else:
-        request["modules"] = " ".join(packages.installed(made.steps[-1].command[0]))
+        request["modules"] = " ".join(packages.modules(made.steps[-1].command[0]))
     with directories.creating(Path(made.directory), loaded.site.paths.trust) as paths:
         directories.write_json(paths.request, request)
         directories.write_json(paths.plan, records.plain(made))

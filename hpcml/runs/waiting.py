@@ -126,8 +126,10 @@ def _stamp(path: Path) -> tuple[int, int]:
 _LOOK_AT_OTHERS = 1.0  # seconds between looks at a run that is waited for
 
 
-def resolve(folder: Path, site: Site, asked: Sequence[Awaited]) -> tuple[tuple[Awaited, ...], list[str]]:
+def resolve(folder: Path, site: Site, asked: Sequence[Awaited], clusters: str) -> tuple[tuple[Awaited, ...], list[str]]:
     """Return the runs that are still to be waited for, with their ids and jobs, and notes of those that have ended.
+
+    ``clusters`` are those that the run asks for which waits.
 
     Raises
     ------
@@ -165,12 +167,22 @@ def resolve(folder: Path, site: Site, asked: Sequence[Awaited]) -> tuple[tuple[A
             problem = f"A run on site {site.name} cannot wait for {run.id}, which is {where}"
             hint = f"Wait first: hpcml wait {run.id} && hpcml submit …"
             raise SiteError(problem, place="--after", hint=hint)
-        if not here and records.planned(run).several_jobs:
-            problem = f"{run.id} continues in several jobs (--until-done), but Slurm can wait for only one job"
-            hint = f"Wait first: hpcml wait {run.id} && hpcml submit …"
-            raise SiteError(problem, place="--after", hint=hint)
+        if not here:
+            _check_one_job(run, clusters)
         open_runs[awaited] = None
     return tuple(open_runs), notes
+
+
+def _check_one_job(run: directories.Run, clusters: str) -> None:
+    """Raise SiteError if Slurm cannot wait for a run: it is on another cluster, or continues in several jobs."""
+    hint = f"hpcml wait {run.id} && hpcml submit …"
+    if run.submission and (cluster := run.submission.cluster) != clusters:
+        where, ways = f"on cluster {cluster}", f"Add --clusters {cluster}, or wait first: {hint}"
+        where, ways = (where, ways) if cluster else ("on another Slurm cluster", f"Wait first: {hint}")
+        raise SiteError(f"Slurm cannot wait for {run.id}, which is {where}", place="--after", hint=ways)
+    if records.planned(run).several_jobs:
+        problem = f"{run.id} continues in several jobs (--until-done), but Slurm can wait for only one job"
+        raise SiteError(problem, place="--after", hint=f"Wait first: {hint}")
 
 
 def _again(run: directories.Run) -> str:

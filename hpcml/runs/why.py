@@ -236,7 +236,7 @@ def _removed_module(run: directories.Run, cause: Cause) -> Cause:
     name = missing[0]
     if name not in record.request.modules.split():
         return cause
-    if name in packages.installed(python):
+    if name in packages.modules(python):
         remedy = (
             f"The environment of {python} has the module on this machine. Put this environment on a shared file system."
         )
@@ -404,7 +404,8 @@ def _where(run: directories.Run) -> tuple[str, ...]:
         if any(map(_has_text, handle.log_files(run, role)))
     ]
     if run.job:
-        places.append(f"sacct -j {run.job} --format=JobID,State,ExitCode,DerivedExitCode,NodeList,Elapsed")
+        cluster = f" -M {run.submission.cluster}" if run.submission and run.submission.cluster else ""
+        places.append(f"sacct{cluster} -j {run.job} --format=JobID,State,ExitCode,DerivedExitCode,NodeList,Elapsed")
     return tuple(places)
 
 

@@ -175,11 +175,13 @@ class Submission(NamedTuple):
     def key(self) -> str:
         """What names the run to its scheduler, empty if it has no job.
 
-        It is a job id and the run's, a process and its start, or a job and the run's directory.
+        It is a job id and the run's, a process and its start, or a job and the run's directory. A job id is as sbatch
+        prints it: ``20001;joltik`` on another cluster than the login node's.
         """
-        if self.job and (name := self.directory or self.run):
-            return f"{self.job} {name}"
-        return f"{self.pid} {self.started}" if self.pid else self.job
+        job = f"{self.job};{self.cluster}" if self.job and self.cluster else self.job
+        if job and (name := self.directory or self.run):
+            return f"{job} {name}"
+        return f"{self.pid} {self.started}" if self.pid else job
 
     def as_json(self) -> dict[str, object]:
         """Return what it says as a JSON-ready mapping."""
@@ -235,9 +237,10 @@ class Submitter(Protocol):
 class Teller(Protocol):
     """What says how runs are: asked by status, ls, wait and why. Nothing on disk changes, whatever a call returns."""
 
-    def find(self, run_ids: Sequence[str]) -> dict[str, Submission]:
+    def find(self, run_ids: Sequence[str], clusters: str = "") -> dict[str, Submission]:
         """Return what ``submit`` would have, of runs whose answer was lost, or that a person submitted.
 
+        ``clusters`` are those that the runs asked for (``a,b``), empty for the login node's own.
         A run without a job is left out; of several jobs one that has not ended counts. The caller writes what is found
         to submission.json. SlurmUnreachableError: the runs stay open, and the next command asks again.
         """
@@ -305,7 +308,10 @@ class Nodes(Protocol):
         """Return the directives that ask for GPUs on each node."""
 
     def step_on(self, job: str, node: str, name: str) -> list[str]:
-        """Return the words that run a command on a node of a job, with its input and output, for `hpcml tunnel`."""
+        """Return the words that run a command on a node of a job, with its input and output, for `hpcml tunnel`.
+
+        ``job`` is the key of a Submission; SiteError if the job cannot be reached from this machine.
+        """
 
     def shell_on(self, job: str, node: str) -> list[str]:
         """Return the words that run a program on a node of a job and on this terminal, for `hpcml shell`."""

@@ -17,7 +17,18 @@ from hpcml.errors import HpcmlError, SiteError, SlurmUnreachableError, UsageErro
 from hpcml.kind import Role
 from hpcml.origins import HPCML
 from hpcml.paths import RunPaths
-from hpcml.schedulers import UNKNOWN, JobLayout, JobRequest, JobState, Launcher, Submission, local, slurm, slurm_options
+from hpcml.schedulers import (
+    UNKNOWN,
+    JobLayout,
+    JobRequest,
+    JobState,
+    Launcher,
+    Submission,
+    gres,
+    local,
+    slurm,
+    slurm_options,
+)
 from hpcml.sites.layers import process_environment
 from hpcml.sites.schema import Site
 from hpcml.states import State
@@ -106,7 +117,7 @@ def parse(job: str, text: str) -> Allocation:
     if not kinds:
         hint = "Use hpcml submit, and please report this to the developers of hpcml."
         raise SiteError("The output of scontrol names no nodes", place=f"job {job}", hint=hint)
-    gpus = {_gpus(gres) for *_, gres in kinds}
+    gpus = {gres.total(gres.gpus(text_of_node)) for *_, text_of_node in kinds}
     if len(gpus) > 1:
         numbers = " and ".join(map(str, sorted(gpus)))
         hint = "Use an allocation with the same number of GPUs on all nodes (--gpus-per-node)."
@@ -126,11 +137,6 @@ def _count(ids: str) -> int:
     """Return how many numbers a list as ``0-3,8`` names."""
     spans = [span.split("-") for span in ids.split(",")]
     return sum(int(span[-1]) - int(span[0]) + 1 for span in spans)
-
-
-def _gpus(gres: str) -> int:
-    """Return how many GPUs are in ``gpu:a100:4(IDX:0-3),nvme:1(…)``."""
-    return sum(int(number) for number in re.findall(r"(?:^|,)gpu(?::[^:,(]+)?:(\d+)", gres))
 
 
 def _seconds(stamp: str) -> float:

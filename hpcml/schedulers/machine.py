@@ -17,9 +17,13 @@ class Kind(NamedTuple):
     cpus: int
     threads: int  # of a core
     memory: int  # MiB that jobs may have
-    gpus: int
-    gpu_types: tuple[str, ...]  # as a request names them
+    gpus_by_type: tuple[tuple[str, int], ...] = ()  # types as a request names them, empty where they have none
     one: str = ""  # the name of one of the nodes
+
+    @property
+    def gpus(self) -> int:
+        """How many GPUs a node has."""
+        return sum(count for _, count in self.gpus_by_type)
 
 
 class Tables(NamedTuple):

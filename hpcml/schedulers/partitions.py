@@ -1,14 +1,16 @@
 """A request in a partition, by what the profile says: whether it keeps the limits, and how much of a node it takes.
 
-A limit that the profile has from hearsay refuses nothing.
+A limit that the profile has from hearsay refuses nothing. A request may name several partitions (``a,b``): the job
+runs in the first that can start it, so it must fit all of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from hpcml import units
+from hpcml.errors import UsageError
 from hpcml.request.record import RunRequest
 from hpcml.sites.schema import Partition, Qos, Site
 
@@ -38,7 +40,8 @@ def way_out(site: Site, name: str, spec: RunRequest) -> str:
     """Return the next step if a partition does not fit: another QoS or partition, or a smaller request."""
     if other := next((qos for qos in _choices(site, name, spec) if qos), ""):
         return f"Try --qos {other}."
-    if other := next((other for other in site.partitions if other != name and not misfit(site, other, spec)), ""):
+    others = (other for other in site.partitions if other != name and not misfit(site, other, spec))
+    if other := next((other for other in others if not doubtful_misfits(site, other, spec)), ""):
         return f"Try --partition {other}."
     return "Request fewer nodes, GPUs or CPUs, less memory or less time."
 
@@ -59,10 +62,118 @@ def _choices(site: Site, name: str, spec: RunRequest) -> Iterator[str]:
 
 def qos_of(site: Site, name: str, spec: RunRequest) -> str:
     """Return the QoS of a request in a partition, empty where the site's default counts."""
-    return spec.place.qos or site.partitions.get(name, Partition()).qos
+    return spec.place.qos or next((one.qos for one in _named(site, name)), "")
 
 
-def _misfits(site: Site, name: str, spec: RunRequest) -> Iterator[_Misfit]:
+def _named(site: Site, names: str) -> tuple[Partition, ...]:
+    """Return the partitions of a list that the profile has."""
+    return tuple(site.partitions[name] for name in names.split(",") if name in site.partitions)
+
+
+class Terms(NamedTuple):
+    """What the profile has of a partition besides sizes."""
+
+    account: str = ""
+    qos: str = ""
+    gpu_type: str = ""
+    extra: tuple[str, ...] = ()
+    remove: tuple[str, ...] = ()
+
+
+def terms(site: Site, names: str, asked: RunRequest, *, with_gpus: bool) -> Terms:
+    """Return the account, QoS, GPU type and sbatch options of a request; ``asked`` is as the user gave it.
+
+    Raises
+    ------
+    UsageError
+        If the request names several partitions, and one job cannot be right for each of them.
+    """
+    terms_by_name = {name: _terms_of(site, name, asked, with_gpus=with_gpus) for name in names.split(",")}
+    first, *others = terms_by_name.values()
+    if any(other != first for other in others):
+        raise _unlike(terms_by_name)
+    return first
+
+
+def _terms_of(site: Site, name: str, asked: RunRequest, *, with_gpus: bool) -> Terms:
+    place, partition = asked.place, site.partitions.get(name, Partition())
+    constraint = [f"--constraint={partition.constraint}"] if partition.constraint else []
+    return Terms(
+        account=place.account or partition.account or site.defaults.account,
+        qos=place.qos or site.defaults.qos or partition.qos,
+        gpu_type=asked.size.gpu_type or (with_gpus and partition.gpu_type) or site.slurm.gpu_type,
+        extra=(*site.slurm.extra, *partition.extra, *constraint),
+        remove=(*site.slurm.remove, *partition.remove),
+    )
+
+
+def _unlike(terms_by_name: dict[str, Terms]) -> UsageError:
+    """Return the refusal of a list of partitions whose jobs are not alike, with a line for each of them."""
+    every = [*terms_by_name.values()]
+    words = {"account": "--account {}", "qos": "--qos {}", "gpu_type": "--gpus-per-node {}:N"}
+    unlike = [name for name in Terms._fields if len({getattr(one, name) for one in every}) > 1]
+    lines = []
+    for name, one in terms_by_name.items():
+        options = [words[key].format(value) for key in unlike if key in words and (value := getattr(one, key))]
+        lines.append(" ".join(["--partition", name, *options]))
+    what = {"account": "account", "qos": "QoS", "gpu_type": "GPU type", "extra": "options", "remove": "options"}
+    problem = " and ".join(dict.fromkeys(what[key] for key in unlike))
+    message = (
+        f"One job cannot be for the partitions {' and '.join(terms_by_name)}: the profile has another {problem} for"
+    )
+    hint = f"Submit with one of these lines: {'; or '.join(lines)}."
+    return UsageError(f"{message} each", place="--partition", hint=hint)
+
+
+def nodes_for(site: Site, names: str, spec: RunRequest) -> tuple[Partition, ...]:
+    """Return the kinds of nodes that a request may get, each as a partition of such nodes alone; at least one."""
+    kinds: list[Partition] = []
+    for partition in _named(site, names):
+        fitting = _serving(site, partition, spec)
+        plain = [kind for kind in fitting if not kind.gpus_per_node] if spec.size.gpus_per_node <= 0 else []
+        kinds += plain or fitting or [partition]
+    return tuple(kinds) or (Partition(),)
+
+
+def _kinds(partition: Partition) -> list[Partition]:
+    """Return the kinds of nodes of a partition, itself if it lists none; what a kind does not say is not known."""
+    return [partition._replace(**kind._asdict(), nodes={}) for kind in partition.nodes.values()] or [partition]
+
+
+def _serving(site: Site, partition: Partition, spec: RunRequest) -> list[Partition]:
+    """Return the kinds of nodes of a partition that have what a request asks for on each node."""
+    size, gpu_type = spec.size, spec.size.gpu_type or partition.gpu_type or site.slurm.gpu_type
+    return [
+        kind
+        for kind in _kinds(partition)
+        if size.gpus_per_node <= kind.gpus_per_node
+        and not (size.gpus_per_node > 0 and gpu_type and kind.gpu_type not in ("", gpu_type))
+        and size.cpus_per_node <= (kind.cpus_per_node or size.cpus_per_node)
+        and size.memory_per_node <= (kind.memory_per_node or size.memory_per_node)
+    ]
+
+
+def largest(site: Site, names: str) -> Partition:
+    """Return the largest node of some partitions: its GPUs, CPUs and memory."""
+    kinds = [kind for partition in _named(site, names) for kind in _kinds(partition)] or [Partition()]
+    return Partition(
+        gpus_per_node=max(kind.gpus_per_node for kind in kinds),
+        cpus_per_node=max(kind.cpus_per_node for kind in kinds),
+        memory_per_node=max((kind.memory_per_node for kind in kinds), key=int),
+    )
+
+
+def smallest(numbers: Iterable[int]) -> int:
+    """Return the smallest of the numbers that are known; 0 if none is."""
+    return min(filter(None, numbers), default=0)
+
+
+def _misfits(site: Site, names: str, spec: RunRequest) -> Iterator[_Misfit]:
+    for name in names.split(","):
+        yield from _misfits_of(site, name, spec)
+
+
+def _misfits_of(site: Site, name: str, spec: RunRequest) -> Iterator[_Misfit]:
     partition, qos_name = site.partitions.get(name, Partition()), qos_of(site, name, spec)
     qos = site.qos.get(qos_name, Qos())
     if qos.partitions and name and name not in qos.partitions:
@@ -75,6 +186,9 @@ def _misfits(site: Site, name: str, spec: RunRequest) -> Iterator[_Misfit]:
             f"Partition '{name}' accepts only jobs with GPUs, but the run requests none",
             f"partitions.{name}.needs_gpus",
         )
+    if partition.nodes:
+        yield from _misfits_of_kinds(site, name, partition, spec)
+        return
     gpus_are_known = name in site.partitions and any(other.gpus_per_node for other in site.partitions.values())
     if gpus_are_known and spec.size.gpus_per_node > partition.gpus_per_node:
         has = partition.gpus_per_node or "no"
@@ -91,6 +205,20 @@ def _misfits(site: Site, name: str, spec: RunRequest) -> Iterator[_Misfit]:
         asked, allowed = map(units.format_memory_for_slurm, (spec.size.memory_per_node, partition.memory_per_node))
         message = f"Partition '{name}' has {allowed} of memory per node, but the run requests {asked}"
         yield _Misfit(message, f"partitions.{name}.memory_per_node")
+
+
+def _misfits_of_kinds(site: Site, name: str, partition: Partition, spec: RunRequest) -> Iterator[_Misfit]:
+    """Yield that no kind of nodes serves a request, or that too few nodes do."""
+    size, first = spec.size, f"partitions.{name}.nodes.{next(iter(partition.nodes))}"
+    if not (serving := _serving(site, partition, spec)):
+        memory = units.format_memory_for_slurm(size.memory_per_node) if size.memory_per_node else ""
+        wants = {f" {size.gpu_type}".rstrip() + " GPUs": size.gpus_per_node, "CPUs": size.cpus_per_node}
+        texts = [f"{number} {noun.strip()}" for noun, number in wants.items() if number > 0]
+        what = " and ".join([*texts, *([f"{memory} of memory"] if memory else [])])
+        yield _Misfit(f"Partition '{name}' has no node with {what}", f"{first}.max_nodes")
+    elif all(kind.max_nodes for kind in serving) and (most := sum(kind.max_nodes for kind in serving)) < size.nodes:
+        has = f"Partition '{name}' has only {units.counted(most, 'node')} for such a request"
+        yield _Misfit(f"{has}, but the run requests {size.nodes}", f"{first}.max_nodes")
 
 
 class _Limits(NamedTuple):
@@ -142,20 +270,23 @@ def node_part(site: Site, partition: str, spec: RunRequest) -> NodePart:
     """Return what a request takes of each node of a partition."""
     qos = qos_of(site, partition, spec)
     alone = dict(spec.place.sbatch).get("--exclusive") == ""
-    alone = alone or "--exclusive" in (line.strip() for line in site.slurm.extra)
+    extra = (*site.slurm.extra, *(line for one in _named(site, partition) for line in one.extra))
+    alone = alone or "--exclusive" in (line.strip() for line in extra)
     whole = alone or site.resources.exclusive or gives_whole_nodes(site, partition, qos)
     return NodePart(spec.size.gpus_per_node, gpus_of_node(site, partition, spec), whole)
 
 
-def gives_whole_nodes(site: Site, partition: str, qos: str) -> bool:
-    """Return whether a partition or a QoS gives whole nodes, whatever a job asks for."""
-    return site.partitions.get(partition, Partition()).whole_nodes or site.qos.get(qos, Qos()).whole_nodes
+def gives_whole_nodes(site: Site, names: str, qos: str) -> bool:
+    """Return whether each of some partitions, or the QoS, gives whole nodes, whatever a job asks for."""
+    named = _named(site, names)
+    by_partition = bool(named) and all(one.whole_nodes for one in named) and len(named) == len(names.split(","))
+    return by_partition or site.qos.get(qos, Qos()).whole_nodes
 
 
 def gpus_of_node(site: Site, partition: str, spec: RunRequest) -> int:
     """Return how many GPUs each node of a request has; 0 if it has none, or the profile does not say."""
     if site.partitions:
-        return site.partitions.get(partition, Partition()).gpus_per_node
+        return min(kind.gpus_per_node for kind in nodes_for(site, partition, spec))
     if site.qos.get(qos_of(site, partition, spec), Qos()).without_gpus:
         return 0
     chosen = partition or "--constraint" in dict(spec.place.sbatch)
@@ -194,14 +325,15 @@ def _all_of_nodes(site: Site, partition: str, spec: RunRequest) -> str | None:
     It is None if the request leaves some of both to others, empty if the profile does not say what a node has.
     """
     size = spec.size
-    of = site.partitions.get(partition, Partition()) if site.partitions else site.resources
+    kinds = nodes_for(site, partition, spec) if site.partitions else (site.resources,)
+    cpus, memory = smallest(one.cpus_per_node for one in kinds), smallest(int(one.memory_per_node) for one in kinds)
     has_all = {
-        "CPUs": 0 < of.cpus_per_node <= (size.cpus_per_node or of.cpus_per_node),
-        "memory": 0 < int(of.memory_per_node) <= int(size.memory_per_node or of.memory_per_node),
+        "CPUs": 0 < cpus <= (size.cpus_per_node or cpus),
+        "memory": 0 < memory <= (int(size.memory_per_node) or memory),
     }
     taken = " and ".join(name for name, is_all in has_all.items() if is_all)
     if not taken:
-        return None if of.cpus_per_node or of.memory_per_node else ""
+        return None if cpus or memory else ""
     return f"requests all {taken} of its nodes"
 
 

@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import calendar
+import functools
 import os
 import re
 import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from hpcml import units
+from hpcml import files, units
 from hpcml.errors import ANSWER_LOST, HpcmlError, SiteError, SlurmUnreachableError
 from hpcml.failures.rule import Where
-from hpcml.failures.rules import meaning
+from hpcml.failures.rules import meaning, own_lines
 from hpcml.forms import Form
 from hpcml.origins import HPCML
 from hpcml.paths import RunPaths
 from hpcml.request.record import RunRequest, measure
 from hpcml.schedulers import (
-    FOR_JOBS,
     NOT_ASKED,
     UNKNOWN,
     UNREADABLE,
@@ -34,10 +35,11 @@ from hpcml.schedulers import (
     readable,
     slurm_batch,
     slurm_options,
+    slurm_reasons,
 )
 from hpcml.sites.layers import process_environment
 from hpcml.sites.schema import Site
-from hpcml.states import ACTIVE, ENDED, PENDING, State, Wait
+from hpcml.states import ACTIVE, ENDED, PENDING, State
 from hpcml.subprocesses import Answer, CommandMissingError, run
 
 ONE_MACHINE, OWN_JOBS, BATCH_SCRIPTS = False, True, True
@@ -48,6 +50,7 @@ gpu_directives = slurm_options.gpu_directives
 array_options, array_launcher = slurm_options.array_options, slurm_options.array_launcher
 cluster_options, log_pattern = slurm_options.cluster_options, slurm_options.filename_pattern
 TIMEOUT = 60.0  # seconds for one question; slurmctld's own MessageTimeout is 10 to 100
+_FOR_A_REASON = 10.0  # seconds for a question that only explains why a job waits
 _LOOK_AGAIN = 20.0  # seconds for which a job whose submission was not answered is looked for
 
 _REQ_MEM = re.compile(r"(\d{1,18}(?:\.\d+)?[KMGT]?)([cn]?)", re.IGNORECASE)  # as sacct writes it
@@ -66,6 +69,8 @@ _SCRUBBED = (
     "HPCML_",
 )
 
+_CLUSTERS = "SLURM_CLUSTERS"  # the clusters that all of Slurm's commands ask, as a site's module may set it
+
 # What sbatch reads itself (sbatch(1), INPUT ENVIRONMENT VARIABLES): the request's field, or the option passed on.
 _INPUT_VARIABLES = {
     "SBATCH_ACCOUNT": "account",
@@ -74,6 +79,8 @@ _INPUT_VARIABLES = {
     "SBATCH_TIMELIMIT": "time",
     "SBATCH_CONSTRAINT": "--constraint",
     "SBATCH_RESERVATION": "--reservation",
+    "SBATCH_CLUSTERS": "clusters",
+    _CLUSTERS: "clusters",
 }
 
 _ELSEWHERE = (
@@ -86,48 +93,6 @@ _UNREACHABLE = (
 )
 _MAYBE_SENT = r"(?i)Socket timed out|Zero Bytes were transmitted|Connection reset"
 
-# squeue's reasons, in words. Others are shown as Slurm gives them.
-REASONS = {
-    "Resources": "waiting for free nodes",
-    "Priority": "waiting for jobs with higher priority",
-    "Dependency": FOR_JOBS,
-    "DependencyNeverSatisfied": "the job will never start: the job that it depends on did not end as required",
-    "BeginTime": "waiting for the requested start time",
-    "JobHeldUser": "held by the user (to release the job: scontrol release)",
-    "JobHeldAdmin": "held by the administrators",
-    "PartitionDown": "the partition is down",
-    "PartitionInactive": "the partition is inactive",
-    "PartitionNodeLimit": "the job will never start: it requests more nodes than the partition allows",
-    "PartitionTimeLimit": "the job will never start: it requests more time than the partition allows",
-    "ReqNodeNotAvail": "a node that the job needs is down, drained or reserved",
-    "Nodes_required_for_job_are_DOWN": "nodes that the job needs are down, drained or reserved",
-    "QOSMaxJobsPerUserLimit": "the QoS allows you no more jobs at the same time",
-    "QOSMaxNodePerUserLimit": "the QoS allows you no more nodes at the same time",
-    "QOSMaxNodePerJobLimit": "the job will never start: it requests more nodes than the QoS allows",
-    "QOSMaxWallDurationPerJobLimit": "the job will never start: it requests more time than the QoS allows",
-    "AssocGrpCPUMinutesLimit": "the account's budget is used up",
-    "AssocGrpBillingMinutes": "the account's budget is used up",
-    "AssocMaxJobsLimit": "the account allows you no more jobs at the same time",
-    "InvalidAccount": "the job will never start: the account is not valid",
-    "InvalidQOS": "the job will never start: the QoS is not valid",
-    "BadConstraints": "the job will never start: no node matches the request",
-    "Reservation": "waiting for the requested reservation",
-    "Licenses": "waiting for a software license",
-    "None": "waiting for Slurm's scheduler",
-}
-_WAITS = {  # those of them that do not pass by themselves
-    "Dependency": Wait.JOBS,
-    "DependencyNeverSatisfied": Wait.DEPENDENCY,
-    "JobHeldUser": Wait.HELD,
-    "JobHeldAdmin": Wait.HELD,
-    "PartitionNodeLimit": Wait.NEVER,
-    "PartitionTimeLimit": Wait.NEVER,
-    "QOSMaxNodePerJobLimit": Wait.NEVER,
-    "QOSMaxWallDurationPerJobLimit": Wait.NEVER,
-    "InvalidAccount": Wait.NEVER,
-    "InvalidQOS": Wait.NEVER,
-    "BadConstraints": Wait.NEVER,
-}
 _ASKED_AT_ONCE = 5000
 _ASKED_ALONE = 16  # jobs that are asked for again, each alone, where the answer for many cannot be read
 _QUEUED = "--format=%i|%T|%r|%S|%N|%j|%k"
@@ -142,21 +107,6 @@ _STATE = re.compile(r"[A-Z_]{1,30}")
 NUMBER = re.compile(r"\d{1,18}", re.ASCII)
 
 
-def reason_in_words(reason: str) -> str:
-    """Return squeue's reason as a person reads it."""
-    key = _key(reason)
-    return REASONS.get(key, REASONS.get(key.split(",")[0], reason[:_LONGEST_LINE]))
-
-
-def wait_of(reason: str) -> Wait:
-    """Return what squeue's reason means for hpcml."""
-    return _WAITS.get(_key(reason), Wait.PASSES)
-
-
-def _key(reason: str) -> str:
-    return reason.strip("()").partition("(")[0].replace(" ", "_")
-
-
 def clean_environment() -> dict[str, str]:
     """Return the environment without what an outer job, or the user's shell, set for Slurm's commands.
 
@@ -169,7 +119,8 @@ def clean_environment() -> dict[str, str]:
 def foreign_variables() -> list[str]:
     """Return the variables that change what Slurm's own commands do or print; hpcml starts them without these."""
     slurms = tuple(word for word in _SCRUBBED if word not in ("PMI", "HPCML_"))
-    return sorted(name for name in process_environment() if name.startswith(slurms) and name not in KEPT)
+    kept = {*KEPT, _CLUSTERS}
+    return sorted(name for name in process_environment() if name.startswith(slurms) and name not in kept)
 
 
 def outer_job() -> str:
@@ -204,7 +155,7 @@ def ignored_defaults() -> list[str]:
     return sorted(
         name
         for name in environment
-        if (name.startswith("SBATCH_") and name not in _INPUT_VARIABLES) or name in ("SLURM_ACCOUNT", "SLURM_CLUSTERS")
+        if (name.startswith("SBATCH_") and name not in _INPUT_VARIABLES) or name == "SLURM_ACCOUNT"
     )
 
 
@@ -225,13 +176,24 @@ def lay_out(site: Site, request: JobRequest) -> JobLayout:
     return slurm_batch.lay_out(site, request) if is_batch else slurm_options.lay_out(site, request)
 
 
+def for_clusters(clusters: str, command: list[str]) -> list[str]:
+    """Return one of Slurm's commands for other clusters, as it is for none."""
+    return [command[0], f"--clusters={clusters}", *command[1:]] if clusters else command
+
+
+def user_clusters() -> str:
+    """Return the clusters that the user's shell chose for Slurm's commands, empty for the login node's own."""
+    return "" if outer_job() else process_environment().get(_CLUSTERS, "").strip()
+
+
 def submit(site: Site, run: RunPaths) -> Submission:
     """Submit a run's batch script, and look for the job by its comment if the answer is lost or doubtful."""
     timeout, run_id = float(site.slurm.timeout), run.directory.name
     try:
         return _confirmed(sbatch(str(run.script), timeout)._replace(run=run_id))
     except AnswerLostError as lost:
-        if job_id := _look_again(run_id, min(timeout, _LOOK_AGAIN)):
+        clusters = re.search(r"(?m)^#SBATCH --clusters=(\S+)$", files.read(run.script).decode(errors="replace"))
+        if job_id := _look_again(run_id, min(timeout, _LOOK_AGAIN), clusters[1] if clusters else ""):
             return job_id
         message = "It is unknown whether Slurm accepted the job"
         hint = f"hpcml did not submit the job again. When Slurm answers again, run: hpcml status {run_id}"
@@ -250,7 +212,7 @@ def _confirmed(answer: Submission) -> Submission:
     return answer
 
 
-def _look_again(run_id: str, seconds: float) -> Submission | None:
+def _look_again(run_id: str, seconds: float, clusters: str) -> Submission | None:
     """Look for the job of a run a few times within a deadline; None if it is not there.
 
     A request whose answer was lost may still be on its way, so one look that finds nothing proves nothing.
@@ -259,7 +221,7 @@ def _look_again(run_id: str, seconds: float) -> Submission | None:
     pause = 0.5
     while True:
         try:
-            record = find([run_id], max(1.0, deadline - time.monotonic())).get(run_id)
+            record = find([run_id], clusters, max(1.0, deadline - time.monotonic())).get(run_id)
         except SlurmUnreachableError:
             record = None  # the controller does not answer: the deadline decides
         if record or time.monotonic() + pause > deadline:
@@ -268,12 +230,12 @@ def _look_again(run_id: str, seconds: float) -> Submission | None:
         pause = min(pause * 2, 5.0)
 
 
-def sbatch(script: str, timeout: float = TIMEOUT) -> Submission:
+def sbatch(script: str, timeout: float = TIMEOUT, chosen: str = "") -> Submission:
     """Submit a job script and return the job id, the cluster's name (often empty), and what else sbatch says.
 
     It raises AnswerLostError if the request may have arrived but the answer did not, or names several jobs.
     """
-    answer = ask(["sbatch", "--parsable", script], timeout, umask=_UMASK)
+    answer = ask(for_clusters(chosen, ["sbatch", "--parsable", script]), timeout, umask=_UMASK)
     if _is_silent(answer) or (answer.code != 0 and re.search(_MAYBE_SENT, answer.text)):
         raise AnswerLostError("sbatch did not respond", quote=_quote(answer))
     if answer.code != 0:
@@ -309,9 +271,14 @@ def refusal(answer: Answer, program: str = "sbatch") -> HpcmlError:
         return SlurmUnreachableError(message, transient=True, place=program, hint=hint)
     if program == "sbatch" and (rule := meaning(answer.text, Where.SUBMISSION)):
         return SiteError(rule.sentence, place=program, hint=rule.remedy, quote=_quote(answer))
-    hint = "Slurm's message is above. The site's documentation may explain this message."
     refused = "the job" if program == "sbatch" else f"the command {program}"
-    return SiteError(f"Slurm refused {refused}", place=program, hint=hint, quote=_quote(answer))
+    words = [
+        re.sub(r"^s[a-z]+: (error: )?", "", line.strip())[:_LONGEST_LINE]
+        for line in own_lines(answer.text) or _quote(answer)[-1:]
+    ]
+    said = "; ".join(filter(None, words)).rstrip(".") or "it gives no reason"
+    hint = "The site's documentation or support may explain this message."
+    return SiteError(f"Slurm refused {refused}: {said}", place=program, hint=hint, quote=_quote(answer))
 
 
 def _quote(answer: Answer) -> tuple[str, ...]:
@@ -347,11 +314,12 @@ def prospect(script: Path, partition: str, seconds: float) -> Prospect:
     outlook = Prospect(start[1] if start else "")
     if not partition:
         return outlook
-    shown = ask(["scontrol", "show", "partition", partition], max(0.1, end - time.monotonic())).out
+    show = for_clusters(user_clusters(), ["scontrol", "show"])
+    shown = ask([*show, "partition", partition.partition(",")[0]], max(0.1, end - time.monotonic())).out
     texts = re.search(r"\bTRESBillingWeights=(\S+)", shown)
     if texts is None or texts[1] == "(null)":
         return outlook
-    config = ask(["scontrol", "show", "config"], max(0.1, end - time.monotonic())).out
+    config = ask([*show, "config"], max(0.1, end - time.monotonic())).out
     flags = re.search(r"(?m)^PriorityFlags\s*=\s*(.*)$", config)
     names = flags[1].split(",") if flags else []
     if "MAX_TRES_GRES" in names:  # another rule, of Slurm 24.11 and newer
@@ -385,20 +353,25 @@ def line(run: RunPaths) -> str:
     return f"sbatch {shlex.quote(str(run.script))}"
 
 
-def find(run_ids: Sequence[str], timeout: float = TIMEOUT) -> dict[str, Submission]:
+def find(run_ids: Sequence[str], clusters: str = "", timeout: float = TIMEOUT) -> dict[str, Submission]:
     """Return the records of runs' jobs, which carry the run's id as their comment.
 
     squeue knows waiting, running and recently ended jobs; sacct is asked as well where there is accounting.
     """
-    command = ["squeue", "--noheader", "--states=all", f"--user={os.getuid()}", "--format=%i|%T|%k"]
-    answer = ask(command, timeout)
-    if answer.code != 0:
-        raise silent(answer)
-    jobs = _jobs_of_runs(rows_of(answer))
-    if missing := set(run_ids) - jobs.keys():
-        accounted = _jobs_of_runs(accounting(["--format=JobID,State,Comment", "--starttime=now-2days"], timeout))
-        jobs |= {run_id: accounted[run_id] for run_id in missing & accounted.keys()}
-    return {one: Submission(job=jobs[one], run=one, found_again=True) for one in run_ids if one in jobs}
+    found: dict[str, Submission] = {}
+    for cluster in clusters.split(","):
+        command = ["squeue", "--noheader", "--states=all", f"--user={os.getuid()}", "--format=%i|%T|%k"]
+        answer = ask(for_clusters(cluster, command), timeout)
+        if answer.code != 0:
+            raise silent(answer)
+        jobs = _jobs_of_runs(rows_of(answer))
+        if missing := set(run_ids) - jobs.keys() - found.keys():
+            options = ["--format=JobID,State,Comment", "--starttime=now-2days"]
+            accounted = _jobs_of_runs(_accounting(options, timeout, cluster) or [])
+            jobs |= {run_id: accounted[run_id] for run_id in missing & accounted.keys()}
+        named = (one for one in run_ids if one in jobs)
+        found |= {one: Submission(job=jobs[one], run=one, cluster=cluster, found_again=True) for one in named}
+    return found
 
 
 def jobs_of_clusters() -> dict[str, list[str]]:
@@ -433,15 +406,10 @@ def rows_of(answer: Answer) -> list[list[str]]:
     return [[field[:_LONGEST_FIELD] for field in line.strip().split("|")] for line in answer.out.splitlines()]
 
 
-def accounting(options: list[str], timeout: float = TIMEOUT) -> list[list[str]]:
-    """Return the rows of sacct's answer; none where there is no accounting, which is no error."""
-    return _accounting(options, timeout) or []
-
-
-def _accounting(options: list[str], timeout: float = TIMEOUT) -> list[list[str]] | None:
+def _accounting(options: list[str], timeout: float = TIMEOUT, cluster: str = "") -> list[list[str]] | None:
     """Return the rows of sacct's answer, none where there is no accounting; None if it failed."""
     try:
-        answer = ask(["sacct", "--noheader", "--parsable2", "--allocations", *options], timeout)
+        answer = ask(for_clusters(cluster, ["sacct", "--noheader", "--parsable2", "--allocations", *options]), timeout)
     except SlurmUnreachableError:
         return []  # it is not installed
     if answer.code == 0:
@@ -450,7 +418,7 @@ def _accounting(options: list[str], timeout: float = TIMEOUT) -> list[list[str]]
 
 
 def accounted(keys: Sequence[str], fields: str) -> dict[str, list[str]]:
-    """Return what accounting says of jobs, by key; see :func:`_accounted`."""
+    """Return what accounting says of jobs of one cluster, by key; see :func:`_accounted`."""
     return _accounted(keys, fields)[0]
 
 
@@ -460,13 +428,13 @@ def _accounted(keys: Sequence[str], fields: str) -> tuple[dict[str, list[str]], 
     If the answer for many fails, the newest are asked for alone. A number that another job had before or has now is
     told by the comment, or, where accounting does not keep comments, by user, name and time of submission.
     """
-    numbers = dict.fromkeys(_parts(key)[0] for key in keys)
+    numbers, cluster = dict.fromkeys(_parts(key)[0] for key in keys), _cluster(keys[0])
     identity = ("--duplicates", f"--format=JobID,{fields},Submit,UID,JobName,Comment")
-    rows, left = _accounting([f"--jobs={','.join(numbers)}", *identity]), list[str]()
+    rows, left = _accounting([f"--jobs={','.join(numbers)}", *identity], cluster=cluster), list[str]()
     if rows is None:
         rows, left = [], sorted(numbers, key=lambda job: int(_base(job)), reverse=True) if len(numbers) > 1 else []
         for job in left[:_ASKED_ALONE]:
-            if (of_one := _accounting([f"--jobs={job}", *identity])) is None:
+            if (of_one := _accounting([f"--jobs={job}", *identity], cluster=cluster)) is None:
                 left = []  # it answers for none
                 break
             rows += of_one
@@ -519,12 +487,31 @@ def silent(answer: Answer) -> SlurmUnreachableError:
 
 
 def states(jobs: Sequence[str]) -> dict[str, JobState]:
-    """Return the states of jobs in one question.
+    """Return the states of jobs, with one question to each cluster, all at the same time.
 
     A job is named by its number, and by the run's id after a space: another job of that number is not the run's.
     A job that Slurm does not know is UNKNOWN; one of which its answer says nothing that can be read is UNREADABLE,
     which is not an end. One argument of a command holds 128 KiB: beyond some thousand jobs there are several questions.
+    Of several clusters, one that does not answer leaves the jobs of the others readable.
     """
+    by_cluster: dict[str, list[str]] = {}
+    for job in jobs:
+        by_cluster.setdefault(_cluster(job), []).append(job)
+    if len(by_cluster) < 2:
+        return _of_cluster(jobs)
+    with ThreadPoolExecutor(len(by_cluster)) as pool:
+        answers = [*pool.map(_of_cluster_or_silent, by_cluster.values())]
+    return {job: state for answer in answers for job, state in answer.items()}
+
+
+def _of_cluster_or_silent(jobs: Sequence[str]) -> dict[str, JobState]:
+    try:
+        return _of_cluster(jobs)
+    except SlurmUnreachableError as error:
+        return dict.fromkeys(jobs, JobState(UNREADABLE, error.message))
+
+
+def _of_cluster(jobs: Sequence[str]) -> dict[str, JobState]:
     by_job: dict[str, JobState] = {}
     for first in range(0, len(jobs), _ASKED_AT_ONCE):
         by_job |= _states(jobs[first : first + _ASKED_AT_ONCE])
@@ -555,7 +542,8 @@ def _unread(by_job: Mapping[str, JobState]) -> list[str]:
 def _queued(jobs: Sequence[str]) -> dict[str, JobState]:
     """Return what squeue says of jobs; what cannot be read of it is UNREADABLE."""
     numbers = dict.fromkeys(_base(_parts(job)[0]) for job in jobs)
-    answer = ask(["squeue", "--all", "--states=all", f"--jobs={','.join(numbers)}", _QUEUED])
+    command = ["squeue", "--all", "--states=all", f"--jobs={','.join(numbers)}", _QUEUED]
+    answer = ask(for_clusters(_cluster(jobs[0]), command))
     if answer.code != 0 and "Invalid job id" not in answer.text:
         raise silent(answer)
     if answer.code != 0 and len(numbers) == 1:
@@ -568,10 +556,22 @@ def _queued(jobs: Sequence[str]) -> dict[str, JobState]:
     for task, *fields in rows_of(answer):
         if fields and _STATE.fullmatch(fields[0]):
             rows.setdefault(_base(task), []).append(fields)
-    return {job: _of_rows(job, rows.get(_base(_parts(job)[0]), []), other) for job in jobs}
+    maintenance = functools.cache(lambda: _maintenance(_cluster(jobs[0])))
+    return {job: _of_rows(job, rows.get(_base(_parts(job)[0]), []), other, maintenance) for job in jobs}
 
 
-def _of_rows(job: str, rows: list[list[str]], other: JobState) -> JobState:
+def _maintenance(cluster: str) -> tuple[float, float]:
+    """Return begin and end of the next maintenance; 0 if Slurm does not tell."""
+    try:
+        answer = ask(for_clusters(cluster, ["scontrol", "--oneliner", "show", "reservation"]), _FOR_A_REASON)
+    except SlurmUnreachableError:
+        return 0.0, 0.0  # scontrol is not installed
+    return slurm_reasons.next_maintenance(answer.out, time.time()) if answer.code == 0 else (0.0, 0.0)
+
+
+def _of_rows(
+    job: str, rows: list[list[str]], other: JobState, maintenance: Callable[[], tuple[float, float]]
+) -> JobState:
     """Return the state of a job by squeue's rows of its number, ``other`` if there is none."""
     number, run = _parts(job)
     combined = other
@@ -580,10 +580,12 @@ def _of_rows(job: str, rows: list[list[str]], other: JobState) -> JobState:
         if run and (doubt := _is_not(number, run, more[3:])):
             combined = doubt if combined == other else combined
             continue
-        why, wait = (reason_in_words(reason), wait_of(reason)) if state in PENDING else ("", Wait.PASSES)
+        pending = state in PENDING
+        why = slurm_reasons.read(reason, maintenance, time.time()) if pending else slurm_reasons.Reason("")
         # of an array's tasks, a running one counts
         if combined.state in (UNREADABLE, UNKNOWN.state) or combined.ended:
-            combined = JobState(state, why, "" if start == "N/A" else start[:_LONGEST_LINE], nodes, wait=wait)
+            start = "" if start == "N/A" else start[:_LONGEST_LINE]
+            combined = JobState(state, why.words, start, nodes, wait=why.wait)
     return combined
 
 
@@ -604,8 +606,13 @@ def _is_not(number: str, run: str, identity: list[str]) -> JobState | None:
 
 def _parts(key: str) -> tuple[str, str]:
     """Return a job's number, and the id of the run whose comment it carries, empty if none is known."""
-    number, _, run = key.partition(" ")
-    return number, run
+    job, _, run = key.partition(" ")
+    return job.partition(";")[0], run
+
+
+def _cluster(key: str) -> str:
+    """Return the cluster that sbatch named for a job, empty for the login node's own."""
+    return key.partition(" ")[0].partition(";")[2]
 
 
 def _base(job: str) -> str:
@@ -625,7 +632,7 @@ def end(job: str) -> JobEnd:
                 failed = "".join(nodes)
                 return _job_end(status, failed if re.fullmatch(r"[\w\[\],.-]+", failed) else "")
     try:
-        answer = ask(["scontrol", "--oneliner", "show", "job", number])
+        answer = ask(for_clusters(_cluster(job), ["scontrol", "--oneliner", "show", "job", number]))
     except SlurmUnreachableError:
         return JobEnd()
     exit_code = re.search(r" ExitCode=(\d+:\d+)", answer.out)
@@ -641,27 +648,30 @@ def _job_end(exit_code: str, failed_nodes: str = "") -> JobEnd:
 
 def submit_script(script: Path) -> Submission:
     """Submit a script that is no run's; AnswerLostError if it is not known whether the job exists."""
-    return sbatch(str(script))
+    return sbatch(str(script), chosen=user_clusters())
 
 
 def cancel_named(name: str) -> None:
     """Cancel this user's jobs of a name, whose number may not be known."""
-    ask(["scancel", "--quiet", f"--user={os.getuid()}", f"--name={name}"], 20.0)
+    ask(for_clusters(user_clusters(), ["scancel", "--quiet", f"--user={os.getuid()}", f"--name={name}"]), 20.0)
 
 
 def cancel(job: str) -> str:
     """Cancel a job; one that has ended already is no error, and another job of a run's number is left alone."""
     number, run = _parts(job)
     if run:
-        hint = f"Try again in some minutes; nothing was cancelled. Or check the job with squeue --jobs={_base(number)}."
+        where = f" --clusters={_cluster(job)}" if _cluster(job) else ""
+        look = f"squeue --jobs={_base(number)}{where}"
+        hint = f"Try again in some minutes; nothing was cancelled. Or check the job with {look}."
         try:
             if readable(_queued([job])[job]).state == UNKNOWN.state:
                 return ""
         except SlurmUnreachableError as error:
             raise SlurmUnreachableError(error.message, transient=True, place=error.place, hint=hint) from error
-    answer = ask(["scancel", number])
+    cluster = _cluster(job)
+    answer = ask(for_clusters(cluster, ["scancel", number]))
     if answer.code == 0 or "Invalid job id" in answer.text or "already completing or completed" in answer.text:
-        return f"job {number}"
+        return f"job {number} on cluster {cluster}" if cluster else f"job {number}"
     raise refusal(answer, "scancel")
 
 

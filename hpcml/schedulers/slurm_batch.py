@@ -8,14 +8,21 @@ from hpcml import units
 from hpcml.errors import UsageError
 from hpcml.kind import Role
 from hpcml.request.options import OPTIONS
-from hpcml.schedulers import JobLayout, JobRequest, Launcher, sbatch_lines, slurm_options
+from hpcml.schedulers import JobLayout, JobRequest, Launcher, partitions, sbatch_lines, slurm_options
 from hpcml.schedulers.slurm_options import Directive, filename_pattern
 from hpcml.sites.schema import Site
 
 # By default nothing takes notice of this signal, and few scripts have a trap for it.
 SIGNAL = "URG"
 FORWARDED = ("HUP", "INT", "QUIT", "USR1", "USR2", "ALRM", "TERM")  # that sbatch's script would get, as its own shell
-_DROPPED = ("--comment", "--wait", "--quiet", "--parsable", "--test-only")  # hpcml's own, or for who types sbatch
+_DROPPED = (
+    "--comment",
+    "--clusters",
+    "--wait",
+    "--quiet",
+    "--parsable",
+    "--test-only",
+)  # hpcml's own, or for who types sbatch
 _OUTPUT = {"--output", "--error"}
 
 
@@ -35,7 +42,7 @@ def lay_out(site: Site, request: JobRequest) -> JobLayout:
         nodes_word='"$SLURM_JOB_NUM_NODES"',
         starts_word=slurm_options.STARTS,
         job_word='"$SLURM_JOB_ID"',
-        follow_up=slurm_options.FOLLOW_UP,
+        follow_up=slurm_options.FOLLOW_UP_HERE if request.spec.place.clusters else slurm_options.FOLLOW_UP,
         forget="scancel",
         may_put_back=slurm_options.MAY_PUT_BACK,
         put_back=slurm_options.PUT_BACK,
@@ -79,6 +86,7 @@ def _asked(site: Site, request: JobRequest, typed: dict[str, str]) -> Iterator[D
         ("--account", asked.place.account),
         ("--partition", asked.place.partition),
         ("--qos", asked.place.qos),
+        ("--clusters", spec.place.clusters),  # in the form in which a run's job is looked for
         ("--nodes", str(spec.size.nodes) if "--nodes" in typed else ""),
         *(slurm_options.gpu_directives(site, spec.size.gpus_per_node, spec.size.gpu_type) if "--gpus" in typed else ()),
         ("--mem", units.format_memory_for_slurm(asked.size.memory_per_node) if "--mem" in typed else ""),
@@ -92,17 +100,18 @@ def _asked(site: Site, request: JobRequest, typed: dict[str, str]) -> Iterator[D
 def _added(site: Site, request: JobRequest, stated: dict[str, sbatch_lines.Option]) -> Iterator[Directive]:
     """Yield what hpcml adds where neither the script nor the user says it."""
     spec, has_output = request.spec, bool(_OUTPUT & stated.keys())
+    terms = partitions.terms(site, spec.place.partition, spec, with_gpus=spec.size.gpus_per_node > 0)
     defaults = (
         ("--job-name", spec.code.script.name),  # as sbatch names it
-        ("--account", spec.place.account),
+        ("--account", terms.account),
         ("--partition", spec.place.partition),
-        ("--qos", spec.place.qos),
+        ("--qos", terms.qos),
         ("--chdir", str(spec.code.cwd)),
         ("--signal", f"B:{SIGNAL}@{request.signal_lead}"),
         ("--export", "" if site.slurm.export == "ALL" else site.slurm.export),
         ("--output", "" if has_output else filename_pattern(request.paths.job_log)),
         ("--open-mode", "" if has_output else "append"),
-        *(slurm_options.extra_directive(site, line) for line in site.slurm.extra),
+        *(slurm_options.extra_directive(site, line) for line in terms.extra),
     )
     typed = slurm_options.typed_options(request.asked)
     yield ("--comment", f"hpcml:{request.paths.directory.name}")

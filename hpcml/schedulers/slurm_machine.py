@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator, Sequence
 
 from hpcml.errors import SlurmUnreachableError
-from hpcml.schedulers import slurm
+from hpcml.schedulers import gres, slurm
 from hpcml.schedulers.machine import Association, Fields, Kind, Tables
 from hpcml.subprocesses import Answer
 from hpcml.units import expand_hosts
@@ -20,8 +20,14 @@ _SECONDS = 30.0  # for one question; a login node that is busy answers late
 _ALL_SECONDS = 120.0
 _MOST_KINDS = 12  # kinds of nodes of which one node is asked for more than sinfo tells
 _PAIR = re.compile(r"(?:^|\s)([A-Za-z]\w*)=(\S*)")
-_GPU = re.compile(r"(?:^|,)gpu(?::([A-Za-z][\w.+-]*))?(?::(\d+))?(?=[,(]|$)")
 _SINFO = ("%P", "%D", "%c", "%Z", "%m", "%l", "%N", "%G")
+
+
+def _ask(command: list[str], timeout: float) -> Answer:
+    """Ask the cluster that the user's shell chose; sacctmgr's answers are about all clusters."""
+    return slurm.ask(
+        command if command[0] == "sacctmgr" else slurm.for_clusters(slurm.user_clusters(), command), timeout
+    )
 
 
 class _Questions:
@@ -34,7 +40,7 @@ class _Questions:
 
     def ask(self, name: str, *command: str) -> str:
         try:
-            answer = slurm.ask(list(command), max(0.5, min(_SECONDS, self.ends - time.monotonic())))
+            answer = _ask(list(command), max(0.5, min(_SECONDS, self.ends - time.monotonic())))
         except SlurmUnreachableError as missing:
             self.refused[name], self.unreachable = "the command is not installed", self.unreachable or missing
             return ""
@@ -120,14 +126,6 @@ def table(text: str, needed: str) -> list[Fields]:
     return [dict(zip(names, cells, strict=True)) for cells in lines[head + 1 :] if len(cells) == len(names)]
 
 
-def gpus_of(gres: str) -> tuple[int, tuple[str, ...]]:
-    """Return how many GPUs a node's ``Gres`` has, and of which types (``gpu:a100:4(S:0-1)``)."""
-    gpu_matches = _GPU.findall(gres)
-    return sum(int(count or 1) for _, count in gpu_matches), tuple(
-        dict.fromkeys(name for name, _ in gpu_matches if name)
-    )
-
-
 def _sinfo_rows(text: str) -> Iterator[Fields]:
     for line in text.splitlines():
         cells = line.strip().split("|", len(_SINFO) - 1)
@@ -139,9 +137,8 @@ def kinds_of_sinfo(rows: Sequence[Fields]) -> tuple[Kind, ...]:
     """Return the kinds of nodes that sinfo's rows tell."""
     counts: dict[Kind, int] = {}
     for row in rows:
-        count, types = gpus_of(row["%G"])
-        cpus, threads, memory = (_number(row[name]) for name in ("%c", "%Z", "%m"))
-        kind = Kind(row["%P"].rstrip("*"), 0, cpus, threads, memory, count, types)
+        cpus, threads = _number(row["%c"]), _number(row["%Z"])
+        kind = Kind(row["%P"].rstrip("*"), 0, cpus, threads, _memory(row["%m"]), _gpus(row["%G"]))
         same = next((other for other in counts if other._replace(one="") == kind), None)
         if same is None:
             counts[kind._replace(one=_first(row["%N"]))] = int(row["%D"])
@@ -155,15 +152,14 @@ def kinds_of_nodes(text: str) -> tuple[Kind, ...]:
     nodes: dict[Kind, list[str]] = {}
     for name, fields in records(text, "NodeName").items():
         for partition in filter(None, fields.get("Partitions", "").split(",")):
-            count, types = gpus_of(fields.get("Gres", ""))
-            kind = _refined(Kind(partition, 0, 0, 1, 0, count, types), fields)
+            kind = _refined(Kind(partition, 0, 0, 1, 0, _gpus(fields.get("Gres", ""))), fields)
             nodes.setdefault(kind, []).append(name)
     return tuple(kind._replace(nodes=len(names), one=names[0]) for kind, names in nodes.items())
 
 
 def _refined(kind: Kind, fields: Fields) -> Kind:
     """Return a kind with what one of its nodes tells: cores and memory that Slurm keeps for itself are no job's."""
-    memory = _number(fields.get("RealMemory", "")) - _number(fields.get("MemSpecLimit", ""))
+    memory = _memory(fields.get("RealMemory", "")) - _number(fields.get("MemSpecLimit", ""))
     cpus = _number(fields.get("CPUEfctv", "")) or _number(fields.get("CPUTot", ""))
     threads = _number(fields.get("ThreadsPerCore", ""))
     return kind._replace(
@@ -175,6 +171,17 @@ def _of_sinfo(row: Fields) -> Fields:
     """Return a partition's fields as scontrol would name them."""
     default = "YES" if row["%P"].endswith("*") else "NO"
     return {"PartitionName": row["%P"].rstrip("*"), "Default": default, "MaxTime": row["%l"]}
+
+
+def _gpus(text: str) -> tuple[tuple[str, int], ...]:
+    """Return the GPUs of a node by its ``Gres``: types and counts."""
+    return tuple((one.type, one.number) for one in gres.gpus(text) if one.number)
+
+
+def _memory(text: str) -> int:
+    """Return a node's memory in MiB, 0 if Slurm does not know it: it says 1 where nobody has configured RealMemory."""
+    memory = _number(text)
+    return memory if memory > 1 else 0
 
 
 def _number(text: str) -> int:
@@ -192,13 +199,13 @@ def _first(nodes: str) -> str:
 
 def configuration(timeout: float) -> Fields | str:
     """Return Slurm's configuration, or the reason why it is not told."""
-    answer = slurm.ask(["scontrol", "show", "config"], timeout)
+    answer = _ask(["scontrol", "show", "config"], timeout)
     return config_of(answer.out) if answer.code == 0 else _reason(answer, timeout)
 
 
 def partition(name: str, timeout: float) -> Fields | str:
     """Return a partition's fields, none if there is no such partition, or the reason why they are not told."""
-    answer = slurm.ask(["scontrol", "--oneliner", "show", "partition", name], timeout)
+    answer = _ask(["scontrol", "--oneliner", "show", "partition", name], timeout)
     if answer.code == 0:
         return dict(word.partition("=")[::2] for word in answer.out.split())
     reason = _reason(answer, timeout)
@@ -221,7 +228,7 @@ def room(directives: Sequence[tuple[str, str]], timeout: float) -> int | None:
         limits = _submit_limits(user, chosen.get("--account", ""), chosen.get("--qos", ""), timeout)
         if not limits:
             return None
-        queue = slurm.ask(["squeue", "--noheader", "--array", f"--user={user}", "--format=%i"], timeout)
+        queue = _ask(["squeue", "--noheader", "--array", f"--user={user}", "--format=%i"], timeout)
     except SlurmUnreachableError:
         return None
     if queue.code:
@@ -246,7 +253,7 @@ def _submit_limits(user: str, account: str, qos: str, timeout: float) -> list[in
 
 
 def _sacctmgr(arguments: Sequence[str], timeout: float) -> list[list[str]]:
-    answer = slurm.ask(["sacctmgr", "--noheader", "--parsable2", "show", *arguments], timeout)
+    answer = _ask(["sacctmgr", "--noheader", "--parsable2", "show", *arguments], timeout)
     return slurm.rows_of(answer) if answer.code == 0 else []
 
 
@@ -255,7 +262,7 @@ def associations(timeout: float) -> list[Association] | str:
     fields = "format=Account,Partition,QOS,DefaultQOS"
     command = ["sacctmgr", "--noheader", "--parsable2", "show", "assoc", "where", f"user={getpass.getuser()}", fields]
     try:
-        answer = slurm.ask(command, timeout)
+        answer = _ask(command, timeout)
     except SlurmUnreachableError as error:
         return error.message
     if answer.code != 0:

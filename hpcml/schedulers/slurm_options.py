@@ -16,8 +16,7 @@ from hpcml.schedulers import JobLayout, JobRequest, Launcher, partitions
 from hpcml.sites.schema import Partition, Qos, Site
 
 # Directives that a profile cannot have: by its comment a job is found again, and an array would run in one directory.
-# The cluster of another controller would have to be named in every question.
-_RESERVED = ("--comment", "--array", "--clusters", "--cluster")
+_RESERVED = ("--comment", "--array", "--cluster")
 _DIRECTIVE = re.compile(r"--[a-z][a-z0-9-]*")
 Directive = tuple[str, str]  # an option of sbatch and its value, empty for a flag
 SUPERVISOR = Role(paths.SUPERVISOR, every_node=False, title="the supervisor")
@@ -47,6 +46,7 @@ FOLLOW_UP = (
     'for name in "${!SLURM_@}"; do [ "$name" = SLURM_CONF ] || unset "$name"; done; '
     'timeout 60 sbatch --parsable --begin=now --dependency="afterany:$this_job" "$HPCML_RUN_DIR/job.sh"'
 )
+FOLLOW_UP_HERE = "here=$SLURM_CLUSTER_NAME; " + FOLLOW_UP.replace("--parsable", '--parsable --clusters="$here"')
 MAY_PUT_BACK = 'timeout 60 scontrol update jobid="$this_job" requeue=1'  # submitted with --no-requeue
 PUT_BACK = 'timeout 60 scontrol requeue "$this_job"'
 
@@ -56,7 +56,8 @@ def lay_out(site: Site, request: JobRequest) -> JobLayout:
     reasons: list[str] = []
     notices: list[str] = []
     name = _partition(site, request, reasons, notices)
-    directives = _directives(site, request, name, reasons, notices)
+    terms = partitions.terms(site, name, request.asked, with_gpus=request.spec.size.gpus_per_node > 0)
+    directives = _directives(site, request, name, terms, reasons, notices)
     notices += _on_shares(site, request, name, directives)
     part = partitions.node_part(site, name, request.spec)
     known_qos = {site.defaults.qos, *(partition.qos for partition in site.partitions.values()), *site.qos} - {""}
@@ -85,7 +86,7 @@ def lay_out(site: Site, request: JobRequest) -> JobLayout:
         nodes_word='"$SLURM_JOB_NUM_NODES"',
         starts_word=STARTS,
         job_word='"$SLURM_JOB_ID"',
-        follow_up=FOLLOW_UP,
+        follow_up=FOLLOW_UP if "--clusters" not in dict(directives) else FOLLOW_UP_HERE,
         forget="scancel",
         may_put_back=MAY_PUT_BACK,
         put_back=PUT_BACK,
@@ -108,24 +109,27 @@ class _OfNode(NamedTuple):
 
 def _of_node(site: Site, request: JobRequest, name: str) -> _OfNode:
     """Return what to ask for of each node: of what the profile says a node has, the share of the GPUs."""
-    spec, asked, partition = request.spec, request.asked, site.partitions.get(name, Partition())
-    if not spec.size.memory_per_node and partition.memory_per_node.text and partition.memory_per_node < 1024**2:
-        place = f"profile {site.name}: partitions.{name}.memory_per_node"
-        message = f"The memory '{partition.memory_per_node.text}' is less than 1 MiB"
-        raise UsageError(
-            message, place=place, hint="Correct the value, or remove the key if the memory of a node is unknown."
-        )
-    cpus, memory = (
-        spec.size.cpus_per_node or partition.cpus_per_node,
-        int(spec.size.memory_per_node or partition.memory_per_node),
-    )
+    spec, asked = request.spec, request.asked
     part = partitions.node_part(site, name, spec)
+    kinds = partitions.nodes_for(site, name, spec)
+    for kind in kinds:
+        if not spec.size.memory_per_node and kind.memory_per_node.text and kind.memory_per_node < 1024**2:
+            place = f"profile {site.name}: partitions.{name}.memory_per_node"
+            message = f"The memory '{kind.memory_per_node.text}' is less than 1 MiB"
+            hint = "Correct the value, or remove the key if the memory of a node is unknown."
+            raise UsageError(message, place=place, hint=hint)
+    parts = [part._replace(of=kind.gpus_per_node) if site.partitions else part for kind in kinds]
+    all_cpus = [spec.size.cpus_per_node or kind.cpus_per_node for kind in kinds]
+    all_memory = [int(spec.size.memory_per_node or kind.memory_per_node) >> 20 for kind in kinds]  # MiB
     by_profile: tuple[str, ...] = ()
     # where partitions are listed, resources say what is wanted of their nodes, and else what a node has
     if asked.size.cpus_per_node == NOT_SAID and not (site.partitions and spec.size.cpus_per_node):
-        cpus, by_profile = part.share(cpus), ("--cpus-per-node",)
+        by_profile = ("--cpus-per-node",)
+        all_cpus = [one.share(cpus) for one, cpus in zip(parts, all_cpus, strict=True)]
     if not asked.size.memory_per_node.text and not (site.partitions and spec.size.memory_per_node):
-        memory, by_profile = part.share(memory >> 20) << 20, (*by_profile, "--memory-per-node")
+        by_profile = (*by_profile, "--memory-per-node")
+        all_memory = [one.share(memory) for one, memory in zip(parts, all_memory, strict=True)]
+    cpus, memory = partitions.smallest(all_cpus), partitions.smallest(all_memory) << 20
     return _OfNode(cpus, memory, by_profile)
 
 
@@ -139,20 +143,28 @@ def _are_whole_nodes(site: Site, directives: tuple[Directive, ...]) -> bool:
         return False
     if said.get("--exclusive") in ("", "user"):
         return True
-    name, qos = said.get("--partition", ""), said.get("--qos", "")
-    partition = site.partitions.get(name, Partition())
-    if partition.whole_nodes and not site.doubtful(f"partitions.{name}.whole_nodes"):
-        return True
+    names, qos = said.get("--partition", "").split(","), said.get("--qos", "")
     if site.qos.get(qos, Qos()).whole_nodes and not site.doubtful(f"qos.{qos}.whole_nodes"):
         return True
-    cpus = said.get("--cpus-per-task", "")
-    is_known = not any(map(site.doubtful, (f"partitions.{name}", f"partitions.{name}.cpus_per_node")))
-    return bool(is_known and partition.cpus_per_node) and cpus.isdigit() and int(cpus) >= partition.cpus_per_node
+    cpus = int(text) if (text := said.get("--cpus-per-task", "")).isdigit() else 0
+    return all(_is_whole(site, name, cpus) for name in names)
+
+
+def _is_whole(site: Site, name: str, cpus: int) -> bool:
+    """Return whether a job with so many CPUs per node has the nodes of a partition alone, for certain."""
+    partition, table = site.partitions.get(name, Partition()), f"partitions.{name}"
+    if partition.whole_nodes and not site.doubtful(f"{table}.whole_nodes"):
+        return True
+    counts = {f"{table}.nodes.{kind}.cpus_per_node": of.cpus_per_node for kind, of in partition.nodes.items()}
+    counts = counts or {f"{table}.cpus_per_node": partition.cpus_per_node}
+    return not any(map(site.doubtful, (table, *counts))) and all(0 < count <= cpus for count in counts.values())
 
 
 def _on_shares(site: Site, request: JobRequest, name: str, directives: tuple[tuple[str, str], ...]) -> list[str]:
     """Return a note if a job requests a part of a node, or a node whose GPUs the profile does not give."""
     part = partitions.node_part(site, name, request.spec)
+    if part.gpus and site.slurm.gpu_request == "none":
+        return ["the job requests no GPUs from Slurm (slurm.gpu_request is none): its nodes must have the GPUs anyway"]
     if not part.gpus or (part.of and not part.partial):
         return []
     shares = _shares(site, request, name, dict(directives))
@@ -162,7 +174,7 @@ def _on_shares(site: Site, request: JobRequest, name: str, directives: tuple[tup
         requests = ", ".join([gpus, *(text for _, text in shares[:-1])])
         more = f"(to request more: {options})"
         return [f"the run requests {requests} and {shares[-1][1]} per node {more}"] if shares else []
-    key = f"partitions.{name}.gpus_per_node" if name in site.partitions else "resources.node_gpus"
+    key = f"partitions.{name}.gpus_per_node" if site.partitions else "resources.node_gpus"
     unknown = f"the profile does not give the number of GPUs per node ({key})"
     if part.whole:
         more = f"if they have more than {units.counted(part.gpus, 'GPU')} each, increase --gpus-per-node"
@@ -190,10 +202,13 @@ def _partition(site: Site, request: JobRequest, reasons: list[str], notices: lis
     """Return the named partition, else the first that fits, and collect why others do not fit."""
     asked, spec = request.asked.place.partition, request.spec
     named = spec.place.partition
-    if asked and site.partitions and named not in site.partitions:
-        reasons.append(f"partition {named} is not in the profile: hpcml does not know its limits")
-        if near := nearest(named, site.partitions):
-            notices.append(f"unknown partition {named}: did you mean {near}?")
+    for name in asked.split(",") if asked and site.partitions else ():
+        if name not in site.partitions:
+            reasons.append(f"partition {name} is not in the profile: hpcml does not know its limits")
+            if near := nearest(name, site.partitions):
+                notices.append(f"unknown partition {name}: did you mean {near}?")
+    if "," in named:
+        reasons.append("Slurm chooses the first of these partitions that can start the job; the job must fit all")
     if not asked and site.partitions:
         named = _fitting_partition(site, spec, reasons, notices)
     elif misfit := partitions.misfit(site, named, spec):
@@ -250,7 +265,12 @@ def _no_partition(site: Site, spec: RunRequest, misfits: Mapping[str, str]) -> S
 
 
 def _directives(
-    site: Site, request: JobRequest, partition_name: str, reasons: list[str], notices: list[str]
+    site: Site,
+    request: JobRequest,
+    partition_name: str,
+    terms: partitions.Terms,
+    reasons: list[str],
+    notices: list[str],
 ) -> tuple[Directive, ...]:
     """Return the #SBATCH options in order, as (option, value) with an empty value for a flag.
 
@@ -258,21 +278,21 @@ def _directives(
     to sbatch comes last.
     """
     spec = request.spec
-    _check_account(site, spec)
+    _check_account(site, terms.account)
     of_node = _of_node(site, request, partition_name)
     if not of_node.cpus and not site.resources.exclusive:
         reasons.append("hpcml requests one CPU per node: request and profile set no number of CPUs (--cpus-per-node)")
-    own = _own_directives(site, request, partition_name, of_node)
+    own = _own_directives(site, request, partition_name, terms, of_node)
     typed, passed = typed_options(request.asked), dict(spec.place.sbatch)
-    removed = {_known_directive(site, option) for option in site.slurm.remove}
+    removed = {_known_directive(site, option) for option in terms.remove}
     if "--mem" in removed and "--mem" in typed and "--mem-per-cpu" not in removed:
         per_cpu, note = _memory_per_cpu(site, of_node, typed["--mem"])
         own += per_cpu
         notices.append(note)
         if not per_cpu:  # the job keeps what the profile says of memory
             typed = {option: word for option, word in typed.items() if option not in OPTIONS["memory_per_node"].slurm}
-    extra = _extra(site, typed, passed, reasons)
-    of_user = removed & typed.keys() - {"--mem"}
+    extra = _extra(site, terms, typed, passed, reasons)
+    of_user = removed & typed.keys() - _spoken_of(removed)
     notices += [
         f"hpcml ignores {typed[option]}: the profile removes {option} (slurm.remove)"
         for option, _ in own
@@ -287,9 +307,14 @@ def _directives(
     return (*((option, value) for option, value in own if option not in left_out), *extra, *passed.items())
 
 
-def _check_account(site: Site, spec: RunRequest) -> None:
+def _spoken_of(removed: set[str]) -> set[str]:
+    """Return the options of which another note speaks: memory by CPU stands in the place of --mem, if it is passed."""
+    return set() if "--mem-per-cpu" in removed else {"--mem"}
+
+
+def _check_account(site: Site, account: str) -> None:
     """Refuse a request without an account on a site that needs one."""
-    if site.slurm.account_required and not spec.place.account:
+    if site.slurm.account_required and not account:
         hint = "Add --account, or set [defaults] account = '…' in hpcml.toml."
         raise UsageError(f"Site {site.name} needs an account", place="--account", hint=hint)
 
@@ -306,21 +331,24 @@ def typed_options(asked: RunRequest) -> dict[str, str]:
     return {option: OPTIONS[name].word for name in names for option in OPTIONS[name].slurm}
 
 
-def _own_directives(site: Site, request: JobRequest, name: str, of_node: _OfNode) -> tuple[Directive, ...]:
+def _own_directives(
+    site: Site, request: JobRequest, name: str, terms: partitions.Terms, of_node: _OfNode
+) -> tuple[Directive, ...]:
     """Return the options with values that hpcml gives, by the request on a partition."""
-    spec, partition = request.spec, site.partitions.get(name, Partition())
+    spec = request.spec
     takes_all = bool(spec.size.memory_per_node.text) and not spec.size.memory_per_node
     memory = units.format_memory_for_slurm(of_node.memory) if of_node.memory else ""
     rows = (
         ("--job-name", spec.name),
         ("--comment", f"hpcml:{request.paths.directory.name}"),
-        ("--account", spec.place.account),
+        ("--clusters", spec.place.clusters),
+        ("--account", terms.account),
         ("--partition", name),
-        ("--qos", spec.place.qos or partition.qos),
+        ("--qos", terms.qos),
         ("--nodes", str(spec.size.nodes)),
         ("--ntasks-per-node", "1"),
         ("--cpus-per-task", str(of_node.cpus or "")),
-        *gpu_directives(site, spec.size.gpus_per_node, spec.size.gpu_type),
+        *gpu_directives(site, spec.size.gpus_per_node, terms.gpu_type),
         ("--mem", "0" if takes_all else memory),
         ("--time", units.format_time_limit(spec.size.time) if spec.size.time else ""),
         ("--dependency", dependency(spec)),
@@ -343,10 +371,12 @@ def _memory_per_cpu(site: Site, of_node: _OfNode, word: str) -> tuple[tuple[Dire
     return (("--mem-per-cpu", value),), note
 
 
-def _extra(site: Site, typed: Mapping[str, str], passed: Mapping[str, str], reasons: list[str]) -> list[Directive]:
+def _extra(
+    site: Site, terms: partitions.Terms, typed: Mapping[str, str], passed: Mapping[str, str], reasons: list[str]
+) -> list[Directive]:
     """Return those options of the profile's ``extra`` that stand for none of the user's, and why the others do not."""
     extra = []
-    for option, value in (extra_directive(site, line) for line in site.slurm.extra):
+    for option, value in dict(extra_directive(site, line) for line in terms.extra).items():
         ignored = f"hpcml ignores {option}{'=' if value else ''}{value} of the profile's slurm.extra"
         if option in passed or (option == "--requeue" and "--no-requeue" in passed):
             stated = option if option in passed else "--no-requeue"
@@ -405,6 +435,7 @@ def filename_pattern(path: Path) -> str:
 
 def array_options(directives: Sequence[Directive], count: int, at_once: int) -> tuple[Directive, ...]:
     """Return a job's directives as those of an array with so many tasks, of which ``at_once`` run at once (0: all)."""
+    _check_own_cluster(directives)
     kept = [option for option in directives if option[0] not in _NOT_OF_AN_ARRAY]
     limit = f"%{at_once}" if at_once else ""
     return (*kept, ("--no-requeue", ""), ("--array", f"0-{count - 1}{limit}"))
@@ -412,6 +443,7 @@ def array_options(directives: Sequence[Directive], count: int, at_once: int) -> 
 
 def cluster_options(directives: Sequence[Directive], job: str, logs: Path) -> tuple[Directive, ...]:
     """Return a run's directives as those of a job of an elastic cluster: it has a name of its own, and runs once."""
+    _check_own_cluster(directives)
     kept = [option for option in directives if option[0] not in _NOT_OF_A_CLUSTER]
     fixed_options = (
         ("--comment", f"hpcml:{job}"),
@@ -419,6 +451,14 @@ def cluster_options(directives: Sequence[Directive], job: str, logs: Path) -> tu
         ("--no-requeue", ""),
     )
     return (*kept, *fixed_options)
+
+
+def _check_own_cluster(directives: Sequence[Directive]) -> None:
+    """Refuse jobs on another cluster that are no runs: their states are asked for by number alone."""
+    if clusters := dict(directives).get("--clusters"):
+        problem = f"hpcml.map and ElasticCluster cannot use another Slurm cluster: {clusters}"
+        hint = "Unset SLURM_CLUSTERS and SBATCH_CLUSTERS, or start them on a login node of that cluster."
+        raise UsageError(problem, place="--clusters", hint=hint)
 
 
 def array_launcher(launcher: Launcher, folder: Path) -> Launcher:
@@ -460,14 +500,23 @@ def launcher(site: Site, request: JobRequest, role: Role) -> Launcher:
     return Launcher("srun", f"--cpus-per-task={cpus}{here}", options)
 
 
+def _here(job: str) -> str:
+    """Return a job's number by what names it to Slurm; SiteError if srun cannot reach it from this login node."""
+    number, _, cluster = job.partition(" ")[0].partition(";")
+    if cluster:
+        hint = f"Log in to a login node of {cluster}, and run the command there."
+        raise SiteError("srun reaches no job of another Slurm cluster", place=f"job {number} on {cluster}", hint=hint)
+    return number
+
+
 def step_on(job: str, node: str, name: str) -> list[str]:
     """Return srun and its options for a command on one node of a job that runs."""
     resources = ["--overlap", "--nodes=1", "--ntasks=1", "--cpus-per-task=1", "--mem=0", "--gres=none", "--mpi=none"]
     quiet = ["--unbuffered", "--quiet", "--chdir=/", f"--job-name={name}", "--export=NONE"]
-    return ["srun", f"--jobid={job}", f"--nodelist={node}", *resources, *quiet]
+    return ["srun", f"--jobid={_here(job)}", f"--nodelist={node}", *resources, *quiet]
 
 
 def shell_on(job: str, node: str) -> list[str]:
     """Return srun and its options for a program on this terminal, on one node of a job that runs."""
-    place = [f"--jobid={job}", f"--nodelist={node}", "--nodes=1", "--ntasks=1"]
+    place = [f"--jobid={_here(job)}", f"--nodelist={node}", "--nodes=1", "--ntasks=1"]
     return ["srun", *place, "--overlap", "--mem=0", "--mpi=none", "--job-name=hpcml-shell", "--pty"]

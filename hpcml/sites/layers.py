@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, get_args, get_origin
 
@@ -15,6 +16,7 @@ from hpcml.sites import powers, renamed
 from hpcml.units import Memory, Seconds, TimeLimit
 
 T = TypeVar("T")
+_OF_PARTITION = re.compile(r"partitions\.[^.]+\.account")
 _SWITCHES = "repairs"  # the table of which one word sets all keys: repairs = false
 
 
@@ -29,12 +31,12 @@ class Value(NamedTuple):
 class Layers:
     """Settings by dotted key; a later layer replaces scalars and lists and merges tables.
 
-    A key that has another name now is kept by the new one; ``old_keys`` has a note for each.
+    A key that has another name now is kept by the new one. ``notes`` are for the user, in their order.
     """
 
     def __init__(self) -> None:
         self.values: dict[str, Value] = {}
-        self.old_keys: dict[str, None] = {}  # in their order
+        self.notes: dict[str, None] = {}
 
     def add(self, table: Mapping[str, object], origin: str, by: Origin) -> None:
         """Lay a table over what is there.
@@ -51,11 +53,15 @@ class Layers:
                 if key in values:
                     problem = f"'{_shown(written)}' is the old name of '{_shown(key)}', which is also set"
                     raise ConfigError(problem, place=origin, hint=f"Remove {_shown(written)}.")
-                self.old_keys[renamed.note_of(written, origin)] = None
+                self.notes[renamed.note_of(written, origin)] = None
             powers.check(key, by, origin)
             below = f"{key}."
             for shadowed in [name for name in self.values if name.startswith(below)]:
                 del self.values[shadowed]
+            if key == "defaults.account":  # of one for all partitions the accounts of earlier layers are no part
+                for name in [name for name in self.values if _OF_PARTITION.fullmatch(name)]:
+                    if self.values[name].origin != origin:
+                        del self.values[name]
             self.values[key] = Value(value, origin, by)
 
     def nested(self) -> dict[str, Any]:
@@ -188,6 +194,12 @@ def here() -> Path:
 def process_environment() -> dict[str, str]:
     """Return a copy of this process's environment; the only place outside the allocation that reads it."""
     return dict(os.environ)
+
+
+def forget(names: Collection[str]) -> None:
+    """Remove variables from this process's environment, and so from that of the jobs it submits."""
+    for name in names:
+        os.environ.pop(name, None)
 
 
 def build(schema: type[T], layers: Layers, below: str = "") -> T:

@@ -150,7 +150,7 @@ def load(
     layers.add(from_assignments(assignments), "--set", Origin.TYPED)
     layers.add({"name": name}, "profile name", Origin.TYPED)
     site = _in_doubt(_built(layers), layers)
-    return LoadedSite(site, layers, reason, project, (*ignored, *layers.old_keys))
+    return LoadedSite(site, layers, reason, project, (*ignored, *layers.notes))
 
 
 def load_here(
@@ -191,7 +191,7 @@ def load_profile(name: str, environment: Mapping[str, str]) -> LoadedSite:
     else:
         layers = profiles.layers(name, "profile")
     layers.add({"name": name}, "profile name", Origin.TYPED)
-    return LoadedSite(_built(layers), layers, "named", notes=(*profiles.ignored, *layers.old_keys))
+    return LoadedSite(_built(layers), layers, "named", notes=(*profiles.ignored, *layers.notes))
 
 
 def recorded(settings: Mapping[str, Mapping[str, object]]) -> Site:
@@ -274,7 +274,7 @@ class _Profiles:
         """Return what a profile inherits from the one that it extends."""
         layers, not_inherited = Layers(), ("identify", "description", "extends", "name")
         inherited = self.layers(parent, named_by, below)
-        layers.old_keys |= inherited.old_keys
+        layers.notes |= inherited.notes
         for key, value in inherited.values.items():  # nor is a fact of what is not inherited
             if key.replace("\0", ".").removeprefix("facts.").partition(".")[0] not in not_inherited:
                 layers.values[key] = value
@@ -410,7 +410,7 @@ def facts_in_force(written: Mapping[str, Fact], layers: Layers) -> dict[str, Fac
     Raises
     ------
     ConfigError
-        If a fact lacks something, or is of nothing.
+        If a fact lacks something.
     """
     in_force: dict[str, Fact] = {}
     covered: set[str] = set()
@@ -427,12 +427,8 @@ def facts_in_force(written: Mapping[str, Fact], layers: Layers) -> dict[str, Fac
     for key, fact in written.items():
         _check_fact(fact, _fact_place(layers, key), is_setting=key in covered)
         if not (fact.value or key in covered or any(above in layers.values for above in _and_above(key))):
-            hint = "Correct the entry's key, or add value = '…' to the entry."
-            raise ConfigError(
-                "This entry of [facts] describes a key that the profile does not set",
-                place=_fact_place(layers, key),
-                hint=hint,
-            )
+            unused = f"{_fact_place(layers, key)}: this entry of [facts] describes a key that the profile does not set"
+            layers.notes[f"{unused} (correct the entry's key, or remove the entry)"] = None
         if fact.value:
             in_force[key] = fact
     return in_force

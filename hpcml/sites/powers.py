@@ -28,11 +28,12 @@ POWERS: dict[Power, frozenset[str]] = {
     Power.JOB: frozenset([
         "environment", "gpu.pre_import", "network.protocol", "runtime.binds", "runtime.container", "runtime.image",
         "runtime.modules", "runtime.options", "runtime.python", "runtime.setup", "slurm.export", "slurm.extra",
-        "slurm.srun_extra",
+        "slurm.srun_extra", "partitions.*.extra",
     ]),
-    Power.ACCOUNT: frozenset(["defaults.account"]),
+    Power.ACCOUNT: frozenset(["defaults.account", "partitions.*.account"]),
     Power.ALONE: frozenset([
-        "partitions.*.cpus_per_node", "partitions.*.whole_nodes", "qos.*.whole_nodes", "resources.exclusive",
+        "partitions.*.cpus_per_node", "partitions.*.nodes.*.cpus_per_node", "partitions.*.whole_nodes",
+        "qos.*.whole_nodes", "resources.exclusive",
     ]),
     Power.NONE: frozenset([
         "description", "extends", "name", "unsupported",
@@ -49,9 +50,11 @@ POWERS: dict[Power, frozenset[str]] = {
         "identify.command", "identify.environment", "identify.hostname", "identify.never", "identify.order",
         "interconnect.nccl", "interconnect.require", "network.adapters", "network.interface",
         "notes.always", "notes.gpus", "notes.image", "notes.nodes",
-        "partitions.*.gpus_per_node", "partitions.*.max_nodes",
+        "partitions.*.constraint", "partitions.*.gpu_type", "partitions.*.gpus_per_node", "partitions.*.max_nodes",
         "partitions.*.max_time", "partitions.*.memory_per_node", "partitions.*.min_nodes",
-        "partitions.*.needs_gpus", "partitions.*.qos",
+        "partitions.*.needs_gpus", "partitions.*.nodes.*.gpu_type", "partitions.*.nodes.*.gpus_per_node",
+        "partitions.*.nodes.*.max_nodes", "partitions.*.nodes.*.memory_per_node", "partitions.*.qos",
+        "partitions.*.remove",
         "paths.runs", "paths.scratch",
         "qos.*.description", "qos.*.max_jobs", "qos.*.max_nodes", "qos.*.max_time", "qos.*.min_nodes",
         "qos.*.partitions", "qos.*.without_gpus",
@@ -81,6 +84,8 @@ def _power(key: str) -> Power:
     parts = key.split(".")
     if parts[0] in ("partitions", "qos", "facts") and parts[1:]:
         parts[1] = "*"
+    if parts[0] == "partitions" and parts[2:3] == ["nodes"] and parts[3:]:
+        parts[3] = "*"
     for end in range(len(parts), 0, -1):
         if power := _BY_KEY.get(".".join(parts[:end])):
             return power
@@ -108,7 +113,7 @@ def check(key: str, origin: Origin, place: str) -> None:
     if origin.foreign and is_refused(key):
         reason = _REFUSED[_power(key)]
         shown = key.replace("\0", ".")
-        whose = "A project's file" if origin is Origin.PROJECT else "A line of a script"
+        whose = "A project's file" if origin is not Origin.LINE else "A line of a script"
         hint = f"If you want this, write {shown} into ~/.config/hpcml/config.toml, or type it with --set."
         message = f"{whose} may not set '{shown}', which {reason}"
         raise ConfigError(message, place=f"{place}: {shown}", hint=hint)

@@ -93,6 +93,25 @@ class SlurmOptions(NamedTuple):
     """
 
 
+class NodeKind(NamedTuple):
+    """Nodes of one kind, in a partition that has several kinds. You choose the kinds' names.
+
+    A job without GPUs is for the kinds without GPUs, if there is one that has enough CPUs and memory. If several kinds
+    can serve a request, its default CPUs and memory are those of the smallest.
+    """
+
+    max_nodes: int = 0
+    """The number of nodes of this kind, or the largest number of them for one job."""
+    gpus_per_node: int = 0
+    """The number of GPUs in each node."""
+    gpu_type: str = ""
+    """The type of these GPUs, as a request names it. A node with GPUs of two types is in two kinds."""
+    cpus_per_node: int = 0
+    """The number of CPUs in each node."""
+    memory_per_node: Memory = Memory()
+    """The memory of each node."""
+
+
 class Partition(NamedTuple):
     """A Slurm partition and its limits. hpcml does not check a limit that is 0 or empty."""
 
@@ -118,8 +137,21 @@ class Partition(NamedTuple):
     """
     needs_gpus: bool = False
     """The partition accepts only jobs with GPUs."""
+    account: str = ""
+    """The account for jobs in this partition, instead of ``defaults.account``. ``--account`` replaces both. If
+    your settings set ``defaults.account``, the accounts of the profile's partitions have no effect.
+    """
     qos: str = ""
     """The default QoS for jobs in this partition."""
+    gpu_type: str = ""
+    """The GPU type in a request, instead of ``slurm.gpu_type``."""
+    constraint: str = ""
+    """The features that a node must have (``--constraint``)."""
+    extra: tuple[str, ...] = ()
+    """More sbatch options for jobs in this partition. They replace options of the same name in ``slurm.extra``."""
+    remove: tuple[str, ...] = ()
+    """Options that hpcml must not pass to sbatch for jobs in this partition, in addition to ``slurm.remove``."""
+    nodes: dict[str, NodeKind] = {}
     budget: tuple[str, ...] = ()
     """The command that lists the granted compute time for this partition, if it differs from ``cost.budget``. Project
     files and scripts cannot set this key.

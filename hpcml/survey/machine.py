@@ -29,7 +29,7 @@ from hpcml.request.record import RunRequest
 from hpcml.schedulers import UNREADABLE, AnswerLostError
 from hpcml.sites.layers import Layers, build, process_environment, read_toml
 from hpcml.sites.lookup import load_profile
-from hpcml.sites.schema import Fact
+from hpcml.sites.schema import Fact, Site
 from hpcml.survey import profile
 from hpcml.survey.draft import SCHEDULER, SLURM, Draft, How, keep_older
 from hpcml.survey.profile import QUICK
@@ -37,6 +37,7 @@ from hpcml.units import TimeLimit
 
 _MODULES_SECONDS = 20.0  # for `module avail`, which reads a tree of files
 _MOST_CHECKS = 8  # partitions of which a node is asked for with --test-only
+_SIZES = ("--account", "--qos", "--nodes", "--cpus-per-task", "--gres", "--gpus-per-node", "--mem", "--time")
 _MODULE = re.compile(r"(?im)^\s*(\S*(?:apptainer|singularity)/?[\w.+-]*)(?:\([\w, ]*\))?\s*$")
 
 
@@ -91,34 +92,45 @@ class Survey:
                 )
                 spec = spec.changed(gpus_per_node=partition.gpus_per_node)
                 try:
-                    place = plan.RunLocation(path.parent / "check-20000101-000000-0000", "/usr/bin/python3", "0")
-                    directives = dict(plan.plan(site, spec, place).directives)
-                    refused = _refused(directives, path.parent)
-                    if refused and "--mem" in directives:
-                        less = {option: value for option, value in directives.items() if option != "--mem"}
-                        if not _refused(less, path.parent):
-                            self._forgo_memory(name, refused)
-                            continue
+                    if refused := self._try(site, spec, path.parent):
+                        self.draft.ask(("partitions", name), refused)
                 except SlurmUnreachableError:
                     return  # nothing is learnt, and nobody is to wait for the other partitions too
                 except UsageError:
                     return  # no account is known
                 except HpcmlError as error:
-                    refused = error.message
-                if refused:
-                    self.draft.ask(
-                        ("partitions", name),
-                        f"Slurm refused a job for a whole node of partition {name}: {refused}. "
-                        "In the profile, reduce the value that is too large.",
-                    )
+                    self.draft.ask(("partitions", name), f"hpcml would refuse a job for a whole node: {error.message}")
 
-    def _forgo_memory(self, name: str, refused: str) -> None:
+    def _try(self, site: Site, spec: RunRequest, folder: Path) -> str:
+        """Ask Slurm about a job in a partition; set what cures its refusal, or return the refusal and what was asked.
+
+        Without memory, with the other option for GPUs, or with the type of the partition's GPUs, Slurm may take what
+        it has refused.
+        """
+        name, table = spec.place.partition, ("partitions", spec.place.partition)
+        place = plan.RunLocation(folder / "check-20000101-000000-0000", "/usr/bin/python3", "0")
+        directives = dict(plan.plan(site, spec, place).directives)
+        if not (refused := _refused(directives, folder)):
+            return ""
         how = How(SLURM, f"sbatch --test-only in {name}: {refused}")
-        self.draft.set(("slurm",), "remove", ["--mem"], how)
-        self.draft.ask(
-            ("slurm",),
-            f"partition {name} refuses a job that requests all memory of a node ({refused}). "
-            "How much memory may a job request?",
+        if "--mem" in directives and not _refused(_without(directives, "--mem"), folder):
+            self.draft.set(table, "remove", ["--mem"], how)
+            all_memory = f"partition {name} refuses a job that requests all memory of a node ({refused})"
+            self.draft.ask(table, f"{all_memory}. How much memory may a job request?")
+            return ""
+        gpus = directives.get("--gres", "").removeprefix("gpu:")
+        if gpus and not _refused({**_without(directives, "--gres"), "--gpus-per-node": gpus}, folder):
+            self.draft.set(("slurm",), "gpu_request", "gpus-per-node", how)
+            return ""
+        types = [gpu_type for kind in self.tables.kinds if kind.partition == name for gpu_type, _ in kind.gpus_by_type]
+        for gpu_type in filter(None, dict.fromkeys(types) if not spec.size.gpu_type else ()):
+            typed = dict(plan.plan(site, spec.changed(gpu_type=gpu_type), place).directives)
+            if not _refused(typed, folder):
+                self.draft.set(table, "gpu_type", gpu_type, how)
+                return ""
+        asked = " ".join(f"{option}={value}" for option, value in directives.items() if option in _SIZES and value)
+        return (
+            f"sbatch --test-only refused a whole node of partition {name} ({asked}): {refused}. What may a job request?"
         )
 
     @contextlib.contextmanager
@@ -136,8 +148,12 @@ def _only(table: Mapping[str, object], origin: str) -> Layers:
     return layers
 
 
+def _without(directives: Mapping[str, str], removed: str) -> dict[str, str]:
+    return {option: value for option, value in directives.items() if option != removed}
+
+
 def _refused(directives: Mapping[str, str], folder: Path) -> str:
-    """Return why Slurm would not take a job, in its own words; nothing if it would."""
+    """Return why Slurm would not take a job, in the words of Slurm and of the site; nothing if it would."""
     lines = [
         f"#SBATCH {option}{f'={value}' if value else ''}"
         for option, value in directives.items()
@@ -148,7 +164,8 @@ def _refused(directives: Mapping[str, str], folder: Path) -> str:
     try:
         schedulers.get(SCHEDULER).check(script)
     except SiteError as error:
-        return (error.quote or (error.message,))[0].removeprefix("sbatch: error: ").removeprefix("allocation failure: ")
+        texts = (line.removeprefix("sbatch: error: ").removeprefix("allocation failure: ") for line in error.quote)
+        return "; ".join(filter(None, (line.strip().rstrip(".") for line in texts))) or error.message
     return ""
 
 
@@ -257,7 +274,7 @@ def run_job(wanted: JobRequest, seconds: float) -> Node:
         hint = "hpcml writes the job's files into this folder. Free some space, or give yourself write permission."
         raise StorageError(f"A file cannot be written: {error.strerror}", place=str(folder), hint=hint) from error
     try:
-        job = schedulers.other_jobs(SCHEDULER).submit_script(folder / "job.sh").job
+        job = schedulers.other_jobs(SCHEDULER).submit_script(folder / "job.sh").key
         return _answer(folder, job, seconds)
     except AnswerLostError as error:
         message, hint = (

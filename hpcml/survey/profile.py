@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from hpcml import schedulers, units
@@ -13,6 +13,7 @@ from hpcml.gpu_vendor import VENDOR
 from hpcml.node.hardware import record
 from hpcml.node.hardware.record import NEEDS, Node
 from hpcml.schedulers import machine
+from hpcml.schedulers.gres import is_slice
 from hpcml.schedulers.machine import Fields, Kind, Tables, amounts
 from hpcml.survey.draft import LOGIN, NODE, SCHEDULER, SLURM, Draft, How
 
@@ -89,6 +90,37 @@ def _names(text: str) -> tuple[str, ...]:
     return () if text in (*_NO_LIMIT, "ALL") else tuple(filter(None, text.split(",")))
 
 
+def _allowed(fields: Fields, what: str, names: Iterable[str]) -> tuple[str, ...]:
+    """Return those accounts or QoS that a partition takes; Slurm does not look at a Deny list beside an Allow list."""
+    allowed, denied = (_names(fields.get(f"{verb}{what}", "")) for verb in ("Allow", "Deny"))
+    return tuple(name for name in names if (name in allowed if allowed else name not in denied))
+
+
+def _most_memory(fields: Fields, cpus: int) -> int:
+    """Return how many MiB of a node a job with so many CPUs may have in a partition, 0 without a limit.
+
+    Beyond MaxMemPerCPU Slurm adds CPUs to the job, which a node does not have if the job has all of them.
+    """
+    return _least(_count(fields.get("MaxMemPerNode", "")), _count(fields.get("MaxMemPerCPU", "")) * cpus)
+
+
+def _hosts(texts: Sequence[str]) -> tuple[str, ...]:
+    try:
+        return units.expand_hosts(",".join(texts))
+    except ValueError:
+        return tuple(texts)
+
+
+def _whole_type(kinds: Sequence[Kind]) -> str:
+    """Return the type of most whole GPUs where a request without a type could get parts of GPUs (MIG), else nothing."""
+    counts = Counter[str]()
+    for kind in kinds:
+        for gpu_type, count in kind.gpus_by_type:
+            counts[gpu_type] += count * kind.nodes
+    whole = {name: count for name, count in counts.items() if not is_slice(name)}
+    return max(whole, key=lambda name: whole[name]) if 0 < len(whole) < len(counts) else ""
+
+
 class _Writer:
     def __init__(self, tables: Tables, login: Login, node: Node | None, date: str) -> None:
         self.tables, self.login, self.node = tables, login, node
@@ -127,33 +159,49 @@ class _Writer:
         return named or ("normal" if "normal" in self.qos else "")
 
     def _usable(self) -> dict[str, Fields]:
-        """Return the partitions that this user may use: Slurm's default first, then the largest."""
+        """Return the partitions that this user may use: Slurm's default, the others by size, those for tests."""
         usable = {}
-        for name, fields in self.tables.partitions.items():
-            accounts, groups = _names(fields.get("AllowAccounts", "")), _names(fields.get("AllowGroups", ""))
-            denied = _names(fields.get("DenyAccounts", ""))
-            if fields.get("State", "UP") != "UP":
+        every = self.tables.partitions
+        any_up = any(fields.get("State", "UP") == "UP" for fields in every.values())  # none is in a maintenance
+        for name, fields in every.items():
+            if any_up and fields.get("State", "UP") != "UP":
                 self.left_out.append(f"{name} (it is {fields['State'].lower()})")
-            elif (accounts and self.accounts and not {*accounts} & {*self.accounts}) or (
-                self.accounts and {*self.accounts} <= {*denied}
-            ):
-                self.left_out.append(f"{name} (for other accounts)")
-            elif groups and not {*groups} & {*self.login.groups}:
-                self.left_out.append(f"{name} (for other groups)")
+            elif why := self._why_closed(name, fields):
+                self.left_out.append(f"{name} ({why})")
             elif not (fields.get("Hidden") == "YES" or fields.get("RootOnly") == "YES"):
                 usable[name] = fields
         if not usable and self.node and self.node.job.partition:
             usable[self.node.job.partition] = {}
-        return dict(
-            sorted(
-                usable.items(), key=lambda one: (one[1].get("Default") != "YES", -_count(one[1].get("TotalNodes", "")))
-            )
-        )
+
+        def order(item: tuple[str, Fields]) -> tuple[bool, bool, int]:
+            name, fields = item
+            return fields.get("Default") != "YES", bool(QUICK.search(name)), -_count(fields.get("TotalNodes", ""))
+
+        return dict(sorted(usable.items(), key=order))
+
+    def _why_closed(self, name: str, fields: Fields) -> str:
+        """Return why a partition takes no job of this user from here; empty if it may take some."""
+        groups, nodes = (_names(fields.get(field, "")) for field in ("AllowGroups", "AllocNodes"))
+        if self.accounts and not self._accounts_of(name, fields):
+            return f"for the accounts {', '.join(_names(fields.get('AllowAccounts', ''))) or 'of others'}"
+        if any(row.get("QOS") for row in self.tables.associations) and not _allowed(fields, "Qos", self.qos):
+            return "for other QoS"
+        if groups and not {*groups} & {*self.login.groups}:
+            return "for other groups"
+        if nodes and self.login.host.partition(".")[0] not in {node.partition(".")[0] for node in _hosts(nodes)}:
+            return f"not from {self.login.host}"
+        return "only in a reservation" if fields.get("ReqResv") == "YES" else ""
+
+    def _accounts_of(self, name: str, fields: Fields) -> tuple[str, ...]:
+        """Return those of the user's accounts that a partition takes."""
+        rows = [row for row in self.tables.associations if row.get("Partition", "") in ("", name)]
+        usable = [row for row in rows if not row.get("QOS") or _allowed(fields, "Qos", _names(row["QOS"]))]
+        rows = usable or rows  # an account may lack the QoS that the partition takes
+        return _allowed(fields, "Accounts", dict.fromkeys(row.get("Account", "") for row in rows))
 
     def _qos_of(self, partition: str) -> tuple[str, ...]:
         """Return those of the user's QoS that a partition takes."""
-        allowed, denied = (_names(self.partitions[partition].get(name, "")) for name in ("AllowQos", "DenyQos"))
-        return tuple(name for name in self.qos if (not allowed or name in allowed) and name not in denied)
+        return _allowed(self.partitions[partition], "Qos", self.qos)
 
     # -- tables ----------------------------------------------------------------------------------------------------
 
@@ -175,7 +223,7 @@ class _Writer:
         draft, table = self.draft, ("defaults",)
         first = next(iter(self.partitions), "")
         of_slurm = self.partitions.get(first, {}).get("Default") == "YES"
-        question = "scontrol show partition" if of_slurm else "the partition with the most nodes"
+        question = "scontrol show partition" if of_slurm else "the partition with the most nodes that is not for tests"
         draft.set(table, "partition", first, How(SLURM, question, concluded=not of_slurm))
         if len(self.partitions) > 1:
             which = f"{first} is Slurm's default" if of_slurm else f"{first} is the largest"
@@ -221,15 +269,13 @@ class _Writer:
         """Return what a job may ask for on every node of a partition, and how that is known; 0 is not known."""
         kinds, fields = self.kinds[name], self.partitions[name]
         if kinds:
-            types = tuple(dict.fromkeys(one for kind in kinds for one in kind.gpu_types))
             smallest = Kind(
                 partition=name,
                 nodes=sum(one.nodes for one in kinds),
                 cpus=min(one.cpus for one in kinds),
                 threads=max(one.threads for one in kinds),
-                memory=min(one.memory for one in kinds),
-                gpus=max(one.gpus for one in kinds),
-                gpu_types=types,
+                memory=_least(*(one.memory for one in kinds)),
+                gpus_by_type=max(kinds, key=lambda one: one.gpus).gpus_by_type,
             )
             return smallest, How(SLURM, self.tables.kinds_by)
         if self.node and name in self.of_node:
@@ -250,11 +296,12 @@ class _Writer:
                 "the partition's totals in scontrol show partition, divided by its number of nodes",
                 concluded=True,
             )
-            return Kind(name, nodes, cpus // nodes, 0, memory // nodes, gpus // nodes, ()), how
+            memory = memory // nodes if memory > nodes else 0  # 1 MiB a node is Slurm's word for unknown
+            return Kind(name, nodes, cpus // nodes, 0, memory, _untyped(gpus // nodes)), how
         if self.node and self.node.job.partition == name:
             how = How(NODE, f"what {self.node.job.node} has", concluded=True)
-            return Kind(name, 0, self.node.process.cpus.online, 0, 0, len(self.node.gpu.names), ()), how
-        return Kind(name, 0, 0, 0, 0, 0, ()), How(SLURM, "no node was seen", concluded=True)
+            return Kind(name, 0, self.node.process.cpus.online, 0, 0, _untyped(len(self.node.gpu.names))), how
+        return Kind(name, 0, 0, 0, 0), How(SLURM, "no node was seen", concluded=True)
 
     def _raw(self, name: str, *, own_qos: bool = True) -> _Limits:
         """Return the limits of a partition itself and of the QoS that it has of its own."""
@@ -267,7 +314,9 @@ class _Writer:
     def _limits(self, qos: str, partition: str) -> _Limits:
         """Return the limits of a QoS; those in CPUs or GPUs are counted as nodes of a partition."""
         fields = self.tables.qos.get(qos, {})
-        shape = self._shape(partition)[0] if partition else Kind("", 0, 0, 0, 0, 0, ())
+        shape = self._shape(partition)[0] if partition else Kind("", 0, 0, 0, 0)
+        if not all(kind.gpus for kind in self.kinds.get(partition, ())):  # a limit of GPUs is none of such nodes
+            shape = shape._replace(gpus_by_type=())
         per_job = self._nodes(fields.get("MaxTRES", ""), shape, up=False)
         per_user = self._nodes(fields.get("MaxTRESPU", ""), shape, up=False)
         least = self._nodes(fields.get("MinTRES", ""), shape, up=True)
@@ -304,28 +353,75 @@ class _Writer:
         draft.set(table, "min_nodes", limits.least if limits.least > 1 else 0, how)
         draft.set(table, "max_nodes", _least(limits.nodes, _count(fields.get("TotalNodes", "")) or shape.nodes), how)
         draft.set(table, "max_time", units.format_time_limit(limits.time) if limits.time else "", how)
-        draft.set(table, "gpus_per_node", shape.gpus, seen)
-        draft.set(table, "cpus_per_node", shape.cpus, seen)
-        memory = _least(shape.memory, _count(fields.get("MaxMemPerNode", "")))
-        draft.set(table, "memory_per_node", f"{memory}M" if memory else "", seen)
-        if fields.get("OverSubscribe") == "EXCLUSIVE":
-            draft.set(table, "whole_nodes", True, How(SLURM, "scontrol show partition"))
+        self._sizes(name, shape, seen)
+        self._account(name)
+        self._kinds(name, seen)
         self._ask_of(name, shape, "was derived from the whole partition" if seen.concluded else "is what Slurm reports")
-        if self.default_qos and not default:
+        if not default and (self.default_qos or _names(fields.get("AllowQos", ""))):
             self._qos_for(name, mine)
+
+    def _sizes(self, name: str, shape: Kind, seen: How) -> None:
+        """Set what a node of a partition has, and which of it a job may request."""
+        draft, table, fields = self.draft, ("partitions", name), self.partitions[name]
+        gpu_type = _whole_type(self.kinds[name])
+        counts = [dict(kind.gpus_by_type).get(gpu_type, 0) for kind in self.kinds[name]] if gpu_type else [shape.gpus]
+        draft.set(table, "gpus_per_node", max(counts), seen)
+        draft.set(table, "gpu_type", gpu_type, seen._replace(concluded=True))
+        cpus = _least(shape.cpus, _count(fields.get("MaxCPUsPerNode", "")))
+        draft.set(table, "cpus_per_node", cpus, seen)
+        memory = _least(shape.memory, _most_memory(fields, cpus if shape.memory else 0))
+        draft.set(table, "memory_per_node", f"{memory}M" if memory else "", seen)
+        if self.kinds[name] and not shape.memory:
+            unknown = How(SLURM, "RealMemory is 1 MiB: Slurm does not know the nodes' memory", concluded=True)
+            draft.set(table, "remove", ["--mem", "--mem-per-cpu"], unknown)
+        shown = How(SLURM, "scontrol show partition")
+        draft.set(table, "whole_nodes", fields.get("OverSubscribe") == "EXCLUSIVE" or "", shown)
+        least = amounts(self.tables.qos.get(fields.get("QoS", ""), {}).get("MinTRES", ""))
+        draft.set(table, "needs_gpus", "gres/gpu" in least or "", How(SLURM, "MinTRES of the partition's QoS"))
+
+    def _account(self, name: str) -> None:
+        """Set the account of a partition that does not take the one which the profile has for all."""
+        mine = self._accounts_of(name, self.partitions[name])
+        if mine and self.draft.values.get(("defaults",), {}).get("account") not in mine:
+            how = How(SLURM, f"AllowAccounts of {name}, sacctmgr show assoc", concluded=len(mine) > 1)
+            self.draft.set(("partitions", name), "account", mine[0], how)
+            if len(mine) > 1:
+                self.draft.ask(
+                    ("partitions", name), f"partition {name} accepts the accounts {', '.join(mine)}: which pays?"
+                )
+
+    def _kinds(self, name: str, seen: How) -> None:
+        """Set the kinds of nodes of a partition that has several, each type of GPUs as one of them."""
+        fields, labels = self.partitions[name], Counter[str]()
+        most = _count(fields.get("MaxCPUsPerNode", ""))
+        rows = dict[Kind, int]()  # kinds of one type and size, however they differ otherwise
+        for kind in self.kinds[name]:
+            for pair in kind.gpus_by_type or [("", 0)]:
+                row = kind._replace(nodes=0, threads=0, one="", gpus_by_type=(pair,))
+                rows[row] = rows.get(row, 0) + kind.nodes
+        for kind, nodes in rows.items() if len(rows) > 1 else ():
+            (gpu_type, gpus) = kind.gpus_by_type[0]
+            label = gpu_type or ("gpu" if gpus else "cpu")
+            labels[label] += 1
+            label = f"{label}-{labels[label]}" if labels[label] > 1 else label
+            table = ("partitions", name, "nodes", label)
+            values = {"max_nodes": nodes, "gpus_per_node": gpus, "gpu_type": gpu_type}
+            cpus = _least(kind.cpus, most)
+            memory = _least(kind.memory, _most_memory(fields, cpus)) if kind.memory else 0
+            values |= {"cpus_per_node": cpus, "memory_per_node": f"{memory}M" if memory else ""}
+            for key, value in values.items():
+                self.draft.set(table, key, value, seen)
 
     def _ask_of(self, name: str, shape: Kind, memory: str) -> None:
         """Ask what the sizes of a partition's nodes leave open."""
         draft, table, key = self.draft, ("partitions", name), f"partitions.{name}"
         if len({one._replace(nodes=0, one="") for one in self.kinds[name]}) > 1:
-            draft.ask(
-                table,
-                f"partition {name} has several kinds of nodes; the profile has their smallest CPU count and memory. "
-                "Must a job choose a kind with --constraint?",
-            )
-        if len(shape.gpu_types) > 1:
-            types = " or ".join(shape.gpu_types)
-            draft.ask(table, f"which GPUs shall a job in partition {name} request, {types} (slurm.gpu_type)?")
+            which = f"partition {name} has several kinds of nodes"
+            draft.ask(table, f"{which}: must a job choose one with a constraint ({key}.constraint)?")
+        types = dict.fromkeys(gpu_type for one in self.kinds[name] for gpu_type, _ in one.gpus_by_type if gpu_type)
+        if len(types) > 1:
+            which = f"{', '.join(types)} ({key}.gpu_type)"
+            draft.ask(table, f"which of these GPUs shall a job in partition {name} request: {which}?")
         seen = self.node if self.node and self.node.job.partition == name else None
         threads = shape.threads or (seen.process.cpus.threads if seen else 0)
         if threads > 1:
@@ -349,7 +445,8 @@ class _Writer:
             draft.set(table, "qos", chosen, how)
             draft.ask(
                 table,
-                f"partition {name} accepts the QoS {', '.join(mine)}, not the default QoS {self.default_qos}: "
+                f"partition {name} accepts the QoS {', '.join(mine)}, "
+                f"{f'not the default QoS {self.default_qos}' if self.default_qos else 'and you have no default QoS'}: "
                 f"is {chosen} correct?",
             )
         draft.ask(table, f"must a job name the partition {name}, or does the QoS choose the nodes?")
@@ -365,16 +462,26 @@ class _Writer:
         counted = max(homes, key=lambda one: (shapes[one].gpus > 0, shapes[one].nodes), default="")
         limits = self._limits(name, counted)
         nodes, time = self._within_partitions(limits.nodes, limits.time, homes, fields.get("Flags", "").split(","))
+        usual = self._usual(homes)  # the partitions have these limits too
         nodes = nodes or max((shapes[one].nodes for one in homes), default=0)  # not the limit of the default QoS
+        nodes = nodes if limits.nodes or usual.nodes else 0  # else the partition's limit counts
+        time = time if limits.time or usual.time else 0
         how = asked._replace(concluded=limits.concluded)
         draft.set(table, "min_nodes", limits.least if limits.least > 1 else 0, how)
         draft.set(table, "max_nodes", nodes, how)
         if time:
             draft.set(table, "max_time", units.format_time_limit(time), asked)
-        elif self._limits(self.default_qos, "").time:  # or the partitions would limit it as they do the default QoS
+        elif usual.time:  # or the partitions would limit it as they do the default QoS
             how = asked._replace(question="this QoS has no time limit", concluded=True)
             draft.set(table, "max_time", "365-00:00:00", how)
         draft.set(table, "max_jobs", _count(fields.get("MaxSubmitPU", "")), asked)
+        if not draft.values[table]:  # or a profile that has all QoS would lack this one
+            draft.set(table, "partitions", homes, How(SLURM, "AllowQos and DenyQos of the partitions"))
+
+    def _usual(self, homes: Sequence[str]) -> _Limits:
+        """Return the widest limits that the default QoS sets in some partitions; 0 where it sets none in any."""
+        each = [_Limits(), *(self._limits(self.default_qos, one) for one in homes)]
+        return _Limits(max(one.nodes for one in each), max(one.time for one in each))
 
     def _within_partitions(self, nodes: int, time: int, homes: Sequence[str], flags: Sequence[str]) -> tuple[int, int]:
         """Return a QoS's nodes and time within the limits of its partitions, where its flags do not lift these."""
@@ -508,8 +615,13 @@ class _Writer:
 
 
 def _in_words(kind: Kind) -> str:
-    gpus = f"{kind.gpus} GPUs{''.join(f' {name}' for name in kind.gpu_types)}" if kind.gpus else "no GPUs"
-    return f"{kind.nodes} nodes: {kind.cpus} CPUs, {kind.threads} for each core, {kind.memory} MiB, {gpus}"
+    gpus = " and ".join(f"{count} GPUs {name}".rstrip() for name, count in kind.gpus_by_type) or "no GPUs"
+    memory = f"{kind.memory} MiB" if kind.memory else "memory unknown to Slurm"
+    return f"{kind.nodes} nodes: {kind.cpus} CPUs, {kind.threads} for each core, {memory}, {gpus}"
+
+
+def _untyped(gpus: int) -> tuple[tuple[str, int], ...]:
+    return (("", gpus),) if gpus else ()
 
 
 def _above(path: str) -> Iterator[str]:

@@ -12,10 +12,13 @@ from hpcml.errors import TIME_LIMIT, SiteError, UsageError
 from hpcml.failures.cause import KINDS, Cause, kind_of
 from hpcml.failures.rule import Retry
 from hpcml.failures.rules import BY_NAME
+from hpcml.paths import RunPaths
 from hpcml.request.record import Code, RunRequest
-from hpcml.runs import bad_nodes, directories, packages, reach, why
+from hpcml.runs import bad_nodes, directories, packages, pythons, reach, why
 from hpcml.runs import status as run_status
 from hpcml.runs import submit as runs_submit
+from hpcml.runs.record import Record
+from hpcml.sites import layers, lookup
 from hpcml.sites.schema import Partition
 from hpcml.states import State
 from hpcml.sweeps import points, record
@@ -261,6 +264,19 @@ def check_worker_groups(prepared: Prepared) -> None:
         else f"more workers (--set workers.per_node={-(-inside.points.at_once // inside.job.nodes)}), or "
     )
     raise UsageError(message, place="--at-once", hint=f"Request {more}more nodes.")
+
+
+def with_python(spec: RunRequest) -> RunRequest:
+    """Return the request with the Python of the sweep's newest run, so that all points have the same."""
+    place = spec.place
+    loaded = lookup.load_here(place.site, spec.code.cwd, place.settings, place.line_settings)
+    runs = directories.runs_folder(loaded.site.paths.runs, layers.process_environment())
+    before = record.load(runs, spec.points.sweep)
+    if spec.python or not before or not before.runs or not (runs / before.runs[-1]).is_dir():
+        return spec
+    request = Record(RunPaths(runs / before.runs[-1])).request
+    kept = pythons.kept(request.site) if request else ()
+    return spec.changed(line_settings=(*place.line_settings, *kept))
 
 
 # -- a submission ------------------------------------------------------------------------------------------------------

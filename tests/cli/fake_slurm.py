@@ -14,6 +14,7 @@ import time
 
 TYPE_CHECKING = False  # typing is dear too
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
 STATE = os.environ["FAKE_STATE"]
@@ -30,10 +31,12 @@ OPTIONS = {
     "squeue": """all array array-unique federation help hide json local long me noconvert noheader sibling start usage verbose
         version yaml account= clusters= format= iterate= job= jobs= licenses= name= nodelist= partition= qos= reservation=
         sort= states= steps= user=""",
-    "sacct": "allocations duplicates noheader parsable2 format= jobs= starttime=",
-    "scancel": """batch full help hurry interactive me quiet usage verbose version account= name= partition= qos= signal= state=
+    "sacct": "allocations duplicates noheader parsable2 clusters= format= jobs= starttime=",
+    "scancel": """batch full help hurry interactive me quiet usage verbose version account= clusters= name= partition= qos= signal= state=
         user= wckey=""",
-    "scontrol": "all help oneliner quiet verbose version",
+    "scontrol": "all help oneliner quiet verbose version clusters=",
+    "sinfo": "exact noheader format= clusters=",
+    "sacctmgr": "noheader parsable2",
 }
 
 
@@ -80,12 +83,46 @@ def save(found: dict[str, dict[str, str]]) -> None:
         file.write(repr(found))
 
 
+def machine() -> Any:
+    """Return the machine of a file that $FAKE_SITE names; None without one."""
+    path = os.environ.get("FAKE_SITE")
+    if not path:
+        return None
+    sys.path.append(__file__.rpartition("/")[0])
+    import site_slurm
+
+    return site_slurm.Site(path)
+
+
+def answer_of(program: str) -> Callable[[list[str], list[str]], tuple[int, str]]:
+    """Return what asks the machine of a file."""
+
+    def asked(arguments: list[str], _positional: list[str]) -> tuple[int, str]:
+        site = machine()
+        code, out, err = site.answer(program, arguments) if site else (0, "", "")
+        sys.stderr.write(err)
+        return code, out
+
+    return asked
+
+
 def sbatch(arguments: list[str], positional: list[str]) -> tuple[int, str]:
     with open(positional[0]) as file:
         lines = file.read().splitlines()
     directives = [line.removeprefix("#SBATCH ") for line in lines if line.startswith("#SBATCH ")]
     check("sbatch", directives)
     options = dict(line.partition("=")[::2] for line in directives)
+    reason = "Priority"
+    if site := machine():
+        job = str(max([100, *map(int, jobs())]) + 1)
+        code, out, err, verdict = site.submitted(options, arguments, job)
+        sys.stderr.write(err)
+        if code and "--test-only" not in arguments:
+            with open(f"{STATE}/refusal", "w") as file:
+                file.write(err or out)
+        if code or "--test-only" in arguments:
+            return code, out
+        reason = verdict.reason or reason
     if "--test-only" in arguments:
         sys.stderr.write(
             "sbatch: Job 7 to start at 2026-11-21T08:00:00 using 1 processors on nodes n1 in partition boost\n"
@@ -93,27 +130,36 @@ def sbatch(arguments: list[str], positional: list[str]) -> tuple[int, str]:
         return 0, ""
     known = jobs()
     job = str(max([100, *(int(one) for one in known if int(one) < 4000)]) + 1)
-    facts = {"state": "PENDING", "reason": "Priority", "script": positional[0], "name": options["--job-name"]}
-    save({**known, job: {"comment": options["--comment"], **facts}})
-    return 0, f"{job}\n"
+    facts = {"state": "PENDING", "reason": reason, "script": positional[0], "name": options["--job-name"]}
+    cluster = options.get("--clusters", "").split(",")[-1]  # the first that can start it
+    if site:
+        job, _, cluster = out.splitlines()[-1].partition(";")
+    save({**known, job: {"comment": options["--comment"], "cluster": cluster, **facts}})
+    return 0, out if site else f"{job};{cluster}\n" if cluster else f"{job}\n"
 
 
 def squeue(arguments: list[str], _positional: list[str]) -> tuple[int, str]:
     options = dict(word.removeprefix("--").partition("=")[::2] for word in arguments)
-    asked = options["jobs"].split(",") if "jobs" in options else list(jobs())
+    cluster = options.get("clusters", "")
+    here = {job: facts for job, facts in jobs().items() if facts.get("cluster", "") == cluster}
+    if read("down").get(cluster):
+        sys.stderr.write(f"squeue: error: Unable to contact slurm controller of {cluster}\n")
+        return 1, ""
+    asked = options["jobs"].split(",") if "jobs" in options else list(here)
     titles = {
         "i": "JOBID", "T": "STATE", "r": "REASON", "S": "START_TIME", "N": "NODELIST", "j": "NAME", "k": "COMMENT",
     }  # fmt: skip
     rows = [] if "noheader" in options else [titles]
-    for job, facts in jobs().items():
+    for job, facts in here.items():
         if job in asked:
             rows.append({"i": job, "k": facts["comment"], "T": facts["state"], "r": facts["reason"], "S": "N/A", "N": "",
                          "j": facts["name"]})  # fmt: skip
-    if len(asked) == 1 and asked[0] not in jobs() and "jobs" in options:
+    if len(asked) == 1 and asked[0] not in here and "jobs" in options:
         sys.stderr.write("slurm_load_jobs error: Invalid job id specified\n")
         return 1, ""
+    banner = f"CLUSTER: {cluster}\n" if cluster else ""
     lines = ["|".join(row.get(word[1], "") for word in options["format"].split("|")) for row in rows]
-    return 0, "".join(f"{line}\n" for line in lines)
+    return 0, banner + "".join(f"{line}\n" for line in lines)
 
 
 def sacct(_arguments: list[str], _positional: list[str]) -> tuple[int, str]:
@@ -121,19 +167,20 @@ def sacct(_arguments: list[str], _positional: list[str]) -> tuple[int, str]:
     return 1, ""
 
 
-def scancel(_arguments: list[str], positional: list[str]) -> tuple[int, str]:
+def scancel(arguments: list[str], positional: list[str]) -> tuple[int, str]:
     found = jobs()
+    cluster = next((word.partition("=")[2] for word in arguments if word.startswith("--clusters=")), "")
     for job in positional:
+        if job not in found or found[job].get("cluster", "") != cluster:
+            sys.stderr.write(f"scancel: error: Kill job error on job id {job}: Invalid job id specified\n")
+            return 1, ""
         found[job]["state"] = "CANCELLED"
     save(found)
     return 0, ""
 
 
-def scontrol(_arguments: list[str], _positional: list[str]) -> tuple[int, str]:
-    return 0, ""
-
-
-WORK = {"sbatch": sbatch, "squeue": squeue, "sacct": sacct, "scancel": scancel, "scontrol": scontrol}
+WORK = {"sbatch": sbatch, "squeue": squeue, "sacct": sacct, "scancel": scancel,
+        **{program: answer_of(program) for program in ("scontrol", "sinfo", "sacctmgr")}}  # fmt: skip
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1], sys.argv[2:]))

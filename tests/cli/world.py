@@ -73,6 +73,13 @@ class World:
         lines = path.read_text().splitlines() if path.exists() else []
         return [call for call in map(ast.literal_eval, lines) if call["program"] == program]
 
+    def refusal(self) -> list[str]:
+        """Return the lines of the last refusal of sbatch, and forget them; none if it refused nothing since."""
+        path = self.state / "refusal"
+        lines = path.read_text().splitlines() if path.exists() else []
+        path.unlink(missing_ok=True)
+        return lines
+
     def jobs(self) -> dict[str, dict[str, str]]:
         path = self.state / "jobs"
         return dict(ast.literal_eval(path.read_text())) if path.exists() else {}

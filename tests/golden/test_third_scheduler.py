@@ -68,7 +68,7 @@ class Pbs:
     def line(self, run: RunPaths) -> str:
         return f"qsub {run.script}"
 
-    def find(self, run_ids: Sequence[str]) -> dict[str, Submission]:
+    def find(self, run_ids: Sequence[str], clusters: str = "") -> dict[str, Submission]:
         raise NotImplementedError
 
     def states(self, jobs: Sequence[str]) -> dict[str, JobState]:

@@ -38,7 +38,6 @@ class Sockets(NamedTuple):
 
 
 SOCKETS = {
-    "SUPERVISOR": Sockets(("supervisor",), (UNIX,), r"/control\.sock$", announced=False),
     "DASHBOARD": Sockets(("scheduler",), (UNIX,), r"/dashboard\.sock$", announced=False),
     "JUPYTER": Sockets(("jupyter", "kernel"), (UNIX,), r"/jupyter\.sock$|/k/kernel-[-\w]+-ipc-\d$", announced=False),
     "KERNEL_OUTPUT": Sockets(("kernel",), (UNIX,), r"/k/out-\d+$", announced=False),

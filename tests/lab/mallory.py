@@ -451,7 +451,8 @@ import json, os, socket, sys
 host, port, tries, won = sys.argv[1], int(sys.argv[2]), 0, []
 forms = ["é b n1\n".encode(), "ключ b n1\n".encode(), b"\xff\xfe\n", b"\n", b" \n", b"  \n", b"a b\n", b"a b c d\n", b"{n} {n} n1\n", b"{n}\n", b"{n}" * 20,
          b"x" * 511 + b"\n", b"x" * 600, b"x" * 200_000, b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x02\x00\x01", b"[" * 5000 + b"\n", b"\0" * 300 + b"\n",
-         b"0" * 64 + b" " + b"0" * 32 + b" n2\n{\"event\": \"rank-ended\", \"rank\": 0, \"status\": 7, \"memory\": false}\n", b"AUTH rank=0 nranks=4 token=x\n"]
+         b"0" * 64 + b" " + b"0" * 32 + b" n2\n{\"event\": \"rank-ended\", \"rank\": 0, \"status\": 7, \"memory\": false}\n", b"AUTH rank=0 nranks=4 token=x\n",
+         b"0" * 64 + b" " + b"0" * 32 + b" scheduler@n1\n" + b"0" * 64 + b" {\"event\": \"scheduler-closed\"}\n", b"{n}{n} {n} scheduler@n1\n"]
 forms += [bytes([byte]) * 3 + b" b n1\n" for byte in range(128, 256, 4)] + [os.urandom(size) + b"\n" for size in range(1, 500, 10)]
 for form in forms:
     tries += 1

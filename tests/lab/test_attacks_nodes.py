@@ -228,9 +228,9 @@ def pids(cluster: Cluster) -> list[str]:
     return [str(pid) for pid, line in cluster.lab.processes("alice") if "hpcml.kinds" in line or "hpcml.node" in line]
 
 
-def control(target: Target) -> Path:
-    """Return the path of the run's control socket."""
-    return Path(json.loads((target.directory / "attempts/0/control.json").read_text())["socket"])
+def sockets(target: Target) -> Path:
+    """Return the folder of the run's unix sockets."""
+    return Path(json.loads((target.directory / "attempts/0/link.json").read_text())["sockets"])
 
 
 def test_clients_without_the_key(cluster: Cluster, target: Target, subtests: pytest.Subtests) -> None:
@@ -256,11 +256,27 @@ def test_clients_without_the_key(cluster: Cluster, target: Target, subtests: pyt
 
 def test_sockets(cluster: Cluster, target: Target) -> None:
     """The run's unix sockets: by their paths, and through /proc."""
-    found = cluster.run("find", str(control(target).parent), "-type", "s", node="n1").stdout.split()
-    assert len(found) == 2
+    found = cluster.run("find", str(sockets(target)), "-type", "s", node="n1").stdout.split()
+    assert len(found) == 1
     through = [f"/proc/{pid}/root{path}" for pid in pids(cluster) for path in found]
     for node in (*NODES, "login"):
         tries(cluster, mallory.KNOCK, *found, *through, node=node)
+
+
+def test_junk_at_the_port_for_agents_and_scheduler(cluster: Cluster, target: Target) -> None:
+    """Also in the scheduler's name, from its own node, another one and outside: the run, and its scheduler, go on."""
+    places = json.loads((target.directory / "attempts/0/link.json").read_text())["places"]
+    started = [
+        cluster.lab.popen(["python3", "-c", mallory.JUNK, host, str(port)], node=node, user="mallory")
+        for node in ("n1", "n3", "login")
+        for host, port in places
+    ]
+    for done in together(started, 300):
+        assert done.returncode == 0, done.stderr
+        assert refused(done.stdout)["tries"] > 90
+    status = target.directory / "status.json"
+    assert not json.loads(status.read_text() if status.exists() else "{}").get("over")
+    assert not (target.directory / "attempts/0/nodes/n1.events").exists()
 
 
 WEB = """
@@ -295,7 +311,7 @@ print(json.dumps({"tries": tries, "won": won}))
 
 def test_another_page_in_the_browser(cluster: Cluster, target: Target) -> None:
     """What a page in the owner's own browser can send through a tunnel: hosts, origins, websockets."""
-    done = cluster.run("python3", "-c", WEB, str(control(target).with_name("dashboard.sock")), node="n1")
+    done = cluster.run("python3", "-c", WEB, str(sockets(target) / "dashboard.sock"), node="n1")
     assert done.returncode == 0, done.stderr
     assert refused(done.stdout)["tries"] > 0
 

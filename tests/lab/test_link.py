@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +18,9 @@ from hpcml import errors
 from lab_state import wait_for
 from test_attacks_nodes import ALICE, clean, owned
 from test_attacks_ranks import address_of, beside
-from test_losses import output, roles
+from test_losses import WAITS, output, roles, start
+from test_ranks_ends import cut_off
+from tests.said import in_order
 
 pytestmark = pytest.mark.lab
 
@@ -37,6 +40,7 @@ else:
     master.sendall(b"hello")
 """
 KINDS = {"dask": (SUM, ()), "late": ("import time\ntime.sleep(8)\n", ()), "ranks": (MEET, ("--ranks", "1"))}
+LOST = 90.0  # seconds by which a node without network is noticed: Dask's 30 s and those of the link
 LATER = 5.0  # seconds by which a start may be later without the link
 
 
@@ -109,9 +113,38 @@ def test_an_agent_behind_a_filter_that_is_killed_is_known_by_its_files(cluster: 
         cluster.run("kill", "-KILL", str(agent), node="n2")
         assert cluster.wait_event(directory, "workers-lost", 60)["workers"] == ["n2"]
     assert wait_for(
-        lambda: "n2 lost a worker permanently: the workers' parent process exited with status 137" in output(directory),
+        lambda: bool(re.search(in_order("n2 lost a worker permanently", "status 137"), output(directory))),
         10,
     )
+
+
+@pytest.mark.parametrize("policy", ["fail", "continue"])
+def test_a_node_of_dask_without_network_is_named(cluster: Cluster, policy: str) -> None:
+    """Dask gives a connection up after 30 s. The link knows before why: its node's agent has not answered."""
+    options = (
+        "--set",
+        f"workers.on_loss={policy}",
+        "--set",
+        "deadlines.answer=8s",
+        "--set",
+        "deadlines.script_grace=2s",
+    )
+    directory = start(cluster, WAITS, *SMALL, *options)
+    with cut_off("n2"):
+        if policy == "fail":
+            cluster.wait_status(directory, LOST)
+        else:
+            assert cluster.wait_event(directory, "workers-lost", LOST)["node"] == "n2"
+        end = json.loads(cluster.run("hpcml", "status", directory.name, "--json").stdout)
+        why = cluster.run("hpcml", "why", directory.name).stdout
+    words = "n2 has not answered for 8 s"
+    if policy == "fail":
+        assert (end["exit_status"], end["message"]) == (errors.ROLE_LOST, f"workers were lost: n2: {words}")
+        assert words in why
+    else:
+        assert end["warnings"] == [f"n2 lost a worker permanently: {words}; 1 of 2 workers are left."], end
+        cluster.run("hpcml", "cancel", directory.name)
+    cluster.wait_gone(directory, 120)
 
 
 def test_floods_from_its_first_moment_end_no_run_of_dask(cluster: Cluster) -> None:
@@ -135,4 +168,4 @@ def test_a_stopped_supervisor_of_dask_is_ended_by_the_agent_of_its_node(cluster:
     cluster.wait_gone(directory, 90)
     end = json.loads(cluster.run("hpcml", "status", directory.name, "--json").stdout)
     assert (end["state"], end["exit_status"]) == ("FAILED", errors.ROLE_LOST), end
-    assert "hpcml's supervisor process on n1 did not answer for" in end["message"]
+    assert "supervisor process on n1 did not answer for" in end["message"]

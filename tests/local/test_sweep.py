@@ -126,8 +126,8 @@ def test_a_sweep_and_again(train: Here) -> None:
     logs = Path(train.status()["directory"], "points")
     assert (logs / f"{rows[0]['key']}.log").read_text() == "point 2\nat exit\n"
     assert {Path(row["out"], "open").read_text() for row in rows[:3]} == {"written"}
-    assert "the workers were restarted: 1 of the workers kept up to " in done.stdout
-    assert "the workers were restarted: Dask tasks of the sweep point still ran on 1 of the workers" in done.stdout
+    assert "the workers were restarted: 1" in done.stdout
+    assert "tasks of the sweep point still ran on 1" in done.stdout
 
     only = train.run("sweep", "--wait", "--only-failed", "--max-fails", "0", "train.py", *zips)
     assert only.returncode == 1
@@ -192,7 +192,7 @@ def test_points_side_by_side_and_in_several_runs(here: Here) -> None:
 
     few = sweep("k=range(0,4)", "1", "--at-once", "5")
     assert few.returncode == errors.USAGE
-    assert "5 parallel points need 5 workers, but the run has " in few.stderr
+    assert "5 parallel points need 5 workers" in few.stderr
     done = sweep("k=range(0,4)", "1", "--nodes", "2", "--set", "workers.per_node=2", "--at-once", "2")
     assert done.returncode == 0, done.stderr + done.stdout
     names = {path: json.loads(path.read_text()) for path in Path(here.status()["directory"]).glob("out/*/names")}

@@ -76,7 +76,7 @@ def test_a_plain_client_with_the_scripts_environment(keyed: Cluster, paths: Atte
     assert done.stdout.split() == ["50000000", keyed.addresses["scheduler"]], done.stderr
     without = "import sys; sys.modules['distributed_ucxx'] = None; from distributed import Client; Client()"
     done = keyed.against("scheduler", without, **own)
-    assert "ImportError: This run's Dask uses UCX, but distributed-ucxx cannot be imported" in done.stderr
+    assert "UCX, but distributed-ucxx cannot be imported" in done.stderr
 
 
 def test_many_connections_at_once(scheduler: Cluster) -> None:
@@ -209,7 +209,7 @@ asyncio.run(main())
     assert len(lines) == len(IMPOSTORS), done.stderr
     for (what, (_, error)), line in zip(IMPOSTORS.items(), lines, strict=True):
         assert line.startswith(error + " "), what
-        assert "refused the connection: the peer has another key" in line, what
+        assert "the peer has another key" in line, what
 
 
 def test_a_peer_cannot_read_memory(worker: Cluster, plain: Cluster) -> None:

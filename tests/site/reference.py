@@ -62,7 +62,9 @@ KINDS = {
     units.Memory: "memory", str: "text", tuple: "list of strings", dict: "table of texts",
 }  # fmt: skip
 # What the tables of a section describe, by section.
-ENTRIES = {"partitions": "partition", "qos": "QoS", "report.advice": "rule", "facts": "fact"}
+ENTRIES = {
+    "partitions": "partition", "partitions.NAME.nodes": "kind of nodes", "qos": "QoS", "report.advice": "rule", "facts": "fact",
+}  # fmt: skip
 # What explains the keys of a section.
 MORE = {
     "identify": "[how the site is found](sites.md#how-the-site-is-found)",

@@ -174,4 +174,4 @@ def test_dask_s_report_is_made_without_the_profiles_of_workers_that_do_not_answe
     monkeypatch.setattr(tempfile, "tempdir", None)
     asyncio.run(write())
     assert (tmp_path / "dask.html").read_text() == "the page"
-    assert "was not written with the workers' profiler output: OSError: no answer" in capfd.readouterr().err
+    assert "the workers' profiler output: OSError" in capfd.readouterr().err

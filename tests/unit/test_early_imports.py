@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -15,6 +17,7 @@ from hpcml.kinds.dask.node import gpus, workers
 from hpcml.kinds.dask.node.script import replacements
 from hpcml.node.script import launcher
 from hpcml.node.tasks import process as tasks_process
+from hpcml.paths import RunPaths
 from hpcml.settings import Gpu
 from node_settings import settings as settings_of
 
@@ -149,14 +152,16 @@ def test_a_script_that_waits_begins_at_the_supervisor_s_word(tmp_path: Path, beg
     assert (out, process.returncode) == (("False\n", 0) if begins else ("", 1))
 
 
-def test_a_process_with_another_dask_opens_no_connection_to_the_run(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_a_process_with_another_python_opens_no_connection_to_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("DASK_SCHEDULER_ADDRESS", "tls://1.2.3.4:5")
-    monkeypatch.setattr("hpcml.node.settings.load", lambda: None)
-    monkeypatch.setattr("hpcml.node.versions.unlike", lambda *_: "dask is 1 here but 2 in the run")
+    attempt = RunPaths(tmp_path).attempt(0)
+    attempt.directory.mkdir(parents=True)
+    attempt.link.write_text(json.dumps({"versions": {"python": "2.7.1"}}))
+    monkeypatch.setattr("hpcml.node.settings.load", lambda: SimpleNamespace(attempt=attempt))
     assert not replacements.install_in_child([])
-    assert "dask is 1 here but 2 in the run" in capsys.readouterr().err
+    assert "in this process but 2.7.1 in the run" in capsys.readouterr().err
     assert "DASK_SCHEDULER_ADDRESS" not in os.environ
 
 

@@ -170,7 +170,7 @@ def test_what_it_cannot_do_is_refused_in_a_sentence(
 
 
 @pytest.mark.parametrize(("error", "said"), [
-    (SiteError("Slurm refuses"), "Slurm does not report the jobs of elastic cluster c: Slurm refuses"),
+    (SiteError("Slurm refuses"), "Slurm does not report the jobs"),
     (SlurmUnreachableError("silent"), ""),
 ])  # fmt: skip
 def test_a_slurm_that_does_not_answer_ends_no_job(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -41,9 +40,8 @@ def test_the_worker_that_has_the_memory_is_named(tmp_path: Path, process: int, n
 
 def test_the_scheduler_reports_the_process_of_a_pool() -> None:
     lines: list[dict[str, Any]] = []
-    writer: Any = SimpleNamespace(write=lambda data: lines.append(json.loads(data)))
     message = POOL | {"event": "gpu-memory", "wanted": POOL["pool"], "address": "tls://n1:1"}
-    reporter = Reporter(writer)
+    reporter = Reporter(lambda **fields: lines.append(fields))
     reporter.names["tls://n1:1"] = str(POOL["worker"])
     reporter.log_event(TOPIC, message | {"worker": "tls://n1:1"})  # Dask's own word for who said it
     assert lines == [{"event": "gpu-pool", **POOL}]

@@ -8,7 +8,6 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import dask.config
 import pytest
@@ -54,7 +53,7 @@ def test_the_script_begins_without_keys_or_roles(cluster: Processes) -> None:
     environment = cluster.start()
     assert environment[late.VARIABLE] == late.ADDRESS
     assert not cluster.context.attempt.key.exists()
-    cluster.channel.closed = True  # there is no scheduler that could be lost
+    cluster.agents.lost[cluster.scheduler] = "it ended"  # it is not needed yet
     cluster.check()
     assert "cluster-waits" in cluster.context.run.events.read_text()
 
@@ -65,7 +64,7 @@ def test_the_cluster_starts_when_it_is_asked_for(cluster: Processes, monkeypatch
     asked_for(cluster)
     cluster.check()
     assert files.read_json(cluster.context.attempt.cluster) == {"environment": {late.VARIABLE: "tls://n1:1"}}
-    cluster.channel.closed = True
+    cluster.agents.lost[cluster.scheduler] = "it ended"
     with pytest.raises(RunEndedError) as ended:
         cluster.check()
     assert ended.value.end.exit_status == errors.ROLE_LOST
@@ -89,24 +88,6 @@ def test_a_script_that_ends_while_the_cluster_starts(cluster: Processes) -> None
     cluster.check()
     cluster.check()
     assert not cluster.context.attempt.cluster.exists()
-
-
-def test_a_role_waits_until_it_is_wanted_or_the_run_ends(context: Context) -> None:
-    looks: list[int] = []
-
-    def meanwhile(path: Path) -> Any:
-        def look() -> None:
-            looks.append(1)
-            if len(looks) == 2:
-                path.touch()
-
-        return look
-
-    assert late.wait(context, meanwhile(context.attempt.cluster_wanted))
-    assert len(looks) == 2
-    context.attempt.cluster_wanted.unlink()
-    looks.clear()
-    assert not late.wait(context, meanwhile(context.attempt.ended))
 
 
 def test_a_client_waits_for_the_cluster_and_finds_it(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ def _open_umask() -> Iterator[None]:
 
 
 def test_a_unix_socket_is_the_user_s_alone_with_any_umask(tmp_path: Path) -> None:
-    with listening.listen_unix(listening.SUPERVISOR, tmp_path / "socket") as listener:
+    with listening.listen_unix(listening.DASHBOARD, tmp_path / "socket") as listener:
         assert stat.S_IMODE((tmp_path / "socket").stat().st_mode) == 0o600
         with socket.socket(socket.AF_UNIX) as connection:
             connection.connect(listener.getsockname())

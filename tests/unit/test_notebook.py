@@ -269,7 +269,7 @@ def test_a_session_that_was_told_to_end_has_the_status_of_it(
             await asyncio.sleep(0)
 
     with tempfile.TemporaryDirectory(dir="/tmp") as short:
-        there.attempt.control.write_text(json.dumps({"socket": f"{short}/control.sock"}))
+        there.attempt.link.write_text(json.dumps({"sockets": short}))
         loop = SimpleNamespace(add_callback=lambda *_: None, add_callback_from_signal=lambda function: function())
         lab = SimpleNamespace(io_loop=loop, start=lambda: asyncio.run(serve()), stop=lambda: None)
         monkeypatch.setattr(server, "load", lambda: there)

@@ -68,6 +68,118 @@ def test_what_does_not_fit(request_: dict[str, Any], misfit: tuple[object, ...])
     assert error.value.hint
 
 
+OWN = {  # as Jean Zay and Setonix are: accounts, types and options by partition
+    "scheduler": "slurm",
+    "name": "own",
+    "defaults": {"partition": "cpu", "account": "abc@cpu"},
+    "slurm": {"extra": ["--constraint=any", "--hint=nomultithread"], "gpu_request": "gres"},
+    "partitions": {
+        "cpu": {"cpus_per_node": 40, "memory_per_node": "160G"},
+        "v100": {"gpus_per_node": 4, "cpus_per_node": 40, "memory_per_node": "160G", "account": "abc@v100", "qos": "long",
+                 "gpu_type": "v100", "constraint": "v100-32g", "extra": ["--exclusive=user"], "remove": ["--mem"]},
+    },
+}  # fmt: skip
+
+
+def test_a_partition_has_an_account_and_options_of_its_own() -> None:
+    made = directives(OWN, nodes=2)
+    assert (made["--account"], made["--partition"], made["--constraint"]) == ("abc@cpu", "cpu", "any")
+    assert not {"--qos", "--gres", "--exclusive"} & made.keys()
+    made = directives(OWN, nodes=2, gpus_per_node=4)
+    expected = {"--account": "abc@v100", "--qos": "long", "--gres": "gpu:v100:4", "--constraint": "v100-32g",
+                "--exclusive": "user", "--hint": "nomultithread"}  # fmt: skip
+    assert expected.items() <= made.items()
+    assert "--mem" not in made
+    typed = {"account": "mine", "qos": "short", "gpu_type": "a100", "sbatch": (("--constraint", "old"),)}
+    made = directives(OWN, gpus_per_node=1, **typed)
+    assert {
+        "--account": "mine",
+        "--qos": "short",
+        "--gres": "gpu:a100:1",
+        "--constraint": "old",
+    }.items() <= made.items()
+
+
+KINDS = {
+    "scheduler": "slurm",
+    "name": "kinds",
+    "partitions": {
+        "main": {
+            "max_nodes": 66, "gpus_per_node": 8, "cpus_per_node": 64, "memory_per_node": "500G",
+            "nodes": {
+                "cpu": {"max_nodes": 60, "cpus_per_node": 128, "memory_per_node": "500G"},
+                "fat": {"max_nodes": 2, "cpus_per_node": 128, "memory_per_node": "4T"},
+                "a100": {"max_nodes": 3, "gpus_per_node": 4, "gpu_type": "a100", "cpus_per_node": 64, "memory_per_node": "1T"},
+                "v100": {"max_nodes": 1, "gpus_per_node": 8, "gpu_type": "v100", "cpus_per_node": 64, "memory_per_node": "800G"},
+            },
+        }
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("request_", "cpus", "memory"), [
+    ({}, "128", "512000M"),  # the nodes without GPUs
+    ({"memory_per_node": "2T"}, "128", "2097152M"),  # the two that have as much
+    ({"gpus_per_node": 2}, "16", "204800M"),  # of both types the smaller share
+    ({"gpus_per_node": 2, "gpu_type": "a100"}, "32", "524288M"),
+    ({"gpus_per_node": 8}, "64", "819200M"),
+])  # fmt: skip
+def test_a_request_is_sized_by_the_nodes_that_it_can_get(request_: dict[str, Any], cpus: str, memory: str) -> None:
+    made = directives(KINDS, **request_)
+    assert (made["--cpus-per-task"], made["--mem"]) == (cpus, memory)
+
+
+@pytest.mark.parametrize(("request_", "misfit"), [
+    ({"nodes": 2, "gpus_per_node": 8}, ("'main'", "only 1 node", 2)),
+    ({"nodes": 3, "memory_per_node": "1T", "cpus_per_node": 128}, ("'main'", "only 2 nodes", 3)),
+    ({"gpus_per_node": 8, "gpu_type": "a100"}, ("'main'", "8 a100 GPUs")),
+    ({"cpus_per_node": 256}, ("'main'", "256 CPUs")),
+    ({"nodes": 67}, ("'main'", "66 nodes", 67)),
+])  # fmt: skip
+def test_no_node_of_a_kind_is_promised_that_is_not_there(request_: dict[str, Any], misfit: tuple[object, ...]) -> None:
+    with pytest.raises(SiteError, match=in_order(*misfit)):
+        directives(KINDS, **request_)
+
+
+SEVERAL = {
+    "scheduler": "slurm",
+    "name": "several",
+    "partitions": {
+        "milan": {"max_nodes": 8, "max_time": "1-0", "cpus_per_node": 128, "memory_per_node": "490000M"},
+        "genoa": {"max_nodes": 4, "max_time": "2-0", "cpus_per_node": 192, "memory_per_node": "250000M"},
+        "gpu4": {"gpus_per_node": 4, "cpus_per_node": 32, "memory_per_node": "100G", "account": "a"},
+        "gpu8": {"gpus_per_node": 8, "cpus_per_node": 128, "memory_per_node": "100G", "account": "b", "gpu_type": "h100"},
+    },
+}  # fmt: skip
+
+
+def test_several_partitions_get_the_smallest_of_each_and_keep_the_limits_of_all() -> None:
+    made = plan.plan(site(SEVERAL), spec(partition="milan,genoa", nodes=4), PLACE)
+    assert {"--partition": "milan,genoa", "--cpus-per-task": "128", "--mem": "250000M"}.items() <= dict(
+        made.directives
+    ).items()
+    assert not made.notices
+    assert made.inside.job.whole_nodes is False, "128 CPUs are a part of a node of genoa"
+    for name, more in (("nodes", 5), ("time", "1-00:01:00"), ("cpus_per_node", 129)):
+        with pytest.raises(SiteError, match=r"'genoa'|'milan'") as error:
+            directives(SEVERAL, partition="milan,genoa", **{name: more})
+        assert "--partition" in error.value.hint
+    share = directives(SEVERAL, partition="gpu4,gpu8", gpus_per_node=2, account="mine", gpu_type="h100")
+    assert (share["--cpus-per-task"], share["--account"]) == ("16", "mine")
+
+
+def test_partitions_whose_jobs_are_not_alike_are_refused_with_a_line_for_each() -> None:
+    with pytest.raises(UsageError, match="account and GPU type") as error:
+        directives(SEVERAL, partition="gpu4,gpu8", gpus_per_node=2)
+    assert "--partition gpu4 --account a; or --partition gpu8 --account b --gpus-per-node h100:N" in error.value.hint
+
+
+def test_an_unknown_partition_of_several_is_named() -> None:
+    made = plan.plan(site(SEVERAL), spec(partition="milan,genoua", nodes=1), PLACE)
+    assert any("genoua" in notice and "genoa" in notice for notice in made.notices)
+    assert dict(made.directives)["--cpus-per-task"] == "128"
+
+
 def test_a_partition_that_was_not_the_default_is_told() -> None:
     made = plan.plan(site(TWO), spec(gpus_per_node=1), PLACE)
     (notice,) = made.notices
@@ -248,7 +360,7 @@ def test_when_the_cluster_starts(subtests: pytest.Subtests) -> None:
             assert made(table, **values).inside.workers.late == expected
     said = made(late, nodes=4)
     assert "the code does not name Dask" in " ".join(said.reasons)
-    assert "runs once, on the first of 4 nodes; to run it on every node, add --ranks node" in " ".join(said.notices)
+    assert re.search(in_order("of 4", "add --ranks"), " ".join(said.notices))
     assert "--ranks" not in " ".join((*made({}, nodes=4).notices, *made(late).notices))
 
 

@@ -55,7 +55,9 @@ def test_a_package_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
         assert f"the package {name}, which" in profilers.missing(context)
         monkeypatch.setitem(sys.modules, name, SimpleNamespace(__spec__=1))
     assert profilers.missing(context) == ""
-    closed = SimpleNamespace(readable=True, certain=True, has=lambda name: name == "bokeh")
+    closed = SimpleNamespace(
+        readable=True, certain=True, lacking=lambda names: [name for name in names if name != "bokeh"]
+    )
     monkeypatch.setattr(packages, "Environment", lambda _: closed)
     packages.check_packages(["bokeh"], "/usr/bin/python3", "--profile")
     with pytest.raises(ScriptError, match="lacks the package memray"):

@@ -131,12 +131,13 @@ def test_nothing_that_a_stranger_says_ends_the_hub_or_is_a_message(run: Agents) 
         until(lambda: line.receive() == [{"do": "start"}], run.look)  # noqa: B023
 
 
-def test_a_hello_that_was_heard_before_opens_nothing(run: Agents) -> None:
+@pytest.mark.parametrize("name", ["n3", "scheduler@n1"])
+def test_a_hello_that_was_heard_before_opens_nothing(run: Agents, name: str) -> None:
     """As that of an agent, passed on or said again: each connection has its own number to sign."""
     port = run.hub.places[0][1]
     heard: list[bytes] = []
     with listening.listen_tcp(listening.AGENTS, "127.0.0.1") as between, ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(line_of.connect, [between.getsockname()], KEY, "n3")
+        asked = pool.submit(line_of.connect, [between.getsockname()], KEY, name)
         with between.accept()[0] as caller:
             caller.sendall(b"0" * 32 + b"\n")
             heard.append(caller.recv(512))
@@ -411,9 +412,7 @@ def agent_of(folder: Path, hub: Hub, seconds: float = PATIENCE, *, is_told: bool
     attempt.link_key.write_bytes(KEY)
     if is_told:
         attempt.link.write_text(json.dumps({"places": hub.places, "node": "n1", "supervisor": [os.getpid(), ""]}))
-    context: Any = SimpleNamespace(
-        attempt=attempt, node="n1", node_names=("n1", "n2"), settings=settings_of(workers__mpi="")
-    )
+    context: Any = SimpleNamespace(attempt=attempt, node="n1", node_names=("n1", "n2"), settings=settings_of())
     node = agent.Node(context, agent.Members("rank", 0, errors.WORKERS_NEVER_CAME))
     node.link.open()
     return agents.Ranks(context, node, time.monotonic() + seconds)
@@ -445,7 +444,7 @@ def test_an_agent_that_learns_no_address_in_time_says_so(tmp_path: Path) -> None
         begun = agent_of(tmp_path, hub, 0.0, is_told=False)
     assert begun.serve() == errors.WORKERS_NEVER_CAME
     mark = json.loads((tmp_path / "nodes/n1.json").read_text())
-    assert mark["refused"] == "hpcml's supervisor did not write its address (link.json) in time"
+    assert "did not write its address (link.json)" in mark["refused"]
     AttemptPaths(tmp_path).ended.touch()
     assert begun.serve() == 0  # nobody waits for it
     begun.link.close()
@@ -462,7 +461,7 @@ def test_a_line_that_closes_before_the_start_ends_nothing(monkeypatch: pytest.Mo
     processes.hub = SimpleNamespace(send=lambda **order: orders.append(order), places=[("a", 1), ("b", 1)])
     processes.context = SimpleNamespace(node_names=("n1", "n2"))
     processes.agents = SimpleNamespace(is_silent=lambda _: False)
-    processes.lost, processes.closing, processes.tries, processes.heard = {}, False, 1, {"n1": 1.0}
+    processes.lost, processes.tries, processes.heard = {}, 1, {"n1": 1.0}
     processes.ready, processes.reached = {"n1", "n2"}, {"n1": ["a"], "n2": ["b"]}
     assert not processes._are_ready()  # no address leads to all: once more
     assert orders == [{"do": "connect"}]
@@ -473,9 +472,7 @@ def test_a_line_that_closes_before_the_start_ends_nothing(monkeypatch: pytest.Mo
     assert processes.ready == {"n2"}
     processes._take("n1", {"event": "hello", "reached": ["b"]})
     assert processes._common() == ["b"]
-    processes.closing = True
-    processes._take("n1", {"event": "hello", "reached": ["b"]})
-    assert orders[1:] == [{"do": "close"}]
+    assert len(orders) == 1
 
 
 # -- the ports of rank 0 --------------------------------------------------------------------------------------------------

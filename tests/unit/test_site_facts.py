@@ -71,12 +71,19 @@ def test_who_sets_another_value_answers_for_it(tmp_path: Path) -> None:
     ("interface", 'confidence = "confirmd", date = 2026-11-23, source = "x"', "'confirmd'.*Did you mean confirmed"),
     ("interface", 'confidence = "guessed", date = 2026-11-23', "has no source"),
     ("interface", 'confidence = "guessed", date = "soon", source = "x"', "'soon' is not a date"),
-    ("adapters", 'confidence = "guessed", date = 2026-11-23, source = "x"', "the profile does not set"),
 ])  # fmt: skip
 def test_a_fact_that_is_not_whole_is_told(tmp_path: Path, key: str, fact: str, words: str) -> None:
     with pytest.raises(ConfigError, match=f"(?s){words}") as error:
         load(f'[network]\ninterface = "ib0"\n[facts]\n"network.{key}" = {{ {fact} }}\n', tmp_path)
     assert error.value.place.endswith(f"mine.toml: facts.network.{key}")
+
+
+def test_a_fact_of_a_key_that_was_removed_stops_no_command(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    fact = 'confidence = "guessed", date = 2026-11-23, source = "x"'
+    path.write_text(f'[network]\ninterface = "ib0"\n[facts]\n"network.adapters" = {{ {fact} }}\n')
+    (note,) = lookup.load_profile(str(path), {"HPCML_SYSTEM_CONFIG": "/nowhere"}).notes
+    assert "facts.network.adapters" in note
 
 
 REFUSED: list[tuple[str, dict[str, Any], str, str]] = [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -88,7 +89,11 @@ EXPECTED: dict[str, dict[str, Any]] = {
     "example": {"partitions": ["cpu", "gpu", "a.b"], "default": "cpu", "qos": ["quick", "standard", "odd", "gone"],
                 "cpu": {"max_nodes": 100, "max_time": "2-00:00:00", "cpus_per_node": 252, "memory_per_node": "500000M",
                         "whole_nodes": True},
-                "gpu": {"max_nodes": 30, "max_time": "2-00:00:00", "gpus_per_node": 4, "cpus_per_node": 128, "memory_per_node": "515000M"}},
+                "gpu": {"max_nodes": 30, "max_time": "2-00:00:00", "gpus_per_node": 4, "cpus_per_node": 128, "memory_per_node": "515000M",
+                        "gpu_type": "a100", "nodes": {
+                            "a100": {"max_nodes": 20, "gpus_per_node": 4, "gpu_type": "a100", "cpus_per_node": 128, "memory_per_node": "515000M"},
+                            "h100_1g.10gb": {"max_nodes": 10, "gpus_per_node": 2, "gpu_type": "h100_1g.10gb", "cpus_per_node": 128, "memory_per_node": "1031000M"},
+                            "h100": {"max_nodes": 10, "gpus_per_node": 1, "gpu_type": "h100", "cpus_per_node": 128, "memory_per_node": "1031000M"}}}},
 }  # fmt: skip
 
 
@@ -109,6 +114,153 @@ def test_partitions_and_qos_of_four_versions(folder: str, monkeypatch: pytest.Mo
     assert known == {"description", "extends", "identify.order", "defaults.time", "resources.exclusive"}
 
 
+ASSOC = "Cluster|Account|User|Partition|QOS|Def QOS\nlab|p0123|alice||normal,gpuq|normal\nlab|p0123-gpu|alice||normal,gpuq|normal\nlab|small|alice|own|normal|normal\n"
+
+
+def of_partitions(
+    monkeypatch: pytest.MonkeyPatch,
+    text: str,
+    sinfo: str = "-",
+    qos: str = "Name|MinTRES\nnormal|\n",
+    assoc: str = ASSOC,
+) -> Draft:
+    answers = {"sinfo": sinfo, "node": "-", "assoc": assoc, "qos": qos, "user": "User|Def Acct\nalice|p0123\n"}
+    tables = answer(monkeypatch, "lab", partition=text, config="ClusterName = lab\n", **answers)
+    return profile.write(tables, LOGIN, None, "2026-11-23")
+
+
+@pytest.mark.parametrize(("fields", "why"), [
+    ("AllowAccounts=p0123,other", ""), ("AllowAccounts=other DenyAccounts=other", "for the accounts other"),
+    ("DenyAccounts=p0123,p0123-gpu", "for the accounts of others"), ("DenyAccounts=p0123", ""),
+    ("AllowAccounts=p0123 DenyAccounts=p0123", ""), ("AllowAccounts=small", "for the accounts small"),
+    ("AllowQos=long", "for other QoS"), ("AllowQos=gpuq", ""), ("DenyQos=normal", ""), ("DenyQos=normal,gpuq", "for other QoS"),
+    ("AllocNodes=login[01-04]", ""), ("AllocNodes=web01", "not from login01.example.org"), ("AllocNodes=login01.example.org", ""),
+    ("AllowGroups=staff", "for other groups"), ("ReqResv=YES", "only in a reservation"), ("State=DRAIN", "it is drain"),
+])  # fmt: skip
+def test_a_partition_that_takes_no_job_of_the_user_is_left_out(
+    fields: str, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rest = "" if fields.startswith("State") else "State=UP"
+    text = f"PartitionName=any State=UP TotalNodes=9\nPartitionName=it {fields} {rest} TotalNodes=4\n"
+    made = tomllib.loads((draft := of_partitions(monkeypatch, text)).text(()))
+    assert ("it" in made["partitions"]) == (not why)
+    assert (f"it ({why})" in draft.text(())) == bool(why)
+
+
+def test_in_a_maintenance_of_the_whole_machine_the_partitions_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    draft = of_partitions(
+        monkeypatch, "PartitionName=a State=DOWN TotalNodes=4\nPartitionName=b State=INACTIVE TotalNodes=2\n"
+    )
+    assert list(tomllib.loads(draft.text(()))["partitions"]) == ["a", "b"]
+
+
+def test_a_partition_gets_the_account_and_the_limits_that_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = ("PartitionName=cpu State=UP Default=YES TotalNodes=9 TotalCPUs=1152 MaxCPUsPerNode=64\n"
+            "PartitionName=gpu State=UP TotalNodes=4 TotalCPUs=512 AllowAccounts=p0123-gpu QoS=gpuq\n"
+            "PartitionName=own State=UP TotalNodes=1 TotalCPUs=64 AllowAccounts=small,p0123-gpu\n")  # fmt: skip
+    draft = of_partitions(monkeypatch, text, qos="Name|MinTRES\nnormal|\ngpuq|gres/gpu=1\n")
+    made = tomllib.loads(draft.text(()))["partitions"]
+    assert made["cpu"]["cpus_per_node"] == 64
+    assert "account" not in made["cpu"]
+    assert (made["gpu"]["account"], made["gpu"]["needs_gpus"]) == ("p0123-gpu", True)
+    assert made["own"]["account"] == "p0123-gpu"
+    assert any("partition own accepts the accounts p0123-gpu, small" in question for question in draft.questions)
+    assert draft.facts["partitions.gpu.account"].confidence == "confirmed"
+    assert draft.facts["partitions.own.account"].confidence == "guessed"
+
+
+@pytest.mark.parametrize(("cpus", "memory", "size"), [
+    ("UNLIMITED", "MaxMemPerCPU=4000", (128, "512000M")), ("124", "MaxMemPerCPU=4000", (124, "496000M")),
+    ("UNLIMITED", "MaxMemPerCPU=9000", (128, "1000000M")), ("64", "MaxMemPerNode=300000", (64, "300000M")),
+])  # fmt: skip
+def test_a_node_is_as_large_as_a_partition_lets_a_job_have_it(
+    cpus: str, memory: str, size: tuple[int, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beyond MaxMemPerCPU Slurm adds CPUs: a job with all memory of a node would need more CPUs than a node has."""
+    text = f"PartitionName=h100 State=UP TotalNodes=4 MaxCPUsPerNode={cpus} {memory}\n"
+    draft = of_partitions(monkeypatch, text, sinfo="h100|4|128|1|1000000|infinite|h[1-4]|gpu:h100:4\n")
+    made = tomllib.loads(draft.text(()))["partitions"]["h100"]
+    assert (made["cpus_per_node"], made["memory_per_node"]) == size
+
+
+def test_a_limit_of_gpus_is_none_of_partitions_with_other_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "PartitionName=mixed State=UP TotalNodes=20 QoS=q\nPartitionName=gpu State=UP TotalNodes=6 QoS=q\n"
+    rows = "mixed|14|64|1|1|2-0|c[1-14]|(null)\nmixed|6|64|1|1|2-0|g[1-6]|gpu:4\ngpu|6|64|1|1|2-0|g[1-6]|gpu:4\n"
+    qos = "Name|MaxTRESPU\nnormal|\nq|cpu=512,gres/gpu=8\n"
+    made = tomllib.loads(of_partitions(monkeypatch, text, sinfo=rows, qos=qos).text(()))["partitions"]
+    assert made["mixed"]["max_nodes"] == 8, "512 CPUs"
+    assert made["gpu"]["max_nodes"] == 2, "8 GPUs"
+
+
+def test_a_qos_without_limits_leaves_those_of_the_partitions(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A limit of a QoS stands in the place of the partition's: the default QoS would lift all limits of partitions."""
+    text = ("PartitionName=shared State=UP Default=YES TotalNodes=99 MaxNodes=1 MaxTime=4-0\n"
+            "PartitionName=wide State=UP TotalNodes=99 MaxNodes=56 MaxTime=12:00:00\n")  # fmt: skip
+    draft = of_partitions(monkeypatch, text, qos="Name|MaxWall\nnormal|\ngpuq|2:00:00\n")
+    made = tomllib.loads(draft.text(()))["qos"]
+    assert made == {"normal": {"partitions": ["shared", "wide"]}, "gpuq": {"max_time": "02:00:00"}}
+    assert "normal" in loaded(draft.text(()), tmp_path).site.qos
+
+
+def test_the_qos_of_a_partition_is_named_where_the_user_has_no_default_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "PartitionName=cpu State=UP TotalNodes=9 AllowQos=cpu,icb,priority\n"
+    assoc = "Cluster|Account|User|Partition|QOS|Def QOS\nlab|haicu|alice||cpu,gpu,icb|\n"
+    draft = of_partitions(monkeypatch, text, qos="Name|MaxWall\ncpu|3-0\nicb|2-0\ngpu|\nnormal|\n", assoc=assoc)
+    assert tomllib.loads(draft.text(()))["partitions"]["cpu"]["qos"] == "cpu"
+    assert any("and you have no default QoS: is cpu correct" in question for question in draft.questions)
+
+
+def test_a_partition_for_tests_is_the_last_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = ("PartitionName=batch State=INACTIVE Default=YES TotalNodes=99\nPartitionName=debug State=UP TotalNodes=99\n"
+            "PartitionName=serial State=UP TotalNodes=50\n")  # fmt: skip
+    made = tomllib.loads(of_partitions(monkeypatch, text).text(()))
+    assert made["defaults"]["partition"] == "serial"
+    assert list(made["partitions"]) == ["serial", "debug"]
+
+
+def test_the_account_of_a_partition_is_one_whose_qos_the_partition_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "PartitionName=gpu State=UP Default=YES TotalNodes=9 AllowQos=g\nPartitionName=cpu State=UP TotalNodes=9 AllowQos=c\n"
+    assoc = "Cluster|Account|User|Partition|QOS|Def QOS\nlab|p0123|alice||g|g\nlab|abc@cpu|alice||c|c\n"
+    made = tomllib.loads(of_partitions(monkeypatch, text, qos="Name|\nc|\ng|\n", assoc=assoc).text(()))
+    assert (made["defaults"]["account"], made["partitions"]["cpu"]["account"]) == ("p0123", "abc@cpu")
+
+
+def test_nodes_of_several_kinds_are_listed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    rows = ("main*|62|128|1|512000|2-0|c[01-62]|(null)\nmain*|4|64|1|1024000|2-0|g[1-4]|gpu:ampere:6(S:0-1),gpu:1g.10gb:28,nvme:1\n"
+            "main*|1|64|1|1|2-0|x1|gpu:4090:8\n")  # fmt: skip
+    draft = of_partitions(monkeypatch, "PartitionName=main State=UP Default=YES TotalNodes=67\n", sinfo=rows)
+    made = tomllib.loads(draft.text(()))["partitions"]["main"]
+    assert (made["gpu_type"], made["gpus_per_node"]) == ("ampere", 6)
+    assert {name: (kind.get("gpus_per_node"), kind["max_nodes"]) for name, kind in made["nodes"].items()} == {
+        "cpu": (None, 62), "ampere": (6, 4), "1g.10gb": (28, 4), "4090": (8, 1)}  # fmt: skip
+    assert "memory_per_node" not in made["nodes"]["4090"]
+    site = loaded(draft.text(()), tmp_path).site
+    assert site.partitions["main"].nodes["1g.10gb"].gpu_type == "1g.10gb"
+    assert any("ampere, 1g.10gb, 4090 (partitions.main.gpu_type)" in question for question in draft.questions)
+
+
+def test_memory_that_slurm_does_not_know_is_asked_for_by_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """RealMemory is 1 MiB where nobody has configured it; a request for more is refused there."""
+    row = "gh*|256|72|1|1|2-00:00:00|c[001-256]|(null)\n"
+    node = "NodeName=c001 CPUTot=72 CPUEfctv=72 ThreadsPerCore=1 RealMemory=1 Partitions=gh\n"
+    shown = (
+        "PartitionName=gh State=UP TotalNodes=256 TotalCPUs=18432 TRES=cpu=18432,mem=256M,node=256 MaxTime=2-00:00:00\n"
+    )
+    for changed in ({"sinfo": row, "node": node, "partition": shown}, {"sinfo": "-", "node": "-", "partition": shown}):
+        draft = profile.write(answer(monkeypatch, "lab", **changed), LOGIN, None, "2026-11-23")
+        made = tomllib.loads(draft.text(()))["partitions"]["gh"]
+        assert "memory_per_node" not in made
+        assert made["cpus_per_node"] == 72
+        assert made.get("remove", ["--mem", "--mem-per-cpu"]) == ["--mem", "--mem-per-cpu"]
+        assert not any("memory_per_node" in question for question in draft.questions)
+
+
+def test_gpus_whose_type_begins_with_a_digit_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = "geforce*|2|32|1|128000|1-00:00:00|g[1-2]|gpu:2080ti:8(S:0-1)\n"
+    made = profile_of(answer(monkeypatch, "lab", sinfo=rows, node="-", partition="-"))
+    assert made["partitions"]["geforce"]["gpus_per_node"] == 8
+
+
 def test_the_limits_of_a_qos_are_those_that_a_job_has(monkeypatch: pytest.MonkeyPatch) -> None:
     leonardo = profile_of(answer(monkeypatch, "leonardo"))
     assert leonardo["qos"]["boost_qos_bprod"] == {"partitions": ["boost_usr_prod"], "min_nodes": 65, "max_nodes": 256, "max_time": "1-00:00:00"}  # fmt: skip
@@ -124,8 +276,8 @@ def test_the_limits_of_a_qos_are_those_that_a_job_has(monkeypatch: pytest.Monkey
     assert example["facts"]["qos.standard.max_nodes"]["confidence"] == "guessed", "counted from GPUs"
     assert example["qos"]["quick"] == {"max_nodes": 4, "max_time": "00:30:00"}
     assert example["defaults"]["account"] == "two"
-    odd = example["qos"]["odd"]
-    assert (odd["max_nodes"], odd["max_time"]) == (100, "365-00:00:00"), "the default QoS's limits are not its own"
+    assert example["qos"]["odd"]["max_time"] == "365-00:00:00", "the default QoS's limit is not its own"
+    assert "max_nodes" not in example["qos"]["odd"], "no QoS limits its partitions' nodes: their own limit counts"
     assert example["deadlines"]["script_grace"] == "7s", "KillWait is 15 s"
 
 
@@ -176,10 +328,7 @@ def test_a_node_adds_what_only_it_knows(monkeypatch: pytest.MonkeyPatch) -> None
     assert facts["paths.said.SCRATCH"] == "/scratch/me, lustre"
     assert found["facts"]["gpu.cuda"]["confidence"] == "guessed", "the driver's number alone says so"
     draft = profile.write(answer(monkeypatch, "marenostrum5"), LOGIN, NODE, "2026-11-23")
-    assert any(
-        "counts 2 threads of each core: is 80, the number of cores, the correct value" in question
-        for question in draft.questions
-    )
+    assert any("counts 2 threads of each core: is 80" in question for question in draft.questions)
 
 
 def test_a_node_is_looked_at_without_any_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,14 +392,35 @@ def test_a_partition_that_forbids_memory_is_asked_without(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(slurm, "ask", ask)
     survey = machine.Survey.__new__(machine.Survey)
-    survey.draft = profile.write(tables, LOGIN, None, "2026-11-23")
+    survey.tables, survey.draft = tables, profile.write(tables, LOGIN, None, "2026-11-23")
     survey.check()
-    assert survey.draft.values["slurm",]["remove"] == ["--mem"]
-    assert "memory is not yours" in survey.draft.facts["slurm.remove"].source
-    assert any(
-        "a whole node of partition gpp: Batch job submission failed: too many CPUs" in one
-        for one in survey.draft.questions
-    )
+    assert survey.draft.values["partitions", "acc"]["remove"] == ["--mem"]
+    assert "memory is not yours" in survey.draft.facts["partitions.acc.remove"].source
+    (question,) = [one for one in survey.draft.questions if "too many CPUs" in one]
+    assert re.search(r"sbatch --test-only refused .*gpp \(--account=ehpc1 .*--nodes=1 .*Batch job submission", question)
+    assert "too large" not in question, "nothing says so"
+
+
+def test_a_partition_that_wants_the_type_of_gpus_gets_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = "v*|2|40|1|180000|1-0|v[1-2]|gpu:v100:4\n"
+    draft = of_partitions(monkeypatch, "PartitionName=v State=UP Default=YES TotalNodes=2\n", sinfo=rows)
+    survey = machine.Survey.__new__(machine.Survey)
+    survey.draft, survey.tables = draft, slurm_machine.read("alice")
+
+    def ask(command: list[str], timeout: float = 60.0) -> Answer:
+        taken = "--gres=gpu:v100:4\n" in Path(command[-1]).read_text()
+        banner = "sbatch: error: You must always specify a type when requesting gpu GRES\n"
+        return (
+            Answer(0, "", "")
+            if taken
+            else Answer(1, "", f"{banner}sbatch: error: Batch job submission failed: Unspecified error\n")
+        )
+
+    monkeypatch.setattr(slurm, "ask", ask)
+    survey.check()
+    assert survey.draft.values["partitions", "v"]["gpu_type"] == "v100"
+    assert "You must always specify a type" in survey.draft.facts["partitions.v.gpu_type"].source
+    assert not [one for one in survey.draft.questions if "refused" in one]
 
 
 def test_a_draft_is_toml_whatever_it_holds() -> None:

@@ -82,6 +82,18 @@ def test_layers_from_general_to_special(environment: dict[str, str], tmp_path: P
     assert loaded.layers.origin("defaults.time") == "--set"
 
 
+def test_a_later_account_for_all_partitions_replaces_those_of_the_profile() -> None:
+    of_profile = {"defaults": {"account": "a"}, "partitions": {"gpu": {"account": "a-gpu", "qos": "long"}}}
+    mine = {"defaults": {"account": "mine"}, "partitions": {"cpu": {"account": "mine-cpu"}}}
+    both = layers.Layers()
+    both.add(of_profile, "profile", origins.Origin.SITE)
+    assert layers.build(schema.Site, both).partitions["gpu"].account == "a-gpu"
+    both.add(mine, "config.toml", origins.Origin.USER)
+    made = layers.build(schema.Site, both)
+    assert (made.partitions["gpu"].account, made.partitions["gpu"].qos) == ("", "long")
+    assert made.partitions["cpu"].account == "mine-cpu"
+
+
 def test_a_site_table_holds_for_that_site_alone(environment: dict[str, str], tmp_path: Path, write: Write) -> None:
     write("hpcml.toml", "[workers]\nthreads = 1\n[site.leonardo.workers]\nthreads = 2\n")
     assert lookup.load("leonardo", environment, tmp_path).site.workers.threads == 2
@@ -141,7 +153,7 @@ def test_each_key_says_whether_it_names_a_program_a_trusted_one_or_an_account() 
         "login", "scheduler", "cost.budget", "cost.budget_row", "partitions.*.budget",
     }  # fmt: skip
     assert powers.POWERS[powers.Power.TRUST] == {"facts", "network.private", "paths.trust"}
-    assert powers.POWERS[powers.Power.ACCOUNT] == {"defaults.account"}
+    assert powers.POWERS[powers.Power.ACCOUNT] == {"defaults.account", "partitions.*.account"}
 
 
 def test_what_somebody_else_s_file_or_line_may_not_set(subtests: pytest.Subtests) -> None:
@@ -159,7 +171,7 @@ def test_what_somebody_else_s_file_or_line_may_not_set(subtests: pytest.Subtests
     for by in origins.Origin:
         for table in (*refused, *allowed):
             with subtests.test(by=by, table=table):
-                foreign = by in (origins.Origin.PROJECT, origins.Origin.LINE) and table in refused
+                foreign = by.foreign and table in refused
                 with pytest.raises(ConfigError, match="may not set") if foreign else contextlib.nullcontext():
                     layers.Layers().add(table, "here", by)
 

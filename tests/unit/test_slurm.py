@@ -12,7 +12,6 @@ from hpcml import schedulers
 from hpcml.errors import SiteError, SlurmUnreachableError
 from hpcml.request.record import RunRequest
 from hpcml.schedulers import JobState, slurm
-from hpcml.states import Wait
 from hpcml.subprocesses import Answer
 
 GIB = 1024**3
@@ -199,25 +198,6 @@ def test_of_two_jobs_of_a_run_one_that_has_not_ended_is_found(answers: Path) -> 
     assert {run: found.job for run, found in slurm.find(["x", "y"]).items()} == {"x": "9", "y": "11"}
 
 
-@pytest.mark.parametrize(
-    ("reason", "words"),
-    [("Resources", "waiting for free nodes"), ("(Priority)", "waiting for jobs with higher priority"), ("ReqNodeNotAvail, UnavailableNodes:n[1-2]",
-      "a node that the job needs is down, drained or reserved"), ("ReqNodeNotAvail(Unavailable:n1)", "a node that the job needs is down, drained or reserved"),
-     ("Nodes required for job are DOWN, DRAINED or reserved for jobs in higher priority partitions",
-      "nodes that the job needs are down, drained or reserved"), ("BrandNewReason", "BrandNewReason")],
-)  # fmt: skip
-def test_reasons_in_words(reason: str, words: str) -> None:
-    assert slurm.reason_in_words(reason) == words
-    assert slurm.wait_of(reason) is Wait.PASSES
-
-
-def test_what_a_reason_means_for_hpcml() -> None:
-    for reason, wait in (("(Dependency)", Wait.JOBS), ("DependencyNeverSatisfied", Wait.DEPENDENCY), ("JobHeldUser", Wait.HELD)):  # fmt: skip
-        assert slurm.wait_of(reason) is wait
-    never = {reason for reason in slurm.REASONS if slurm.wait_of(reason).is_vain}
-    assert never == {reason for reason, words in slurm.REASONS.items() if words.startswith("the job will never start")}
-
-
 def test_the_environment_is_scrubbed_but_for_the_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     given_ = dict.fromkeys(["SLURM_CONF", "SLURM_JWT", "SLURM_JOB_ID", "SBATCH_QOS", "SQUEUE_FORMAT", "SRUN_DEBUG", "PMIX_RANK", "HPCML_X",
                             "SLURM_TIME_FORMAT", "SLURM_CLUSTERS", "SACCT_FORMAT", "SCONTROL_ALL", "SLURMX", "PATH", "HOME"], "1")  # fmt: skip
@@ -284,6 +264,15 @@ def test_a_job_that_has_ended_meanwhile_is_found(monkeypatch: pytest.MonkeyPatch
     assert slurm.find(["run-1"])["run-1"].job == "7"
 
 
+def test_no_step_starts_on_another_cluster() -> None:
+    assert "--jobid=7" in slurm.step_on("7 job-20261121-080000-0001", "n1", "x")
+    with pytest.raises(SiteError) as error:
+        slurm.step_on("7;joltik job-1", "n1", "x")
+    assert "joltik" in error.value.hint
+    with pytest.raises(SiteError):
+        slurm.shell_on("7;joltik job-1", "n1")
+
+
 def test_a_shell_shares_the_job_with_the_run_s_steps() -> None:
     assert {"--overlap", "--mem=0", "--mpi=none", "--jobid=7"} <= {*slurm.shell_on("7", "n1")}
 
@@ -295,7 +284,7 @@ def test_a_job_in_a_final_state_of_slurm_has_ended(word: str) -> None:
     assert JobState(word).ended
 
 
-HUGE = 3 << 20  # characters of a field
+HUGE = 1 << 20  # characters of a field
 
 
 @pytest.mark.parametrize("letter", ["A", "7", "é"])

@@ -117,7 +117,7 @@ def test_printed_commands_are_whole_words_to_a_shell() -> None:
             assert f"127.0.0.1:20001:{odd.socket}" in words
 
 
-@pytest.mark.parametrize("path", ["/etc/passwd", "{run}/submission.json", "{secret}/../control.json", "{secret}/../../../../x", "{secret}/link",
+@pytest.mark.parametrize("path", ["/etc/passwd", "{run}/submission.json", "{secret}/../link.json", "{secret}/../../../../x", "{secret}/link",
                                   "{secret}/below/token", "token", "{secret}"])  # fmt: skip
 def test_a_token_is_a_secret_of_its_attempt(run: directories.Run, path: str) -> None:
     secret = run.paths.attempt(0).secret

@@ -11,7 +11,7 @@ import pytest
 from hpcml.kinds.dask import KIND
 from hpcml.kinds.dask.node.security import tls
 from hpcml.kinds.ranks import KIND as RANKS
-from hpcml.node import files, versions
+from hpcml.node import versions
 from hpcml.node.settings import Context
 from hpcml.paths import RunPaths
 
@@ -22,19 +22,18 @@ OWN = {"python": "3.12.4", "dask": "2026.7.1", "distributed": "2026.7.1", "numpy
 def context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Context:
     monkeypatch.setattr(versions, "here", lambda: OWN)
     run = RunPaths(tmp_path)
-    run.attempt(0).versions.mkdir(parents=True)
     return Context(run, run.attempt(0), 0, None, "n1", ("n1", "n2", "n3"))  # type: ignore[arg-type]
 
 
-def tell(context: Context, who: str, found: dict[str, str]) -> None:
-    files.write_json(context.attempt.versions / f"{who}@{versions._digest(found)}@{time.time():.1f}", found)
+def tell(compared: versions.Comparison, who: str, found: dict[str, str]) -> None:
+    role, _, node = who.partition("@")
+    compared.take(role, node, found, time.time(), 0.0)
 
 
 def tell_all(context: Context, **others: dict[str, str]) -> versions.Comparison:
     compared = versions.Comparison(context, KIND.roles, behind=tls.EARLY, ahead=tls.LATE)
     for who in ("scheduler@n1", "worker@n1", "worker@n2", "worker@n3"):
-        tell(context, who, OWN | others.get(who.replace("@", "_"), {}))
-    compared.look()
+        tell(compared, who, OWN | others.get(who.replace("@", "_"), {}))
     return compared
 
 
@@ -60,8 +59,7 @@ def test_names_of_folders_are_read_and_nothing_else(tmp_path: Path, monkeypatch:
 def test_all_alike(context: Context) -> None:
     compared = versions.Comparison(context, KIND.roles, behind=tls.EARLY, ahead=tls.LATE)
     assert (compared.complete, compared.ends) == (False, "")
-    tell(context, "worker@n2", OWN)
-    compared.look()
+    tell(compared, "worker@n2", OWN)
     assert not compared.complete
     compared = tell_all(context)
     assert (compared.complete, compared.ends, compared.notes) == (True, "", [])
@@ -84,8 +82,7 @@ def test_what_ends_a_run(context: Context, change: dict[str, str], ends: str) ->
 
 def test_a_difference_is_known_before_all_have_told(context: Context) -> None:
     compared = versions.Comparison(context, KIND.roles, behind=tls.EARLY, ahead=tls.LATE)
-    tell(context, "scheduler@n1", {**OWN, "dask": "2020.1.0"})
-    compared.look()
+    tell(compared, "scheduler@n1", {**OWN, "dask": "2020.1.0"})
     assert "2020.1.0 in the scheduler on n1" in compared.ends
     assert not compared.complete
 
@@ -108,14 +105,12 @@ def test_many_nodes_and_two_versions(context: Context) -> None:
     assert compared.ends.endswith("1 in the workers on n1 and the workers on n2, 2 in the workers on n3")
 
 
-def test_a_worker_s_note_goes_at_its_end_where_the_scheduler_s_says_the_same(
-    context: Context, monkeypatch: pytest.MonkeyPatch
+def test_a_process_of_the_script_knows_which_version_keeps_it_from_the_run(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What differs is kept: it is what one looks for."""
-    tell(context, "scheduler@n1", OWN)
-    alike = versions.tell(context, "worker")
-    monkeypatch.setattr(versions, "here", lambda: {**OWN, "numpy": "1"})
-    other = versions.tell(context, "worker")
-    for note in (alike, other, alike):
-        versions.forget(note)
-    assert (alike.exists(), other.exists(), len(files.listed(context.attempt.versions))) == (False, True, 2)
+    monkeypatch.setattr(versions, "here", lambda: {"python": "3.12.4", "distributed": "1.2.3"})
+    assert versions.unlike(OWN) == "distributed is 1.2.3 in this process but 2026.7.1 in the run"
+    monkeypatch.setattr(
+        versions, "here", lambda: {"python": "3.12.9", "numpy": "1"}
+    )  # without Dask, it opens no client
+    assert versions.unlike(OWN) == ""

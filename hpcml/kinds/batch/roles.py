@@ -4,4 +4,4 @@ from __future__ import annotations
 
 from hpcml.kind import Role
 
-AGENT = Role("agent", every_node=True, title="hpcml's agents", connected=True, log="of batch scripts: hpcml's agents")
+AGENT = Role("agent", every_node=True, title="hpcml's agents", log="of batch scripts: hpcml's agents")

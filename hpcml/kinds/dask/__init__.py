@@ -22,7 +22,7 @@ from hpcml.kind import (
     Site,
     Stage,
 )
-from hpcml.kinds.dask.roles import SCHEDULER, WORKER
+from hpcml.kinds.dask.roles import NEEDS, SCHEDULER, WORKER
 
 _NODE = f"{__name__}.node"
 
@@ -65,6 +65,7 @@ class DaskKind(Kind):
         EndOfKind(errors.INTERCONNECT, "not the required interconnect", followed=False),
     )
     services = ("dashboard", "jupyter")
+    needs = NEEDS
     has_cluster = True
     programs = {
         Form.JUPYTER: f"{_NODE}.jupyter.server",
@@ -89,6 +90,11 @@ class DaskKind(Kind):
         from hpcml.kinds.dask.login import plan
 
         return plan.workers(site, request, memory)
+
+    def own(self, site: Site, request: Request) -> tuple[Any, ...]:
+        from hpcml.kinds.dask.login import plan
+
+        return plan.own(site, request)
 
     def environment(self, site: Site, request: Request) -> tuple[tuple[str, str], ...]:
         from hpcml.kinds.dask.login import plan

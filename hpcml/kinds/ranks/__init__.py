@@ -79,6 +79,12 @@ class RanksKind(Kind):
 
         return plan.workers(request)
 
+    def own(self, site: Site, request: Request) -> tuple[Any, ...]:
+        from hpcml.kinds.ranks.login import options
+        from hpcml.kinds.ranks.own import Own
+
+        return Own(options.asked(request).mpi)
+
     def connects(self, request: Request) -> bool:
         from hpcml.kinds.ranks.login import options
 
@@ -86,8 +92,9 @@ class RanksKind(Kind):
 
     def check(self, settings: Settings, scheduler: str) -> None:
         from hpcml.kinds.ranks.login import checks
+        from hpcml.kinds.ranks.own import Own
 
-        checks.check_mpi(settings.workers.mpi, scheduler)
+        checks.check_mpi(settings.own(Own).mpi, scheduler)
 
     def lines(self, settings: Settings, variables: Sequence[str]) -> list[tuple[str, str]]:
         from hpcml.kinds.ranks.variables import OPEN, World, described

@@ -5,12 +5,11 @@ from __future__ import annotations
 from hpcml.forms import Form
 from hpcml.kind import Role
 
-RANK = Role("rank", every_node=True, title="the ranks", connected=True, log="all ranks; default for runs with --ranks")
+RANK = Role("rank", every_node=True, title="the ranks", log="all ranks; default for runs with --ranks")
 MPI = Role(
     "mpi",
     every_node=True,
     title="the MPI tasks",
-    connected=True,
     log="with --mpi: srun's tasks, through which the ranks connect",
 )
 PROGRAMS = {Form.INTERCONNECT: "hpcml.kinds.ranks.node.interconnect"}

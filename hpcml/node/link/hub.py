@@ -1,4 +1,7 @@
-"""The supervisor's end of the link: a line to each node's agent, and files for an agent that cannot connect."""
+"""The supervisor's end of the link: a line to each node's agent, and files for an agent that cannot connect.
+
+A line has the name of its node. That of a role beside the agent is ``ROLE@NODE``.
+"""
 
 from __future__ import annotations
 
@@ -136,11 +139,12 @@ class Hub:
         self.news.append((line.node, {"event": "connected"}))
         return line
 
-    def send(self, **message: object) -> None:
-        """Send a message to every node, without waiting for any."""
+    def send(self, to: str = "", /, **message: object) -> None:
+        """Send a message to everyone, or to one of them, without waiting for any."""
         with self.entrance.lock:
-            for line in self.lines.values():
-                line.send(**message)
-        for node, boxes in self.by_file.items():
-            if node not in self.lines:
+            for name, line in self.lines.items():
+                if to in ("", name):
+                    line.send(**message)
+        for name, boxes in self.by_file.items():
+            if to in ("", name) and name not in self.lines:
                 boxes.out.append(message)

@@ -1,12 +1,13 @@
-"""An agent's end of the link: a thread keeps the line to the supervisor, and gives signs of life by it.
+"""The end of the link of an agent, or of a role beside it: a thread keeps the line, and gives signs of life by it.
 
 The thread touches no file while the line is up, so that a hung file system is no silence. It only connects and sends:
-what has arrived, the agent's own loop takes. Where no line comes about, messages go by files.
+what has arrived, the agent's own loop takes. Where no line comes about, an agent's messages go by files.
 """
 
 from __future__ import annotations
 
 import atexit
+import math
 import os
 import signal
 import threading
@@ -30,11 +31,13 @@ _LAST = 1.0  # seconds for the last messages
 class Uplink:
     """The line of this process to the supervisor. It opens with :meth:`open`; messages wait until then.
 
-    ``ways`` is by each address of the supervisor that was reached the own address that led there.
+    ``ways`` is by each address of the supervisor that was reached the own address that led there. ``role`` is that of a
+    process beside the agent, on the supervisor's node: it has one line and no files.
     """
 
-    def __init__(self, context: Context) -> None:
-        self.context, self.key = context, b""
+    def __init__(self, context: Context, role: str = "") -> None:
+        self.context, self.role, self.key = context, role, b""
+        self.name = f"{role}@{context.node}" if role else context.node
         self.places: list[tuple[str, int]] = []
         self.supervisor: Process | None = None  # where it is on this node
         self.ways: dict[str, str] = {}
@@ -43,7 +46,7 @@ class Uplink:
         self.boxes: Mailboxes | None = None  # once messages go by files
         self.next_look = 0.0
         self.versions: dict[str, str] = {}
-        self.reconnects = True  # whether another line is opened when one is lost
+        self.reconnects = not role  # whether another line is opened when one is lost
         self.lock, self.over, self.came = threading.RLock(), threading.Event(), threading.Event()
         self.thread: threading.Thread | None = None
 
@@ -130,6 +133,16 @@ class Uplink:
                 orders += self.boxes.into.receive()
         return orders
 
+    def wait_for(self, order: str, until: float = math.inf) -> bool:
+        """Wait for an order; return False if the line or this role's step ends before, or at ``until``."""
+        parent = os.getppid()
+        while time.monotonic() < until and os.getppid() == parent and not self.lost:
+            self.wait(AGAIN)
+            orders = {one.get("do") for one in self.receive()}
+            if orders & {order, "close"}:
+                return "close" not in orders
+        return False
+
     def drop(self, why: str) -> None:
         """End the line for a reason; the thread opens another."""
         with self.lock:
@@ -146,7 +159,7 @@ class Uplink:
                 self.line.connection.flush()
                 time.sleep(0.01)
             attempt = self.context.attempt
-            if self.waiting and attempt.ended.name not in files.listed(attempt.directory):
+            if self.waiting and not self.role and attempt.ended.name not in files.listed(attempt.directory):
                 self._use_files()
             if self.line:
                 self.line.close()
@@ -169,7 +182,7 @@ class Uplink:
             elif self.line and not self.reconnects:
                 return
             elif not self._connect():
-                if time.monotonic() - since > FALLBACK or not self.ways:
+                if not self.role and (time.monotonic() - since > FALLBACK or not self.ways):
                     self._use_files()
                 self.over.wait(RARELY if self.boxes else AGAIN)
 
@@ -188,7 +201,7 @@ class Uplink:
 
     def _connect(self) -> bool:
         """Open the line, and say hello; return whether there is one."""
-        line, self.ways = connect(self.places, self.key, self.context.node)
+        line, self.ways = connect(self.places, self.key, self.name)
         if line is None:
             return False
         with self.lock:

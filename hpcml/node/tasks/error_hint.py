@@ -58,7 +58,7 @@ def _add_module(name: str, image: str) -> str:
     if image:
         return f"The image {image} has no module '{name}'. Build an image with this module (hpcml image build --help)."
     if name in sys.stdlib_module_names:
-        return f"{sys.executable} was built without the standard module '{name}': set runtime.python to another Python."
+        return f"{sys.executable} was built without the standard module '{name}': use another Python (--python PATH)."
     add = f"{sys.executable} -m pip install {name}"
     lacks = f"{sys.executable}, which ran the script, has no module '{name}'"
-    return f"{lacks}. Install the module with: {add}; or set runtime.python to another Python."
+    return f"{lacks}. Install the module with: {add}; or use another Python (--python PATH)."

@@ -25,7 +25,7 @@ write_end() {
 }
 # start_failed MESSAGE HINT: end the run before its processes start.
 start_failed() { echo "hpcml: $1" >&2; write_end 80 allocated "$1" "$2"; exit 80; }
-said=$(mkdir -p "$attempt/nodes" "$attempt/versions" "$attempt/exit" "$attempt/secret" 2>&1) || {
+said=$(mkdir -p "$attempt/nodes" "$attempt/exit" "$attempt/secret" 2>&1) || {
   echo "$said" >&2
   write_end 74 allocated "the run's directory cannot be written: $(printf %s "$said" | tail -n 1)" \
     "The disk or the quota may be full. Free space, or choose another folder for runs (--set paths.runs=…). Then submit again."

@@ -40,9 +40,10 @@ if __name__ == "__main__":
     os.environ["SCALE"] = "10"
     Path("beside.py").write_text(BESIDE)
     subprocess.run([sys.executable, "beside.py"], check=True)
-    (versions,) = Path(os.environ["HPCML_RUN_DIR"]).glob("attempts/0/versions/scheduler@*")
-    before = versions.read_text()
-    versions.write_text(json.dumps({**json.loads(before), "distributed": "1.2.3"}))
+    (link,) = Path(os.environ["HPCML_RUN_DIR"]).glob("attempts/0/link.json")
+    before = link.read_text()
+    others = {**json.loads(before)["versions"], "distributed": "1.2.3"}
+    link.write_text(json.dumps({**json.loads(before), "versions": others}))
     subprocess.run([sys.executable, "-c", OTHER], check=False)
-    versions.write_text(before)
+    link.write_text(before)
     print("result True")

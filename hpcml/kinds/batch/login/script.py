@@ -21,9 +21,12 @@ def read(spec: RunRequest) -> tuple[RunRequest, list[str]]:
         If the script cannot be read, or a line asks for what hpcml does not do.
     """
     script = spec.code.script
-    if spec.image:
-        hint = "Start the image in the script: srun apptainer exec IMAGE PROGRAM."
-        raise UsageError("A batch script does not run in an image", place="--image", hint=hint)
+    for option, value, hint in (
+        ("--image", spec.image, "Start the image in the script: srun apptainer exec IMAGE PROGRAM."),
+        ("--python", spec.python, "Activate the environment in the script, before srun."),
+    ):
+        if value:
+            raise UsageError(f"{option} has no meaning for a batch script", place=option, hint=hint)
     try:
         text = script.read_bytes().decode(errors="surrogateescape")
     except OSError as error:
@@ -46,14 +49,10 @@ def read(spec: RunRequest) -> tuple[RunRequest, list[str]]:
 
 
 def _check_line(place: str, line: str) -> None:
-    """Refuse a line that asks for several components, for an array or for another cluster."""
+    """Refuse a line that asks for several components."""
     if sbatch_lines.is_for_another(line):
         hint = f"Submit it with sbatch, or each component as a run of its own. More: {_PAGE}."
         raise UsageError("hpcml starts no heterogeneous job, but the script asks for one", place=place, hint=hint)
-    for option in sbatch_lines.options(line):
-        if option.name == "--clusters":
-            hint = "Submit on a login node of the Slurm cluster that you want to use."
-            raise UsageError(f"hpcml submits to one cluster, but the script has {option.typed}", place=place, hint=hint)
 
 
 def _named(spec: RunRequest, stated: dict[str, sbatch_lines.Option]) -> RunRequest:
@@ -78,7 +77,9 @@ def sized(site: Site, spec: RunRequest) -> tuple[Site, RunRequest]:
         size = size._replace(gpus_per_node=sbatch_lines.gpus(stated))
     if not size.time and "--time" in stated:
         size = size._replace(time=_time(stated["--time"].value))
-    said = {name: stated[f"--{name}"].value for name in ("account", "partition", "qos") if f"--{name}" in stated}
+    said = {
+        name: stated[f"--{name}"].value for name in ("account", "partition", "qos", "clusters") if f"--{name}" in stated
+    }
     without = site.resources._replace(cpus_per_node=0, memory_per_node=type(site.resources.memory_per_node)())
     site = site._replace(
         resources=without,

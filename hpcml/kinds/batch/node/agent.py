@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
-
 from hpcml.errors import ROLE_LOST
 from hpcml.kinds.batch.roles import AGENT
 from hpcml.node import agent
 from hpcml.node.settings import load
 
 MEMBERS = agent.Members(AGENT.name, restarts=0, failed=ROLE_LOST)
-EVERY = 1.0  # seconds between two looks
 
 
 def main() -> int:
@@ -19,11 +16,6 @@ def main() -> int:
     node = agent.begin(context, MEMBERS)
     bystander = agent.Bystander(node)
     agent.watch(context)
-    while os.getppid() == node.parent:
-        if any(order.get("do") == "close" for order in bystander.look()):
-            break
-        if not node.link.is_up and agent.run_has_ended(context):
-            break
-        node.link.wait(EVERY)
+    bystander.wait_for("close")
     node.link.close()
     return 0

@@ -6,6 +6,7 @@ from hpcml import units
 from hpcml.errors import ConfigError, SiteError, UsageError, did_you_mean, nearest
 from hpcml.forms import Form
 from hpcml.kinds.dask.login.options import PROFILERS, asked
+from hpcml.kinds.dask.own import Own
 from hpcml.request.record import RunRequest
 from hpcml.settings import Gpu, Settings, Workers
 from hpcml.sites.schema import Site
@@ -82,12 +83,18 @@ def workers(site: Site, spec: RunRequest, memory: int) -> Workers:
         threads=site.workers.threads or (1 if gpus else 0),
         memory_limit=int(site.workers.memory_limit),
         restarts=site.workers.restarts,
-        restart_on_cuda_error=site.workers.restart_on_cuda_error,
+        gpu=gpu,
+        late=is_late(site, spec),
+    )
+
+
+def own(site: Site, spec: RunRequest) -> Own:
+    """Return what only Dask's processes and the script need; ConfigError if a resource is not NAME=NUMBER."""
+    return Own(
         on_loss=site.workers.on_loss,
         resources=worker_resources(site),
-        gpu=gpu,
         own_clusters=asked(spec).own_clusters,
-        late=is_late(site, spec),
+        restart_on_cuda_error=site.workers.restart_on_cuda_error,
     )
 
 

@@ -57,7 +57,7 @@ class Activity:
                 traceback.print_exc()
                 self.used = now
             use = {"connected": self.connected, "idle": round(now - self.used, 1), "waited": round(self.waited, 1)}
-            self.send(event="alive", stuck=self.stuck, silent=self.silent, **use)
+            self.send(event="use", stuck=self.stuck, silent=self.silent, **use)
 
     def _look(self, now: float, passed: float) -> None:
         clients = (name for scheduler in self.schedulers for name in scheduler.clients)

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import time
 from collections.abc import Callable, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from hpcml import errors
+from hpcml import errors, installed
 from hpcml.failures import job_log
-from hpcml.failures.end import End
+from hpcml.failures.end import End, Reason
 from hpcml.kind import Hindrance
 from hpcml.kinds.dask.node import gpus, late, losses, temporary_directory
 from hpcml.kinds.dask.node import messages as dask_messages
 from hpcml.kinds.dask.node.losses import Losses
-from hpcml.kinds.dask.node.messages import Channel
 from hpcml.kinds.dask.node.security import tls
-from hpcml.kinds.dask.roles import SCHEDULER
+from hpcml.kinds.dask.own import Own
+from hpcml.kinds.dask.roles import NEEDS, SCHEDULER
 from hpcml.node import files, scratch
 from hpcml.node.absence import Absence
 from hpcml.node.agents import Agents
@@ -47,16 +49,16 @@ STUCK = 30.0  # seconds without any activity after which tasks that no worker ma
 class Processes:
     """The cluster. ``folders`` is what is removed at the run's end.
 
-    The scheduler reports over a unix socket in a folder that only the user can enter, and takes orders there.
+    The scheduler reports over the link, beside its node's agent, and takes orders there.
     """
 
     def __init__(self, state: RunState, folders: contextlib.ExitStack) -> None:
         self.state, self.context, self.settings = state, state.context, state.context.settings
         self.folders = folders
-        self.channel = folders.enter_context(Channel(state.folder / "control.sock"))
         self.versions = Comparison(state.context, state.kind.roles, behind=tls.EARLY, ahead=tls.LATE)
         addresses = own_addresses(self.settings.network.interface, single_node=self.settings.single_node)
-        self.agents = Agents(state, folders, addresses, self.versions, {})
+        self.agents = Agents(state, folders, addresses, self.versions, dask_messages.EVENTS)
+        self.scheduler = f"{SCHEDULER.name}@{state.context.node}"  # its line
         self.losses = Losses(Absence(state, self.agents, losses.WORDS))
         self.hangs = Hangs(state.context, state.clock, state.warn)
         self.address = self.protocol = ""  # the scheduler's address; auto, tls or ucx as the scheduler chose
@@ -90,7 +92,7 @@ class Processes:
         state, settings = self.state, self.settings
         state.phase = "keys"
         self._make_keys()
-        files.write_json(self.context.attempt.control, {"socket": str(self.channel.path), "node": self.context.node})
+        self.agents.order(do=dask_messages.START)
         state.phase = SCHEDULER.name
         self._until(lambda: bool(self.address), settings.deadlines.scheduler, self._scheduler_missing)
         environment = self._environment()  # now, because it imports Dask's settings: the workers need longer
@@ -99,11 +101,11 @@ class Processes:
         state.phase = "workers"
         count = settings.worker_count
         self._until(lambda: len(self.present) >= count, settings.deadlines.workers, self._workers_missing)
-        self._compare_versions()
+        state.judge(self.versions)
         limit = state.clock.seconds + TOLD
         told = lambda: self.versions.complete or state.clock.seconds > limit  # noqa: E731 - a node behind a port filter
         self._until(told, settings.deadlines.workers, self._workers_missing)
-        self._compare_versions()
+        state.judge(self.versions)
         state.events.write("workers-ready", count=count, seconds=state.seconds)
         state.note_repairs(self.versions.local)
         if settings.interconnect.require != "none" and (
@@ -126,14 +128,19 @@ class Processes:
         self.hangs.begin()
 
     def _make_keys(self) -> None:
+        if missing := [name for name in NEEDS if find_spec(name) is None]:
+            reason, hint = installed.lacking(sys.executable, missing)
+            if image := self.settings.job.image:
+                hint = f"Build the image {image} with these packages (hpcml image build --help)."
+            raise self.state.end(errors.START_FAILED, reason, hint, reason=Reason.LACKS_PACKAGES)
         lifetime = (self.settings.job.time_limit or CERTIFICATE_WITHOUT_LIMIT) + tls.LATE
         try:
             tls.make_certificate(self.context.attempt, lifetime)
             tls.make_ucx_key(self.context.attempt)
         except ImportError as error:
-            hint = "Install hpcml[node] in the run's environment (runtime.python)."
-            reason = f"the run's environment lacks a package: {error}"
-            raise self.state.end(errors.START_FAILED, reason, hint) from error
+            hint = f"Install it again: {installed.install(sys.executable, ['cryptography'])}."
+            reason = f"the run's Python ({sys.executable}) cannot import cryptography: {error}"
+            raise self.state.end(errors.START_FAILED, reason, hint, reason=Reason.LACKS_PACKAGES) from error
 
     def _environment(self) -> dict[str, str]:
         """Return the script's environment, in which a plain ``Client()`` is let into the cluster."""
@@ -157,9 +164,8 @@ class Processes:
     def _dask_folder(self) -> str:
         """Make the folder for what the script has Dask start: in Dask's own place in /tmp anybody may put modules."""
         place = temporary_directory.of_role(self.context)
-        sockets = self.channel.path.parent
-        if Path(place) == sockets.parent:
-            return str(sockets)
+        if Path(place) == self.state.folder.parent:
+            return str(self.state.folder)
         return str(self.folders.enter_context(scratch.Folder(place)).path)
 
     def _until(self, done: Callable[[], bool], seconds: float, missing: Callable[[float], End | None]) -> None:
@@ -175,12 +181,12 @@ class Processes:
                 self._check_scheduler()
             late = state.clock.seconds > deadline
             if late or state.time_to_look():
-                self._compare_versions()
+                state.judge(self.versions)
                 if outcome := missing(seconds if late else 0.0):
                     raise RunEndedError(outcome)
 
     def _scheduler_missing(self, late: float) -> End | None:
-        closed, step_gone = self.channel.closed, self.state.steps.gone(SCHEDULER.name)
+        closed, step_gone = self.silent, self.state.steps.gone(SCHEDULER.name)
         if closed and not self.closed_at:
             self.closed_at = time.monotonic()
         silent = closed and time.monotonic() - self.closed_at > LAST_WORDS
@@ -195,44 +201,44 @@ class Processes:
             self.state.events.write("interconnect-checked", **self.interconnect)
         return None
 
-    def _compare_versions(self) -> None:
-        """End the run if a role has other versions than the supervisor, or if a clock makes the certificate invalid."""
-        self.versions.look()
-        self.state.judge(self.versions)
-
-    def _note_versions(self) -> None:
-        """Write down the versions of the roles that wait; differences end the run only when they form a cluster."""
-        if not self.versions.complete and self.state.time_to_look():
-            self.versions.look()
-            if self.versions.complete and not (self.versions.ends or self.versions.clocks.fatal):
-                self.state.judge(self.versions)
-
     def _check_interconnect(self) -> None:
         """Have the scheduler measure the network between the workers; the policy decides what its answer means."""
         state, settings = self.state, self.settings
         state.events.write("interconnect-checking")
-        self.channel.send(do="check-interconnect")
+        self.agents.hub.send(self.scheduler, do="check-interconnect")
         self._until(lambda: self.interconnect is not None, settings.deadlines.interconnect, self._interconnect_missing)
         record.obey(state, self.interconnect or {})
 
     # -- what it reports ------------------------------------------------------------------------------------------
 
     def step(self) -> None:
-        """Take in what the scheduler reports, for at most one tick."""
+        """Take in what the scheduler and the agents report, for at most one tick."""
         self.state.clock.tick()
-        self.agents.receive(0.0)
-        for message in self.channel.receive(TICK):
-            if "of_tasks" in message:
-                self.of_tasks = list(map(str, message["of_tasks"]))
-            elif "has_client" in message:
-                self.has_client = True
-            else:
-                self._take(message.pop("event", ""), message)
+        for name, message in self.agents.receive(TICK):
+            if name == self.scheduler:
+                self._take(message.pop("event"), message)
 
     def _take(self, event: str, message: dict[str, Any]) -> None:
         match event:
+            case "client-added":
+                self.has_client = True
+            case "remarks":
+                self.of_tasks = list(map(str, message["sentences"]))
+            case "use":
+                self.hangs.take(message)
+                self._note_silent(message["silent"])
+            case "worker-task-stopped":
+                self.losses.tell_stopped(message["node"])
+            case _ if event in dask_messages.EVENTS:
+                self._write(event, message)
+
+    def _write(self, event: str, message: dict[str, Any]) -> None:
+        """Take in what belongs into the run's events."""
+        match event:
             case "scheduler-up":
                 self.address, self.protocol = str(message["address"]), str(message["protocol"])
+                addresses = [self.address, *message.pop("shares")]
+                self.agents.order(do=dask_messages.SCHEDULER_IS_UP, addresses=addresses, protocol=self.protocol)
             case "worker-added" | "worker-removed":
                 self._count_worker(event, message)
                 if self.closing:  # all workers go now
@@ -241,16 +247,9 @@ class Processes:
                 self.released = True
             case "interconnect-checked":
                 self.interconnect = message
-            case "alive":
-                self.hangs.take(message)
-                self._note_silent(message.get("silent", {}))
-                return
             case "clock":
                 self.state.measured.add(str(message["node"]))
                 self.state.clocks[str(message["node"])] = (float(message["ahead"]), float(message["within"]))
-            case "worker-task-stopped":
-                self.losses.tell_stopped(message["node"])
-                return
             case "ucx-failed" | "memory-reduced" | "gpu-pool" | dask_messages.NO_GPU:
                 self._note_gpus(event, message)
         self.state.events.write(event, **message)
@@ -307,7 +306,8 @@ class Processes:
     def check(self) -> None:
         """End the run if the scheduler is gone, or workers that it needs; start the cluster when the script asks."""
         if self.late:
-            self._note_versions()
+            if self.versions.complete and not (self.versions.ends or self.versions.clocks.fatal):
+                self.state.judge(self.versions)  # differences end the run only when the roles form a cluster
             if self.context.attempt.cluster_wanted.name in self.state.end_requests.names:
                 self._start_late()
             return
@@ -316,7 +316,7 @@ class Processes:
 
     def _check_scheduler(self) -> None:
         """End the run if the scheduler is gone, and the script did not close it."""
-        if self.channel.closed and not self.released:
+        if self.silent and not self.released:
             reason = f"the Dask scheduler on {self.context.node} was lost{losses.scheduler_end(self.context)}"
             raise self.state.end(
                 errors.ROLE_LOST,
@@ -335,7 +335,7 @@ class Processes:
         self.losses.tell(missing)
         absent = sum(len(node.workers) for node in missing)
         self.hangs.look(absent, final=len(final) == len(missing))
-        if final and (self.context.settings.workers.on_loss == "fail" or none_left):
+        if final and (self.context.settings.own(Own).on_loss == "fail" or none_left):
             reason = f"workers were lost: {losses.sentences(final)}"
             raise self.state.end(errors.ROLE_LOST, reason, quote=final[0].quote, **losses.of_nodes(final))
 
@@ -364,7 +364,7 @@ class Processes:
     def close(self) -> float:
         """Tell the scheduler to close itself and its workers; return how many seconds that may take."""
         self.closing = True
-        self.channel.send(do="close")
+        self.agents.order(do="close")
         longest = self.settings.deadlines.teardown * PROFILING
         orderly = (
             longest
@@ -375,8 +375,8 @@ class Processes:
 
     @property
     def silent(self) -> bool:
-        """Whether the scheduler has closed its line."""
-        return self.channel.closed
+        """Whether the scheduler's line has ended."""
+        return self.scheduler in self.agents.lost
 
     def remarks(self) -> list[str]:
         """Return what the scheduler knows of tasks that the script did not wait for."""

@@ -25,6 +25,7 @@ from hpcml.kinds.dask.node import cuda_errors, dask_state, gpus, interconnect
 from hpcml.kinds.dask.node.messages import CLOCK_QUESTION, NO_GPU, TASK_OUTPUT, TOPIC, measure_clock, watch_output
 from hpcml.kinds.dask.node.security import tls, ucx_auth
 from hpcml.kinds.dask.node.security.connection_limits import Guarded
+from hpcml.kinds.dask.own import Own
 from hpcml.node import files, job, processes, profilers, script_environment
 from hpcml.node.agent import Slot
 from hpcml.node.hardware.network import NoProtocolError, choose_address, choose_protocol, ucx_environment
@@ -153,7 +154,7 @@ def run(context: Context, place: Slot, scratch: Path, share: Share) -> int:
         "host": host,
         "nthreads": share.threads,
         "memory_limit": share.memory_limit,
-        "resources": dict(settings.workers.resources) or None,
+        "resources": dict(settings.own(Own).resources) or None,
         "local_directory": str(folder),
         "death_timeout": settings.deadlines.workers,
     }
@@ -234,7 +235,7 @@ async def _serve(
 ) -> str:
     worker = PrivateWorker(address, **options)
     worker.note = note
-    worker.node, worker.restart_on_cuda_error = context.node, context.settings.workers.restart_on_cuda_error
+    worker.node, worker.restart_on_cuda_error = context.node, context.settings.own(Own).restart_on_cuda_error
     interconnect.Transfers(worker, folder, device)
     dask_state.add_metrics(worker)
     repaired = bool(pool) and repairs.is_on("dead_worker_memory", dead_worker_memory.ucx_version())

@@ -22,6 +22,7 @@ from hpcml.errors import STORAGE
 from hpcml.kinds.dask.node import cuda_errors, temporary_directory
 from hpcml.kinds.dask.node.dask_worker import Share
 from hpcml.kinds.dask.node.security import connection_limits
+from hpcml.kinds.dask.own import Own
 from hpcml.node import scratch
 from hpcml.node.settings import Context, load
 from hpcml.paths import AttemptPaths
@@ -67,7 +68,7 @@ def worker_command(context: Context, name: str, folder: str) -> list[str]:
         "--nthreads": share.threads,
         "--memory-limit": share.memory_limit,
         "--interface": settings.network.interface,
-        "--resources": " ".join(f"{resource}={amount:g}" for resource, amount in settings.workers.resources),
+        "--resources": " ".join(f"{resource}={amount:g}" for resource, amount in settings.own(Own).resources),
     }
     of_gpus = gpu_options(settings.workers.gpu) if settings.workers.gpu else {"--nworkers": settings.workers.per_node}
     return as_words(options | of_gpus)
@@ -120,7 +121,7 @@ def main() -> int:
         os.environ |= {"TMPDIR": folder_path, "DASK_TEMPORARY_DIRECTORY": folder_path}  # of what tasks start, too
         tempfile.tempdir = None
         scratch.name_semaphores(folder.path)
-        os.environ[RESTARTS] = str(context.settings.workers.restart_on_cuda_error)
+        os.environ[RESTARTS] = str(context.settings.own(Own).restart_on_cuda_error)
         module = "dask_cuda.cli" if context.settings.workers.gpu else "distributed.cli.dask_worker"
         sys.argv = [module, address, *worker_command(context, name, folder_path)]
         runpy.run_module(module, run_name="__main__", alter_sys=True)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
 
 from hpcml.node import files
 from hpcml.node.settings import Context, load
@@ -19,8 +18,6 @@ VARIABLE = "DASK_SCHEDULER_ADDRESS"
 # In the place of the scheduler's address until there is one. A client that hpcml does not replace fails at once: Dask
 # knows no such protocol. Without a word for the address it would start a cluster of its own on one node.
 ADDRESS = "hpcml-late://cluster"
-EVERY = 0.25  # seconds between two looks of one process
-LOOKS = 20  # a second, of all nodes together at the shared file system: the wait may be as long as the run
 _RUNS_OWN = ("DASK_", "HPCML_")  # what else the script has chosen, stays
 MARGIN = 30.0  # seconds beyond the deadlines by which the supervisor has answered or ended the run
 
@@ -28,20 +25,6 @@ MARGIN = 30.0  # seconds beyond the deadlines by which the supervisor has answer
 def is_late() -> bool:
     """Whether the run's cluster has not started, as far as this process knows."""
     return os.environ.get(VARIABLE) == ADDRESS
-
-
-def wait(context: Context, meanwhile: Callable[[], object] = lambda: None) -> bool:
-    """In a role: wait until the cluster is asked for; return False if the run, or the role's step, ends before."""
-    attempt, parent = context.attempt, os.getppid()
-    every = max(EVERY, context.settings.job.nodes / LOOKS)
-    while True:
-        names = files.listed(attempt.directory)
-        if attempt.cluster_wanted.name in names:
-            return True
-        if attempt.ended.name in names or os.getppid() != parent:
-            return False
-        meanwhile()
-        time.sleep(every)
 
 
 def answer(context: Context, environment: dict[str, str]) -> None:

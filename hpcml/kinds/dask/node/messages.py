@@ -1,70 +1,42 @@
-"""What scheduler and workers report to the supervisor: over its unix socket, as events of Dask, and by their output."""
+"""What scheduler and workers report to the supervisor: over the link, as events of Dask, and by their output."""
 
 from __future__ import annotations
 
-import contextlib
-import json
 import math
 import os
 import re
-import socket
 import sys
 import time
 from collections.abc import Awaitable, Callable
-from pathlib import Path
-from typing import Any, Self
 
-from hpcml import listening
-from hpcml.node.processes import readable
+from hpcml.node.link.messages import NUMBER, Events
 
 TOPIC = "hpcml"  # of Dask's events: what workers and clients tell the supervisor by way of the scheduler
 CLOCK_QUESTION = "hpcml_time"  # the scheduler's handler that tells its time
 _EXCHANGES = 5  # exchanges, of which the shortest counts
 TASK_OUTPUT = "task-output"
 NO_GPU = "worker-without-gpu"  # after a CUDA error of a task
+START = "start"  # the order to a scheduler, and to workers of a late cluster: the keys are there
+SCHEDULER_IS_UP = "register"  # the order to agents, with the addresses of the scheduler and of those of other shares
+EVENTS: Events = {  # of the scheduler, beside those of every kind
+    "scheduler-up": {"address": str, "protocol": str, "shares": list},
+    "scheduler-closed": {},
+    "worker-added": {"worker": str},
+    "worker-removed": {"worker": str},
+    "worker-task-stopped": {"node": str},
+    "client-added": {},
+    "use": {"connected": bool, "idle": NUMBER, "waited": NUMBER, "stuck": int, "silent": dict},
+    "clock": {"node": str, "ahead": NUMBER, "within": NUMBER},
+    "interconnect-checked": {},
+    "ucx-up": {},
+    "ucx-failed": {"problem": str},
+    "gpu-pool": {"worker": str, "node": str, "pid": int, "pool": int},
+    "memory-reduced": {"worker": str, "pool": int, "wanted": int},
+    "remarks": {"sentences": list},  # on tasks for which the script did not wait
+    NO_GPU: {"worker": str, "node": str, "error": str},
+    TASK_OUTPUT: {},
+}
 _NOT_OF_TASKS = re.compile(r"\s*(?:$|hpcml: |\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} - (?:distributed|hpcml)\b)")
-
-
-class Channel:
-    """Accept one scheduler, read its lines and send it orders; its death is seen as the end of the stream."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.listener = listening.listen_unix(listening.SUPERVISOR, path, backlog=1)
-        self.connection: socket.socket | None = None
-        self.closed = False
-        self.buffer = b""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.connection is not None:
-            self.connection.close()
-        self.listener.close()
-        self.path.unlink(missing_ok=True)
-
-    def receive(self, timeout: float) -> list[dict[str, Any]]:
-        """Return the lines that arrived, waiting at most ``timeout`` seconds for the first."""
-        if not readable([] if self.closed else [(self.connection or self.listener).fileno()], timeout):
-            return []
-        if self.connection is None:
-            self.connection, _ = self.listener.accept()
-            return []
-        try:
-            data = self.connection.recv(65536)
-        except OSError:
-            data = b""
-        self.closed = not data
-        *lines, self.buffer = (self.buffer + data).split(b"\n")
-        return [json.loads(line) for line in lines if line]
-
-    def send(self, **order: object) -> None:
-        """Send an order; without a scheduler there is nobody to tell."""
-        if self.connection is None or self.closed:
-            return
-        with contextlib.suppress(OSError):  # it dies in this moment, as the next receive() will see
-            self.connection.sendall(json.dumps(order).encode() + b"\n")
 
 
 def time_here() -> float:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-import json
 import os
 import time
 import traceback
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from hpcml.errors import START_FAILED
 from hpcml.failures.end import Reason
 from hpcml.kinds.dask.node import dashboard, dask_state, interconnect, losses
 from hpcml.kinds.dask.node.activity import Activity, TaskEnds, task_remarks
-from hpcml.kinds.dask.node.messages import CLOCK_QUESTION, NO_GPU, TASK_OUTPUT, TOPIC, time_here
+from hpcml.kinds.dask.node.messages import CLOCK_QUESTION, NO_GPU, START, TASK_OUTPUT, TOPIC, time_here
 from hpcml.kinds.dask.node.security import connection_limits, tls, ucx_auth
 from hpcml.kinds.dask.roles import SCHEDULER
 from hpcml.node import files, scratch, script_environment
@@ -34,8 +33,9 @@ from hpcml.node.hardware.network import (
     nodes_without_rdma,
     ucx_environment,
 )
+from hpcml.node.link.uplink import Uplink
 from hpcml.node.outcome import leave_note
-from hpcml.node.settings import Context, load
+from hpcml.node.settings import Context
 from hpcml.repairs import closing, dead_worker_memory, file_names
 
 RECORDS = 0.5  # of the scheduler's deadline, for the nodes' hardware records
@@ -108,15 +108,11 @@ class Reporter(SchedulerPlugin):  # type: ignore[misc]
 
     name = "hpcml-reporter"
 
-    def __init__(self, writer: asyncio.StreamWriter) -> None:
-        self.writer = writer
+    def __init__(self, send: Callable[..., None]) -> None:
+        self.send = send
         self.names: dict[str, str] = {}
         self.neighbours = dead_worker_memory.Neighbours()
         self.tasks_print = False
-
-    def send(self, **fields: object) -> None:
-        """Send one line."""
-        self.writer.write(json.dumps(fields).encode() + b"\n")
 
     def add_worker(self, scheduler: Scheduler, worker: str) -> None:
         """Dask's hook: a worker has registered."""
@@ -125,7 +121,7 @@ class Reporter(SchedulerPlugin):  # type: ignore[misc]
 
     def add_client(self, scheduler: Scheduler, client: str) -> None:  # noqa: ARG002 - Dask's hook
         """Dask's hook: a client has connected."""
-        self.send(has_client=True)
+        self.send(event="client-added")
 
     def remove_worker(self, scheduler: Scheduler, worker: str, *, stimulus_id: str = "", **_: Any) -> None:
         """Dask's hook: a worker has gone; ``stimulus_id`` begins with what removed it."""
@@ -149,9 +145,10 @@ class Reporter(SchedulerPlugin):  # type: ignore[misc]
         elif event == "gpu-memory":
             self.neighbours.add(msg)
             worker = self._worker_of(msg)
-            self.send(event="gpu-pool", worker=worker, **{name: msg[name] for name in ("node", "pid", "pool")})
-            if msg["pool"] < msg["wanted"]:
-                self.send(event="memory-reduced", worker=worker, pool=msg["pool"], wanted=msg["wanted"])
+            pool, wanted = int(msg["pool"]), int(msg["wanted"])
+            self.send(event="gpu-pool", worker=worker, node=str(msg["node"])[:200], pid=int(msg["pid"]), pool=pool)
+            if pool < wanted:
+                self.send(event="memory-reduced", worker=worker, pool=pool, wanted=wanted)
 
     def _worker_of(self, message: dict[str, Any]) -> str:
         """Return the name of the worker that said something: Dask puts its address there."""
@@ -159,17 +156,18 @@ class Reporter(SchedulerPlugin):  # type: ignore[misc]
         return self.names.get(worker, worker)
 
 
-def main() -> int:
+def main(context: Context, link: Uplink) -> int:
     """Serve until the supervisor says close, or is gone."""
-    context = load()
-    deadline = time.monotonic() + context.settings.deadlines.scheduler
-    why, reason = "hpcml's supervisor process did not write its address (control.json) in time", ""
-    if too_few := connection_limits.too_few_files(context.settings.worker_count):
+    settings = context.settings
+    deadline = time.monotonic() + settings.deadlines.scheduler
+    why, reason = "hpcml's supervisor process did not say in time that the keys are there", ""
+    if too_few := connection_limits.too_few_files(settings.worker_count):
         leave_note(context, SCHEDULER.name, too_few)
         return START_FAILED
     try:
-        if files.wait_for(context.attempt.control, deadline, 0.01):
-            return asyncio.run(_serve(context))
+        host, interface = choose_address(settings.network.interface, single_node=settings.single_node)
+        if settings.workers.late or link.wait_for(START, deadline):
+            return asyncio.run(_serve(context, link, host, interface))
     except NoAddressError as error:
         why, reason = f"{error} (profile: network.interface)", Reason.NO_ADDRESS
     except NoProtocolError as error:
@@ -178,11 +176,8 @@ def main() -> int:
     return START_FAILED
 
 
-async def _serve(context: Context) -> int:
-    control = files.read_json(context.attempt.control) or {}
-    reader, writer = await asyncio.open_unix_connection(control["socket"])
+async def _serve(context: Context, link: Uplink, host: str, interface: str) -> int:
     settings = context.settings
-    host, why = choose_address(settings.network.interface, single_node=settings.single_node)
     protocol, chosen = await _protocol(context)
     if protocol == "ucx":
         ucx_auth.install(context.attempt.ucx_key)
@@ -191,46 +186,46 @@ async def _serve(context: Context) -> int:
         script_environment.take_up(context)  # the scheduler unpickles task graphs too
     dashboard.configure()
     # Dask puts this folder first on sys.path; by default it is /tmp/dask-scratch-space, which anybody can make.
-    folder = Path(control["socket"]).parent
+    folder = context.sockets
     scratch.live_in(folder)
     dask.config.set({"temporary-directory": str(folder)})
     schedulers: list[PrivateScheduler] = []
     try:
         for share in range(settings.points.at_once):
             schedulers.append(await _start(context, host, folder, share, ucx=protocol == "ucx"))
-            schedulers[share].add_plugin(Reporter(writer))
+            schedulers[share].add_plugin(Reporter(link.send))
     except Exception as error:  # noqa: BLE001 - whatever Dask or UCX raised, its cause is the last word in the log
         traceback.print_exc()
         leave_note(context, SCHEDULER.name, f"the Dask scheduler could not start: {losses.root_of(error)}")
         return START_FAILED
-    scheduler, reporter = schedulers[0], Reporter(writer)
+    scheduler = schedulers[0]
     gpus = settings.workers.gpu is not None
     security = "" if protocol == "ucx" else tls.explanation("tls", set(), gpus=gpus)
-    where = {"address": scheduler.address, "node": context.node, "pid": os.getpid(), "interface": why}
-    record = {**where, **chosen, "security": security}
-    files.write_json(context.attempt.scheduler, record | {"shares": [other.address for other in schedulers[1:]]})
+    where = {"address": scheduler.address, "node": context.node, "pid": os.getpid(), "interface": interface}
+    record = {**where, **chosen, "security": security, "shares": [other.address for other in schedulers[1:]]}
+    files.write_json(context.attempt.scheduler, record)
     service = context.attempt.service_of("dashboard")
     page = {"path": "/status", "probe": dashboard.IDENTITY, "token_file": None}
     files.write_service(service, context.node, folder / "dashboard.sock", scheduler.id, **page)
     os.umask(settings.code.umask)  # for functions that the script runs here
-    reporter.send(event="scheduler-up", **record)
-    activity = Activity(context, schedulers, reporter.send)
+    link.send(event="scheduler-up", **record)
+    activity = Activity(context, schedulers, link.send)
     ended = [asyncio.create_task(one.finished()) for one in schedulers]
-    orders = asyncio.create_task(_obey(reader, reporter, lambda: interconnect.check(scheduler, context, protocol)))
+    orders = asyncio.create_task(_obey(link, lambda: interconnect.check(scheduler, context, protocol)))
     beside = [asyncio.create_task(activity.watch()), asyncio.create_task(dask_state.watch(context, schedulers))]
     if protocol == "ucx":
-        beside.append(asyncio.create_task(_open_ucx(context, reporter)))
+        beside.append(asyncio.create_task(_open_ucx(context, link)))
     profile = dashboard.PerformanceReport(context, scheduler, folder) if "dask" in settings.report.profilers else None
     await asyncio.wait({*ended, orders}, return_when=asyncio.FIRST_COMPLETED)
     if profile:
         await profile.write()
     for task in (orders, *beside):
         task.cancel()
-    reporter.send(of_tasks=task_remarks(scheduler))
+    link.send(event="remarks", sentences=task_remarks(scheduler))
     if any(one.done() for one in ended):  # the script closed it itself (client.shutdown()): its right, and no loss
-        reporter.send(event="scheduler-closed")
+        link.send(event="scheduler-closed")
     await asyncio.gather(*(one.close(reason="the run has ended") for one in schedulers))
-    writer.close()
+    link.close()
     return 0
 
 
@@ -270,7 +265,7 @@ async def _start(context: Context, host: str, folder: Path, share: int, *, ucx: 
     return scheduler
 
 
-async def _open_ucx(context: Context, reporter: Reporter) -> None:
+async def _open_ucx(context: Context, link: Uplink) -> None:
     """Start UCX while the workers do the same: for what the scheduler asks of workers, whose addresses are UCX's."""
     gpu = context.settings.workers.gpu is not None
     try:
@@ -281,18 +276,16 @@ async def _open_ucx(context: Context, reporter: Reporter) -> None:
         ucx_auth.start_ucx()
     except Exception as error:  # noqa: BLE001 - whatever UCX raised, the first question to a worker will say it again
         traceback.print_exc()
-        reporter.send(event="ucx-failed", problem=losses.root_of(error))
+        link.send(event="ucx-failed", problem=losses.root_of(error))
         return
     tcp, rdma = ucx_auth.tcp_devices(), ucx_auth.rdma_devices()
     reached = tcp - {"lo"} if context.settings.job.whole_nodes else tcp
     security = tls.explanation("ucx", reached, gpus=gpu, rdma=rdma, group_memory=ucx_auth.group_memory())
-    reporter.send(event="ucx-up", security=security, tcp=sorted(tcp), rdma=sorted(rdma))
+    link.send(event="ucx-up", security=security, tcp=sorted(tcp), rdma=sorted(rdma))
 
 
-async def _obey(
-    reader: asyncio.StreamReader, reporter: Reporter, check: Callable[[], Awaitable[dict[str, Any]]]
-) -> None:
-    """Do what the supervisor says, until it says close, or its end of the socket is gone."""
+async def _obey(link: Uplink, check: Callable[[], Awaitable[dict[str, Any]]]) -> None:
+    """Do what the supervisor says, until it says close, or the line is lost."""
     checking: asyncio.Task[None] | None = None
 
     async def answer() -> None:
@@ -305,13 +298,28 @@ async def _obey(
                 "ok": False,
                 "problem": f"the interconnect check failed: {type(error).__name__}: {error}",
             }
-        reporter.send(event="interconnect-checked", **result)
+        link.send(event="interconnect-checked", **result)
 
-    while line := await reader.readline():
-        order = json.loads(line).get("do")
+    async for order in _orders(link):
         if order == "close":
             break
         if order == "check-interconnect":
             checking = asyncio.create_task(answer())
     if checking is not None:
         checking.cancel()
+
+
+async def _orders(link: Uplink) -> AsyncIterator[str]:
+    """Return what the supervisor orders, one after another, until the line is lost."""
+    loop, arrived = asyncio.get_running_loop(), asyncio.Event()
+    assert link.line  # it brought the order to start
+    descriptor = link.line.connection.socket.fileno()
+    loop.add_reader(descriptor, arrived.set)
+    try:
+        while not link.lost:
+            await arrived.wait()
+            arrived.clear()
+            for order in link.receive():
+                yield str(order.get("do"))
+    finally:
+        loop.remove_reader(descriptor)

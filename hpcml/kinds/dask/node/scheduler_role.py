@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib
 
-from hpcml.kinds.dask.node import late
+from hpcml.kinds.dask.node.messages import START
+from hpcml.kinds.dask.roles import SCHEDULER
 from hpcml.node import script_environment
+from hpcml.node.link.uplink import Uplink
 from hpcml.node.processes import long_import
 from hpcml.node.settings import load
 
@@ -16,8 +18,10 @@ def main() -> int:
     # scheduler stays until the supervisor tells it to close.
     context = load()
     script_environment.answer_no_signals()
-    if context.settings.workers.late and not late.wait(context):
+    link = Uplink(context, SCHEDULER.name)
+    link.open()
+    if context.settings.workers.late and not link.wait_for(START):
         return 0
     with long_import():
         scheduler = importlib.import_module("hpcml.kinds.dask.node.scheduler")
-    return int(scheduler.main())
+    return int(scheduler.main(context, link))

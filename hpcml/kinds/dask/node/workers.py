@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import math
 import os
 import re
 import sys
@@ -14,9 +15,10 @@ from pathlib import Path
 from hpcml.errors import WORKERS_NEVER_CAME
 from hpcml.files import tail, write
 from hpcml.forms import Form
-from hpcml.kinds.dask.node import late, nanny, temporary_directory
+from hpcml.kinds.dask.node import nanny, temporary_directory
+from hpcml.kinds.dask.node.messages import SCHEDULER_IS_UP, START
 from hpcml.kinds.dask.roles import WORKER
-from hpcml.node import agent, files, profilers, scratch
+from hpcml.node import agent, profilers, scratch
 from hpcml.node.hardware.preflight import Inspection, UnfitError
 from hpcml.node.processes import long_import
 from hpcml.node.settings import load
@@ -47,7 +49,7 @@ def main() -> int:
     except OSError as error:
         return node.refuse(f"nsys cannot be started: {error.strerror}")
     agent.watch(context)
-    if context.settings.workers.late and not late.wait(context, agent.Bystander(node).look):
+    if context.settings.workers.late and not agent.Bystander(node).wait_for(START):
         node.mark("ended")
         return 0
     inspection = Inspection(context)  # a child of its own, beside the imports
@@ -103,31 +105,27 @@ def _keep_troubles(folder: Path) -> None:
 
 
 class Address:
-    """Where the scheduler is: looked up on the shared file system by one process of a node, for all its workers.
+    """Where the scheduler is: the supervisor says so to one process of a node, for all its workers.
 
     They are forked before it is known, make ready for it, and read it from the node-local file ``local``.
     """
 
+    late = "the supervisor did not say in time where the Dask scheduler is"
+
     def __init__(self, node: agent.Node, local: Path) -> None:
-        self.node, self.context, self.local = node, node.context, local
-        context = node.context
-        self.interval = files.interval(context.settings.job.nodes)
-        self.deadline = time.monotonic() + context.settings.deadlines.scheduler + context.settings.deadlines.workers
-        self.written = False
-        self.late = "the Dask scheduler did not write its address (scheduler.json) in time"
+        self.node, self.local = node, local
+        deadlines = node.context.settings.deadlines
+        self.deadline = time.monotonic() + deadlines.scheduler + deadlines.workers
 
     def look(self) -> bool:
         """Hear the supervisor, and pass the address on once it is there; return False if it will never be."""
-        self.node.hear()
-        if self.written:
-            return True
-        entries = files.listed(self.context.attempt.directory)
-        if self.context.attempt.scheduler.name in entries:
-            scheduler_record = files.read_json(self.context.attempt.scheduler) or {}
-            addresses = [scheduler_record["address"], *scheduler_record.get("shares", ())]
-            write(self.local, "".join(f"{address} {scheduler_record['protocol']}\n" for address in addresses))
-            self.written = True
-        return self.written or (self.context.attempt.ended.name not in entries and time.monotonic() < self.deadline)
+        for order in self.node.hear():
+            if order.get("do") == SCHEDULER_IS_UP:
+                write(self.local, "".join(f"{address} {order['protocol']}\n" for address in order["addresses"]))
+                self.deadline = math.inf
+            elif order.get("do") == "close" and self.deadline < math.inf:
+                return False
+        return time.monotonic() < self.deadline
 
 
 def imports_of_script(settings: Settings) -> set[str]:

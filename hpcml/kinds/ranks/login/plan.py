@@ -61,7 +61,7 @@ def roles(spec: RunRequest) -> tuple[Role, ...]:
 
 def workers(spec: RunRequest) -> Workers:
     """Return the ranks of each node: one that ends is not replaced."""
-    return Workers(per_node=count(spec), mpi=asked(spec).mpi)
+    return Workers(per_node=count(spec))
 
 
 def reasons(spec: RunRequest) -> list[str]:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from hpcml import errors
 from hpcml.kind import FailedProcess, Hindrance
+from hpcml.kinds.ranks.own import Own
 from hpcml.node import processes
 from hpcml.node.settings import Context
 
@@ -77,7 +78,7 @@ class Alone:
         others = len(self.by_rank) - 1
         more = f", and in {others} other rank{'s' if others > 1 else ''}" if others else ""
         reason = f"the {self.size} ranks did not find each other: in rank {rank} on {node}{more}, {how}"
-        mpi = self.context.settings.workers.mpi
+        mpi = self.context.settings.own(Own).mpi
         if how.startswith("JAX"):
             hint = "Call jax.distributed.initialize() without arguments."
         elif mpi:

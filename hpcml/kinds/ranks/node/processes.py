@@ -74,7 +74,6 @@ class Processes:
         self.is_idle = False  # whether events.jsonl says so
         self.measured: dict[str, dict[str, Any]] = {}  # by node: its part of the interconnect's check, or NCCL's log
         self.script: Ranks | None = None
-        self.closing = False
 
     def _addresses(self) -> list[str]:
         """Return this node's addresses at which the ranks may meet, the best first."""
@@ -216,8 +215,6 @@ class Processes:
                 self.ready.discard(node)
             return
         self.reached[node] = message["reached"]
-        if self.closing:
-            self.hub.send(do="close")
         if not message["reached"]:
             first, tried = self.context.node, ", ".join(address for address, _ in self.hub.places)
             uses = f"{node} cannot connect to {first} ({tried}) and uses files instead"
@@ -293,8 +290,7 @@ class Processes:
 
     def close(self) -> float:
         """Tell the agents to end, and return how many seconds they may take."""
-        self.closing = True
-        self.hub.send(do="close")
+        self.agents.order(do="close")
         return CLOSE
 
     @property

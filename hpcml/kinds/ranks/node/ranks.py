@@ -16,6 +16,7 @@ from hpcml.files import size_of
 from hpcml.kinds.ranks.node import alone, interconnect
 from hpcml.kinds.ranks.node.rapidsmpf import token_of
 from hpcml.kinds.ranks.node.tasks import Tasks
+from hpcml.kinds.ranks.own import Own
 from hpcml.kinds.ranks.roles import PROGRAMS, RANK
 from hpcml.kinds.ranks.variables import TOKEN, World, of_rank, with_users_own
 from hpcml.node import agent, files, job, processes, script_environment, starts
@@ -54,11 +55,10 @@ def main() -> int:
 class Ranks:
     """The ranks of this node, and what the supervisor orders: the agent looks at both."""
 
-    written, interval = True, agent.TICK
-
     def __init__(self, context: Context, node: agent.Node, deadline: float) -> None:
         self.context, self.node, self.link, self.deadline = context, node, node.link, deadline
         self.late = ""
+        self.mpi = context.settings.own(Own).mpi
         self.next_use = self.next_growth = self.next_look = 0.0
         self.looks = alone.Looks(wanted=False)
         self.log_begins: dict[int, int] = {}  # by rank: bytes of its log that earlier attempts wrote
@@ -104,7 +104,7 @@ class Ranks:
         """Do what the supervisor orders, and report to it; return False if it is lost while the ranks run."""
         for order in self.node.hear():
             self._obey(order)
-        if self.tasks is None and self.context.settings.workers.mpi and self.link.is_known:
+        if self.tasks is None and self.mpi and self.link.is_known:
             self.tasks = Tasks(self.context, numbers_of(self.context, self.context.node))
         if self.link.is_up and self._is_ready():
             self.told = self.link.line or self.link.boxes
@@ -129,7 +129,7 @@ class Ranks:
     def _is_ready(self) -> bool:
         """Whether the supervisor has to be told that this node is ready: once on each line, or by files."""
         is_told = self.told is (self.link.line or self.link.boxes)
-        return not is_told and (not self.context.settings.workers.mpi or bool(self.tasks and self.tasks.are_complete()))
+        return not is_told and (not self.mpi or bool(self.tasks and self.tasks.are_complete()))
 
     def _obey(self, order: dict[str, Any]) -> None:
         match order.get("do"):

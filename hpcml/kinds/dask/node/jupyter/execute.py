@@ -16,7 +16,6 @@ from typing import Any
 from hpcml import files
 from hpcml.errors import START_FAILED
 from hpcml.kinds.dask.node.jupyter import config
-from hpcml.node.files import read_json
 from hpcml.node.outcome import leave_note
 from hpcml.node.settings import Context, load
 from hpcml.paths import SCRIPT
@@ -39,8 +38,7 @@ def main() -> int:
         print(f"hpcml: the run's environment cannot execute notebooks: {error}. {hint}", file=sys.stderr)
         return START_FAILED
     notebook = nbformat.read(sys.argv[1], as_version=4)  # type: ignore[no-untyped-call]
-    control = read_json(context.attempt.control) or {}
-    return _execute(context, notebook, Path(control["socket"]).parent)  # node-local, 0700, removed by the supervisor
+    return _execute(context, notebook, context.sockets)
 
 
 def _execute(context: Context, notebook: Any, folder: Path) -> int:

@@ -240,8 +240,7 @@ def add_handlers(server: ServerApp, session: Session) -> None:
 def main() -> int:
     """Serve until the user, the idle time, the time limit or a cancellation ends it; return the exit status."""
     context = load()
-    control = files.read_json(context.attempt.control) or {}
-    folder = Path(control["socket"]).parent  # node-local, 0700, removed by the supervisor whatever happens here
+    folder = context.sockets
     places = config.make_places(folder)
     try:
         server, token = _server(context, places)

@@ -35,6 +35,7 @@ from distributed.protocol.pickle import loads
 from hpcml import listening
 from hpcml.kinds.dask.node import late
 from hpcml.kinds.dask.node.script.opening import Opening, Place, module_for_workers, move_to_main
+from hpcml.kinds.dask.own import Own
 from hpcml.node.settings import load
 from hpcml.settings import Settings
 
@@ -77,7 +78,7 @@ def replacement(kind: str, original: Any) -> Any:
 
 def own_clusters() -> bool:
     """Whether the script opens clusters of its own, as ``--own-clusters`` asks."""
-    return load().settings.workers.own_clusters
+    return load().settings.own(Own).own_clusters
 
 
 def address() -> str:

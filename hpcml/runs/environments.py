@@ -1,0 +1,168 @@
+"""Environments of Python by path and name, also of conda, and who may change one; nothing of them is started."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import stat
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from hpcml import files, installed, schedulers
+from hpcml.errors import NotFoundError, UsageError, did_you_mean, nearest
+from hpcml.runs import directories, packages
+from hpcml.runs.packages import Environment
+from hpcml.sites import layers
+from hpcml.sites.layers import user_path
+from hpcml.sites.lookup import LoadedSite
+
+OPTION = "--python"
+_OF_A_MACHINE = ("/tmp", "/var/tmp", "/dev/shm", "/run")  # folders that each machine has of its own
+
+
+def find(text: str, here: Path, environment: Mapping[str, str]) -> Path:
+    """Return the interpreter that ``--python`` means.
+
+    Raises
+    ------
+    NotFoundError
+        If there is none.
+    UsageError
+        If there are several, or it cannot be executed or is too old.
+    """
+    path = here / user_path(text)
+    by_path = [path] if exists(path) else []
+    is_name = "/" not in text and not text.startswith((".", "~"))
+    by_name = [*_by_name(text, environment)] if is_name else []
+    if not (by_path or by_name) and is_name and (program := shutil.which(text, path=environment.get("PATH", ""))):
+        by_path = [Path(program)]
+    candidates = [*by_path, *by_name]
+    if len(candidates) > 1:
+        hint = f"Write one of these paths: {', '.join(map(str, candidates))}."
+        raise UsageError(f"'{text}' means several environments", place=OPTION, hint=hint)
+    if not candidates:
+        raise _unknown(text, path, is_name, environment)
+    return _checked(_interpreter(candidates[0], text), text)
+
+
+def exists(path: Path) -> bool:
+    """Whether a path exists; UsageError if the user may not know."""
+    try:
+        path.stat()
+    except PermissionError as error:
+        hint = "Ask its owner for permission to read and execute it."
+        raise UsageError(f"{error.strerror}: {path}", place=OPTION, hint=hint) from error
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def _interpreter(path: Path, text: str) -> Path:
+    """Return the interpreter of an environment, or the file itself."""
+    if not path.is_dir():
+        return path
+    for folder in (path, path / ".venv"):
+        for name in ("python", "python3"):
+            if exists(folder / "bin" / name):
+                return folder / "bin" / name
+    hint = f"Name a folder with bin/python, or create an environment: python3 -m venv {text}."
+    raise NotFoundError("This folder is not a Python environment", place=str(path), hint=hint)
+
+
+def _checked(python: Path, text: str) -> Path:
+    """Refuse an interpreter that certainly cannot run the run's processes."""
+    if not stat.S_ISREG(python.stat().st_mode) or not os.access(python, os.X_OK):
+        hint = "Name a Python environment's folder, or its bin/python."
+        raise UsageError("This file cannot be executed", place=f"{OPTION} {text}: {python}", hint=hint)
+    if why := too_old(Environment(str(python))):
+        hint = "Create the environment with a newer Python."
+        raise UsageError(f"{python} {why}", place=f"{OPTION} {text}", hint=hint)
+    return python
+
+
+def too_old(environment: Environment) -> str:
+    """Return that an environment's Python is too old for hpcml, in a clause; empty if it is not."""
+    if environment.version is None or environment.version >= packages.OLDEST:
+        return ""
+    has, least = (".".join(map(str, version)) for version in (environment.version, packages.OLDEST))
+    return f"is Python {has}, but hpcml needs Python {least} or newer"
+
+
+def _unknown(text: str, path: Path, is_name: bool, environment: Mapping[str, str]) -> NotFoundError:
+    """Return that there is no such environment, with the nearest name."""
+    names = sorted({one.name for folder in _conda_folders(environment) for one in _listed(folder)})
+    hint = did_you_mean(nearest(text, names), "Name a folder with bin/python, or a conda environment.")
+    if is_name and names:
+        hint += f" Conda environments: {', '.join(names[:8])}."
+    return NotFoundError(f"There is no Python environment '{text}'", place=f"{OPTION} {path}", hint=hint)
+
+
+def _by_name(name: str, environment: Mapping[str, str]) -> Iterator[Path]:
+    """Yield the conda environments of a name, each once."""
+    roots = [root for root in _conda_roots(environment) if name in ("base", "root")]
+    found = [*roots, *(one for folder in _conda_folders(environment) for one in _listed(folder) if one.name == name)]
+    yield from dict.fromkeys(Path(os.path.realpath(one)) for one in found)
+
+
+def _listed(folder: Path) -> list[Path]:
+    """Return the conda environments in a folder."""
+    try:
+        return [path for path in sorted(folder.iterdir()) if os.path.exists(path / "conda-meta")]
+    except OSError:
+        return []
+
+
+def _conda_roots(environment: Mapping[str, str]) -> list[Path]:
+    """Return where conda itself is installed."""
+    path = environment.get("PATH", "")
+    programs = [environment.get("CONDA_EXE", ""), *(shutil.which(name, path=path) for name in ("conda", "mamba"))]
+    roots = [Path(os.path.realpath(program)).parent.parent for program in programs if program]
+    roots += [Path(environment[name]) for name in ("MAMBA_ROOT_PREFIX", "CONDA_ROOT") if environment.get(name)]
+    marks = ("conda-meta", "envs")
+    return list(dict.fromkeys(root for root in roots if any(os.path.exists(root / mark) for mark in marks)))
+
+
+def _conda_folders(environment: Mapping[str, str]) -> list[Path]:
+    """Return the folders in which conda keeps environments, also those of its settings."""
+    home = Path(environment.get("HOME", "/"))
+    folders = [root / "envs" for root in _conda_roots(environment)]
+    words = [*environment.get("CONDA_ENVS_PATH", "").split(":"), *environment.get("CONDA_ENVS_DIRS", "").split(":")]
+    own = files.text(home / ".condarc")
+    listed = re.search(r"^envs_dirs:\s*\n((?:\s*-\s*.+\n?)+)", own, re.MULTILINE)
+    words += [line.strip(" -'\"\t") for line in listed[1].splitlines()] if listed else []
+    folders += [user_path(os.path.expandvars(word)) for word in words if word]
+    named = files.text(home / ".conda" / "environments.txt").splitlines()
+    folders += [Path(line.strip()).parent for line in named if line.strip()]
+    return list(dict.fromkeys([*folders, home / ".conda" / "envs"]))
+
+
+def who_may_change(python: Path) -> str:
+    """Return which other account may change an interpreter, in a clause; empty if only this user, root or hpcml's."""
+    try:
+        real = Path(os.path.realpath(python))
+        settings = python.parent.parent / installed.SETTINGS
+        for path in (real, settings) if os.path.lexists(settings) else (real,):
+            status = path.stat()
+            if not files.is_obeyed(status):
+                return f"{path} belongs to {files.account(status.st_uid)}"
+            if who := files.written_by_others(status, path):
+                return f"{who} can write to {path}"
+        for place in files.replaceable(python):
+            if not place.meant and not place.unknown:
+                return f"{place.who} can replace files in {place.path}"
+    except OSError as error:
+        return f"{error.filename or python} cannot be read ({error.strerror})"
+    return ""
+
+
+def away_from_nodes(python: Path, loaded: LoadedSite) -> str:
+    """Return that the nodes do not have an interpreter, in a clause; empty if they may have it."""
+    if schedulers.get(loaded.site.scheduler).ONE_MACHINE:
+        return ""
+    runs = directories.runs_folder(loaded.site.paths.runs, layers.process_environment())  # which the nodes have
+    for path in dict.fromkeys((python.parent.parent, Path(os.path.realpath(python)))):
+        for folder in _OF_A_MACHINE:
+            if path.is_relative_to(folder) and not runs.is_relative_to(folder):
+                return f"{path} is in {folder}, which every node has of its own"
+    return ""

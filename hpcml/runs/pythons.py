@@ -1,0 +1,273 @@
+"""Which Python a run uses: ``--python``, the settings, what the script or its project names, the active environment.
+
+What an environment has is read from its files. No interpreter is started, and conda is never started.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from hpcml import files, installed, kinds
+from hpcml.errors import ScriptError, UsageError
+from hpcml.forms import Form
+from hpcml.origins import Origin
+from hpcml.request.record import RunRequest
+from hpcml.runs import described, directories, modules_reached
+from hpcml.runs.described import Described
+from hpcml.runs.environments import OPTION, away_from_nodes, exists, find, too_old, who_may_change
+from hpcml.runs.packages import Environment
+from hpcml.sites import layers
+from hpcml.sites.layers import Layers, Value, user_path
+from hpcml.sites.lookup import LoadedSite
+from hpcml.terminal import json_text
+from hpcml.units import first_of_many
+
+KEY = "runtime.python"
+ACTIVE = ("VIRTUAL_ENV", "CONDA_PREFIX")  # variables that name the active environment
+_MOST_NAMED = 3  # modules in a note
+
+
+class Chosen(NamedTuple):
+    """A site and a request with the decision, and notes on it; those of ``always`` each submission shows."""
+
+    loaded: LoadedSite
+    spec: RunRequest
+    notes: tuple[str, ...] = ()
+    always: tuple[str, ...] = ()
+
+
+def choose(loaded: LoadedSite, spec: RunRequest, late: bool, *, dry_run: bool) -> Chosen:
+    """Return the site with the Python of a run that has no ``--python`` in ``runtime.python``; it reads the script.
+
+    Parameters
+    ----------
+    late
+        Whether a Dask cluster starts only if the script opens a client.
+    dry_run
+        Whether nothing is submitted: then no environment is made.
+
+    Raises
+    ------
+    ScriptError
+        If the environment that a script describes cannot be made, or lacks what the run needs.
+    """
+    site, environment = loaded.site, layers.process_environment()
+    if spec.image or site.runtime.kind == "image" or spec.code.form is Form.BATCH:  # which chooses its own
+        return Chosen(loaded, spec)
+    needed = _Needed(loaded, spec, late)
+    if site.runtime.python:
+        chosen = Path(site.runtime.python)
+        by = f"the run uses {chosen} ({loaded.layers.origin(KEY)})"
+        return _placed(Chosen(loaded, spec), _unused(environment, needed, chosen, by))._replace(always=())
+    notes: list[str] = []
+    if spec.code.form.traits.is_script:
+        found = _described(loaded, spec, needed, notes, dry_run=dry_run)
+        if found:
+            notes += [*found.notes, *_unused(environment, needed, found.python, f"the run uses {found.origin}")]
+            return _placed(_laid(loaded, spec, found.python, found.origin, Origin.PROJECT), notes)
+    if not (spec.code.form.traits.is_script or spec.code.form is Form.JUPYTER):
+        return Chosen(loaded, spec)
+    once: list[str] = []  # many shells activate conda's base without being asked
+    for prefix, variable in _active(environment):
+        python = prefix / "bin/python"
+        if why := _why_unused(prefix, needed):
+            (once if _is_base(prefix) else notes).append(_unused_note(prefix, why))
+            continue
+        notes += _unused(environment, needed, python, f"the run uses {prefix}")
+        placed = _placed(_laid(loaded, spec, python, f"{variable}, the active environment", Origin.FOUND), notes)
+        return placed._replace(notes=(*placed.notes, *once))
+    return Chosen(loaded, spec, (*notes, *once), always=tuple(notes))
+
+
+def origin(loaded: LoadedSite) -> str:
+    """Return who named the Python of a site's runs, empty if it is hpcml's own."""
+    return loaded.layers.origin(KEY) if loaded.site.runtime.python else ""
+
+
+def kept(settings: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    """Return the Python that an option or the shell gave a recorded run, as a setting with its origin; at most one."""
+    entry = settings.get(KEY)
+    if not isinstance(entry, dict) or not is_kept(entry):
+        return ()
+    return ((f"{KEY}={json_text(str(entry['value']))}", str(entry.get("origin"))),)
+
+
+def is_kept(entry: Mapping[str, Any]) -> bool:
+    """Whether a recorded setting was the run's own; one of a file or a variable is read again."""
+    return entry.get("origin") in ("--set", OPTION) or entry.get("by") in (Origin.LINE, Origin.FOUND)
+
+
+def typed(loaded: LoadedSite, spec: RunRequest, *, dry_run: bool) -> Chosen:
+    """Return the decision for ``--python``, none without it; the script is not read.
+
+    Raises
+    ------
+    UsageError, NotFoundError
+        If it names no environment that can be used, or several.
+    """
+    if not spec.python:
+        return Chosen(loaded, spec)
+    image = "--image" if spec.image else "runtime.kind = 'image'"
+    if spec.image or loaded.site.runtime.kind == "image":
+        hint = f"Remove {OPTION}, or run without the image (--set runtime.kind=python, and no --image)."
+        raise UsageError(f"{OPTION} cannot be combined with {image}", place=OPTION, hint=hint)
+    if loaded.layers.origin(KEY) == "--set":
+        raise UsageError(f"{OPTION} and --set {KEY} name two Pythons", place=OPTION, hint=f"Remove --set {KEY}=….")
+    here = layers.user_path("~") if spec.code.staged else layers.here()
+    project, notes = here / user_path(spec.python), list[str]()
+    if exists(project / described.LOCK) and not exists(project / "bin"):
+        runs = directories.runs_folder(loaded.site.paths.runs, layers.process_environment())
+        found = described.of_project(project, runs, (), sent=False, dry_run=dry_run)
+        python, notes = found.python, [*found.notes]
+    else:
+        python = find(spec.python, here, layers.process_environment())
+    foreign, away = who_may_change(python), away_from_nodes(python, loaded)
+    always = [f"{foreign}: this account can run code as you in the run"] if foreign else []
+    always += [f"{away}: use a folder that all nodes share"] if away else []
+    chosen = _laid(loaded, spec, python, OPTION, Origin.TYPED)
+    return chosen._replace(notes=(*always, *notes), always=tuple(always))
+
+
+def _laid(loaded: LoadedSite, spec: RunRequest, python: Path, origin: str, by: Origin) -> Chosen:
+    """Return the site and the request with a Python, whose programs come first."""
+    changed = Layers()
+    changed.values = {**loaded.layers.values, KEY: Value(str(python), origin, by)}
+    site = loaded.site._replace(runtime=loaded.site.runtime._replace(python=str(python)))
+    programs, code = python.parent, spec.code
+    if code.interpreter and os.path.exists(own := programs / code.interpreter[0]):
+        spec = spec.changed(interpreter=(str(own), *code.interpreter[1:]))
+    elif code.form is Form.PROGRAM and not code.script.is_absolute() and os.path.exists(own := programs / code.script):
+        spec = spec.changed(script=own)
+    return Chosen(loaded._replace(site=site, layers=changed), spec)
+
+
+def _placed(chosen: Chosen, notes: list[str]) -> Chosen:
+    """Return a decision with notes on it, and on where its Python is."""
+    python = Path(chosen.loaded.site.runtime.python)
+    where = away_from_nodes(python, chosen.loaded)
+    notes = [*notes, *([where] if where else [])]
+    return chosen._replace(notes=tuple(notes), always=tuple(notes))
+
+
+# -- what the script or its project describes --------------------------------------------------------------------------
+
+
+def _described(
+    loaded: LoadedSite, spec: RunRequest, needed: _Needed, notes: list[str], *, dry_run: bool
+) -> Described | None:
+    """Return the environment that the script or its project describes, if the run can use it; a note where not.
+
+    A script that describes its own is refused without it.
+    """
+    runs = directories.runs_folder(loaded.site.paths.runs, layers.process_environment())
+    if found := described.of_script(spec.code, runs, dry_run=dry_run):
+        if found.complete and (lacks := Environment(str(found.python)).lacking(needed.of_run)):
+            hint = f"Add them to the script's metadata: uv add --script {spec.code.script.name} {' '.join(lacks)}."
+            message, _ = installed.lacking(str(found.python), lacks)
+            raise ScriptError(f"{message[:1].upper()}{message[1:]}", place=found.origin, hint=hint)
+        return found
+    project = described.project_of(spec.code)
+    if project is None or os.path.realpath(project / ".venv") == os.path.realpath(sys.prefix):
+        return None
+    try:
+        why = described.why_foreign(project)
+        sent = spec.code.staged
+        found = None if why else described.of_project(project, runs, needed.of_run, sent=sent, dry_run=dry_run)
+    except ScriptError as error:
+        last = f": {error.quote[-1].strip()}" if error.quote else ""
+        notes.append(f"{error.message[:1].lower()}{error.message[1:]} ({error.place}){last}. {error.hint}".rstrip("."))
+        return None
+    if found and found.complete:
+        why = who_may_change(found.python) or needed.missing(found.python)
+    if why:
+        notes.append(f"hpcml does not use the project {project}, because {why}")
+    return None if why else found
+
+
+# -- the active environment --------------------------------------------------------------------------------------------
+
+
+class _Needed:
+    """What the run needs of its Python, read when it is first asked for."""
+
+    def __init__(self, loaded: LoadedSite, spec: RunRequest, late: bool) -> None:
+        self.loaded, self.spec, self.late = loaded, spec, late
+        self._names: list[str] | None = None
+
+    @property
+    def names(self) -> list[str]:
+        """The modules: of the kind of run, of the form, and what the script always imports."""
+        if self._names is None:
+            self._names = list(dict.fromkeys([*self.of_run, *modules_reached.needed(self.spec.code)]))
+        return self._names
+
+    @property
+    def of_run(self) -> tuple[str, ...]:
+        """The modules of the kind of run and of the form."""
+        of_kind = () if self.late else kinds.get(self.spec.kind).needs
+        return (*of_kind, *self.spec.code.form.traits.packages)
+
+    def missing(self, python: Path) -> str:
+        """Return what an interpreter lacks, in a clause; empty if it has all."""
+        environment = Environment(str(python))
+        if not environment.readable:
+            return "hpcml cannot read which packages it has"
+        lacks = environment.lacking(self.names)
+        return f"it lacks {first_of_many(lacks, _MOST_NAMED)}" if lacks else ""
+
+
+def _active(environment: Mapping[str, str]) -> list[tuple[Path, str]]:
+    """Return the active environments other than hpcml's own, with their variables: first the one first on PATH."""
+    places = [os.path.realpath(folder) for folder in environment.get("PATH", "").split(":") if folder]
+    found: dict[str, tuple[Path, str]] = {}
+    for variable in ACTIVE:
+        text = environment.get(variable, "")
+        if text.startswith("/") and os.path.realpath(text) != os.path.realpath(sys.prefix):
+            found.setdefault(os.path.realpath(text), (Path(text), variable))
+
+    def order(real: str) -> int:
+        programs = os.path.realpath(f"{real}/bin")
+        return places.index(programs) if programs in places else len(places)
+
+    return [found[real] for real in sorted(found, key=order)]
+
+
+def _is_base(prefix: Path) -> bool:
+    """Whether an environment is that of conda itself."""
+    return os.path.exists(prefix / "condabin")
+
+
+def _why_unused(prefix: Path, needed: _Needed) -> str:
+    """Return why hpcml does not use an active environment by itself, in a clause; empty if it does."""
+    python = prefix / "bin/python"
+    if not os.path.lexists(python):
+        return "it has no bin/python that you can read"
+    if who := who_may_change(python):
+        return who
+    if not os.access(python, os.X_OK):
+        return "its bin/python cannot be executed"
+    if _is_base(prefix):
+        return "it is conda's base environment"
+    if why := too_old(Environment(str(python))):
+        return f"it {why}"
+    here, kind = os.uname().machine, files.architecture_of(python)
+    if kind and kind != here:
+        return f"it is for {kind}, but this machine is {here}"
+    return away_from_nodes(python, needed.loaded) or needed.missing(python)
+
+
+def _unused(environment: Mapping[str, str], needed: _Needed, chosen: Path, by: str) -> list[str]:
+    """Return a note on the active environment that a run does not use though it could."""
+    used = os.path.realpath(chosen.parent.parent)
+    others = [prefix for prefix, _ in _active(environment) if os.path.realpath(prefix) != used]
+    return [_unused_note(prefix, by) for prefix in others[:1] if not _why_unused(prefix, needed)]
+
+
+def _unused_note(prefix: Path, why: str) -> str:
+    line = f"{OPTION} {shlex.quote(str(prefix))}"
+    return f"hpcml does not use the active environment {prefix}, because {why}. To use it: {line}"
