@@ -189,3 +189,48 @@ def test_a_signal_reaches_the_script_as_under_sbatch(cluster: Cluster, name: str
     assert ends[1] == ends[0]
     shown = json.loads(cluster.run("hpcml", "status", "--json", directory.name).stdout)
     assert shown["state"] == facts["JobState"], shown
+
+
+def test_the_time_limit_is_the_script_s(cluster: Cluster) -> None:
+    """Slurm sends the script's own signal before the limit; one with no such line gets none of hpcml's."""
+    folder = cluster.work / f"limit-{time.time_ns()}"
+    traps = "trap 'echo told USR1' USR1; trap 'echo told URG' URG; trap 'echo told TERM; exit 3' TERM"
+    code = WAITS.format(traps=traps, task="true").replace("600", "2000")
+    own = cluster.write(f"{folder.name}/own.sh", f"#!/bin/bash\n#SBATCH -n1 -t 1 --signal=B:USR1@30\n{code}")
+    none = cluster.write(f"{folder.name}/none.sh", f"#!/bin/bash\n#SBATCH -n1 -t 1\n{code}")
+    jobs, logs = {}, {}
+    for script in (own, none):
+        by_sbatch = cluster.run("sbatch", "--parsable", f"--output={folder}/%x.out", str(script), cwd=folder)
+        jobs[f"sbatch {script.name}"], logs[f"sbatch {script.name}"] = (
+            by_sbatch.stdout.strip(),
+            folder / f"{script.name}.out",
+        )
+        done = cluster.run("hpcml", "submit", "--json", "--detach", str(script), cwd=folder)
+        assert done.returncode == 0, done.stderr
+        facts = json.loads(done.stdout)
+        jobs[script.name], logs[script.name] = facts["job"], Path(facts["directory"]) / "logs/script.log"
+    ends = {name: cluster.job_end(job, 150 * PATIENCE)["JobState"] for name, job in jobs.items()}
+    said = {
+        name: [line for line in log.read_text().splitlines() if line.startswith("told")] for name, log in logs.items()
+    }
+    for name in ("own.sh", "none.sh"):
+        assert (said[name], ends[name]) == (said[f"sbatch {name}"], ends[f"sbatch {name}"])
+        shown = json.loads(cluster.run("hpcml", "status", "--json", logs[name].parent.parent.name).stdout)
+        assert shown["state"] == "TIMEOUT"
+    assert said["own.sh"] == ["told USR1", "told TERM"]
+    events = (logs["none.sh"].parent.parent / "events.jsonl").read_text()
+    assert '"time-limit-near"' in events
+
+
+def test_why_names_the_error_of_a_task(cluster: Cluster) -> None:
+    folder = cluster.work / f"why-{time.time_ns()}"
+    script = cluster.write(
+        f"{folder.name}/job.sh",
+        f"#!/bin/bash\n#SBATCH -N2 {SHORT}\nsrun python3 -c 'raise ValueError(6 * 7)' || exit 5\n",
+    )
+    done = cluster.run("hpcml", "submit", "--wait", str(script), cwd=folder)
+    assert done.returncode == 5
+    assert "ValueError: 42" in cluster.run("hpcml", "why").stdout
+    cluster.write(f"{folder.name}/job.sh", f"#!/bin/bash\n#SBATCH -N2 {SHORT}\nsrun sh -c 'exit 3'; exit 5\n")
+    assert cluster.run("hpcml", "submit", "--wait", str(script), cwd=folder).returncode == 5
+    assert "Exited with exit code 3" in cluster.run("hpcml", "why").stdout
