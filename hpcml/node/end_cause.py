@@ -225,10 +225,10 @@ def _by_cause(outcome: End, cause: str | None) -> End:
     return outcome._replace(**causes.get(cause, other))
 
 
-def why_ended(logs: Mapping[Path, int]) -> str | None:
+def why_ended(logs: Mapping[Path, int], *, with_steps: bool = True) -> str | None:
     """Return why Slurm ended the job, empty for a plain cancellation; None if it has not said so.
 
-    ``logs`` as for :func:`from_slurm`.
+    ``logs`` as for :func:`from_slurm`, ``with_steps`` as for :func:`hpcml.failures.job_log.why_ended`.
     """
     for path, begin in logs.items():
         try:
@@ -237,7 +237,7 @@ def why_ended(logs: Mapping[Path, int]) -> str | None:
                 text = file.read(1 << 20).decode(errors="replace")
         except OSError:
             continue
-        if (cause := job_log.why_ended(text, job_id())) is not None:
+        if (cause := job_log.why_ended(text, job_id(), with_steps=with_steps)) is not None:
             return cause
     return None
 

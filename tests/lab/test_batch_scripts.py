@@ -52,6 +52,9 @@ CASES = {
     "sbatch typed inside": Case("-n1", "sbatch --wait -n1 -o /dev/null --wrap 'exit 4'; echo inner $?"),
     "what it leaves": Case("-n1", "sleep 300 & echo left"),
     "its own files": Case("-n1 --output=%x-%j.txt --error=%j.err", "echo out; echo err >&2; srun sh -c 'echo task; exit 2'"),
+    "a step that it cancels": Case(
+        "-n1 --output=%x-%j.txt", "srun sleep 60 & sleep 2; scancel $SLURM_JOB_ID.0; wait $!; echo went on"
+    ),
     "variables": Case("-n2 -c2 -J own --export=ALL,A=b", "echo $A $SLURM_CPUS_PER_TASK; env | grep -c '^HPCML_POINT\\|^PYTHONPATH\\|OMP'; umask; ulimit -a"),
 }  # fmt: skip
 FIRST_LINES = {"another interpreter": "#!/bin/sh\n", "the first line's options": "#!/bin/bash -ex\n"}

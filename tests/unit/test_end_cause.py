@@ -37,6 +37,9 @@ def test_the_last_line_of_the_own_job_counts(tmp_path: Path, monkeypatch: pytest
     log.write_text(LINE.format(" DUE TO TIME LIMIT") + LINE.format(" DUE TO PREEMPTION"))
     assert end_cause.why_ended({log: 0}) == "PREEMPTION"
     assert end_cause.why_ended({tmp_path / "none": 0, log: 0}) == "PREEMPTION"
+    log.write_text(LINE.format(" DUE TO TIME LIMIT").replace("JOB 45", "STEP 45.0"))
+    assert end_cause.why_ended({log: 0}) == "TIME LIMIT"
+    assert end_cause.why_ended({log: 0}, with_steps=False) is None
 
 
 @pytest.mark.parametrize(("cause", "status"), [

@@ -74,9 +74,13 @@ class Processes(Base):
             if number == signal.SIGTERM:
                 self.told = self.state.clock.seconds
         requests = self.state.end_requests
-        if not requests.signalled and self._was_told_lately and why_ended(self.state.job_logs) is not None:
+        if not requests.signalled and self._was_told_lately and self._why_ended() is not None:
             storage.write_end(self.context.run, self.context.attempt.terminate, {})  # the script has its signal
             requests.signalled = True
+
+    def _why_ended(self) -> str | None:
+        """Return why Slurm ended the job, None if it has not: the script may end its own steps, and goes on."""
+        return why_ended(self.state.job_logs, with_steps=False)
 
     @property
     def _was_told_lately(self) -> bool:
@@ -92,7 +96,7 @@ class Processes(Base):
         self.copies.end()
         if self.script and not self._was_told_lately:
             self._pass_signals_on(self.script)
-        while (cause := why_ended(self.state.job_logs)) is None and self._was_told_lately:
+        while (cause := self._why_ended()) is None and self._was_told_lately:
             self.state.clock.tick()
             time.sleep(TICK)
         return None if cause is None else Hindrance(errors.CANCELLED, "the run was cancelled", "")
