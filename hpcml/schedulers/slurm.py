@@ -13,13 +13,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from hpcml import files, units
+from hpcml import files, records, units
 from hpcml.errors import ANSWER_LOST, HpcmlError, SiteError, SlurmUnreachableError
 from hpcml.failures.rule import Where
 from hpcml.failures.rules import meaning, own_lines
 from hpcml.forms import Form
 from hpcml.origins import HPCML
 from hpcml.paths import RunPaths
+from hpcml.recorded import RecordedPlan
 from hpcml.request.record import RunRequest, measure
 from hpcml.schedulers import (
     NOT_ASKED,
@@ -190,7 +191,7 @@ def submit(site: Site, run: RunPaths) -> Submission:
     """Submit a run's batch script, and look for the job by its comment if the answer is lost or doubtful."""
     timeout, run_id = float(site.slurm.timeout), run.directory.name
     try:
-        return _confirmed(sbatch(str(run.script), timeout)._replace(run=run_id))
+        return _confirmed(sbatch(str(run.script), timeout, umask=_umask(run))._replace(run=run_id))
     except AnswerLostError as lost:
         clusters = re.search(r"(?m)^#SBATCH --clusters=(\S+)$", files.read(run.script).decode(errors="replace"))
         if job_id := _look_again(run_id, min(timeout, _LOOK_AGAIN), clusters[1] if clusters else ""):
@@ -198,6 +199,12 @@ def submit(site: Site, run: RunPaths) -> Submission:
         message = "It is unknown whether Slurm accepted the job"
         hint = f"hpcml did not submit the job again. When Slurm answers again, run: hpcml status {run_id}"
         raise HpcmlError(message, place="sbatch", hint=hint, exit_status=ANSWER_LOST, quote=lost.quote) from lost
+
+
+def _umask(run: RunPaths) -> int:
+    """Return the umask for the output of a run's job: the user's where that goes into the user's own files."""
+    plan = records.on_demand(RecordedPlan, files.read_json(run.plan))
+    return _UMASK if plan.directive("--output") else plan.inside.code.umask
 
 
 def _confirmed(answer: Submission) -> Submission:
@@ -230,12 +237,12 @@ def _look_again(run_id: str, seconds: float, clusters: str) -> Submission | None
         pause = min(pause * 2, 5.0)
 
 
-def sbatch(script: str, timeout: float = TIMEOUT, chosen: str = "") -> Submission:
+def sbatch(script: str, timeout: float = TIMEOUT, chosen: str = "", *, umask: int = _UMASK) -> Submission:
     """Submit a job script and return the job id, the cluster's name (often empty), and what else sbatch says.
 
     It raises AnswerLostError if the request may have arrived but the answer did not, or names several jobs.
     """
-    answer = ask(for_clusters(chosen, ["sbatch", "--parsable", script]), timeout, umask=_UMASK)
+    answer = ask(for_clusters(chosen, ["sbatch", "--parsable", script]), timeout, umask=umask)
     if _is_silent(answer) or (answer.code != 0 and re.search(_MAYBE_SENT, answer.text)):
         raise AnswerLostError("sbatch did not respond", quote=_quote(answer))
     if answer.code != 0:

@@ -101,6 +101,7 @@ def by_hpcml(cluster: Cluster, script: Path, case: Case, folder: Path) -> tuple[
     facts = cluster.job_end(job, 60 * PATIENCE)
     if "--output" in case.lines:
         texts = [path.read_text() for path in sorted(folder.glob(f"*{job}*"))]
+        assert {oct(path.stat().st_mode) for path in folder.glob(f"*{job}*")} == {"0o100644"}
         assert sorted("".join(texts).splitlines()) == sorted((directory / "logs/script.log").read_text().splitlines())
     else:
         texts = [(directory / "logs/script.log").read_text()]
