@@ -282,24 +282,24 @@ COMPLEX = {
 # The lines of each package, which may only fall: a commit that raises a number says what this buys.
 MOST_LINES = {
     ".": 5701,
-    "api": 967,
+    "api": 1023,
     "cli": 7375,
     "doctor": 1544,
-    "failures": 3014,
+    "failures": 3116,
     "images": 1048,
-    "kinds": 10589,
-    "node": 11502,
+    "kinds": 10596,
+    "node": 11787,
     "options": 842,
     "plan": 849,
     "remote": 3551,
     "repairs": 984,
-    "report": 2293,
+    "report": 2278,
     "request": 536,
-    "runs": 8799,
-    "schedulers": 3357,
+    "runs": 8745,
+    "schedulers": 3364,
     "sites": 1524,
     "survey": 1199,
-    "sweeps": 1461,
+    "sweeps": 1424,
 }
 
 
@@ -488,7 +488,7 @@ TEMPORARY = (
 )
 # The modules that create names in places where others may create names too, each with its row of docs/security.md.
 CREATES = {
-    "cli.help": TEMPORARY, "cli.host": TEMPORARY, "cli.pack": TEMPORARY, "images.build": TEMPORARY,
+    "cli.help": TEMPORARY, "cli.on_host": TEMPORARY, "cli.pack": TEMPORARY, "images.build": TEMPORARY,
     "remote.routes": TEMPORARY, "runs.outlook": TEMPORARY, "runs.submit": TEMPORARY, "survey.machine": TEMPORARY,
     "remote.receiver": "temporary names of new runs' folders and of replaced files", "remote.server": TEMPORARY,
     "cli.pack_start": "cache of `hpcml.pyz`", "node.scratch": "`$TMPDIR/hpcml_…`, a process's folder",
@@ -642,7 +642,7 @@ def _constant(path: Path, name: str) -> str:
     return ""
 
 
-NO_START = ("node.sweep.server",)  # argv of a point, which is a fork
+NO_START = ("node.sweep.forker",)  # argv of a point, which is a fork
 NO_SERVER = ("runs.handle",)  # a NamedTuple
 
 
@@ -772,7 +772,7 @@ def test_every_state_of_a_job_means_one_thing() -> None:
 _SAY_VENDOR = {
     "failures/rules.py",
     "failures/library_rules.py",
-    "node/hardware/software.py",
+    "node/hardware/python_environment.py",
     "kinds/dask/node/nanny.py",
 }
 

@@ -46,6 +46,7 @@ class RunState:
         self.looked = 0.0
         # The files into which the scheduler writes why it ends the job, with their lengths when this attempt began.
         self.job_logs = {context.run.job_log: size_of(context.run.job_log)}
+        self.awaited: list[int] = []  # open files that end a wait of the kind's processes when they can be read
         self.clock = OwnTime()
         self.steps = Steps(kind, self.clock, context.run.job_log)
         self.end_requests = EndRequests(context, events)
@@ -58,8 +59,7 @@ class RunState:
     @property
     def script_variables(self) -> dict[str, str]:
         """The variables by which the script's process knows the run's kind."""
-        variables = {interpreter.IN_SCRIPT: self.kind.in_script}
-        return variables | ({interpreter.RESETS: self.kind.reset} if self.context.settings.points.sweep else {})
+        return {interpreter.IN_SCRIPT: self.kind.in_script}
 
     def warn(self, sentence: str, **facts: object) -> None:
         """Say once, in the job's log, the events and the run's end, what the user has to know although it goes on.

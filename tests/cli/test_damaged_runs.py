@@ -21,7 +21,7 @@ from world import World, write_end, write_events
 COMMANDS = (("status",), ("why",), ("ls", "--all"), ("report",), ("top", "--once"), ("rerun", "--dry-run"), ("logs",), ("stacks",),
             ("why", "--bundle"))  # fmt: skip
 FILES = ("submission.json", "plan.json", "request.json", "status.json", "events.jsonl", "points.json", "written.json", "copied.json",
-         "attempts/0/end.json", "attempts/0/ledger.json", "attempts/0/script-error.json", "attempts/0/points-end.json",
+         "attempts/0/end.json", "attempts/0/ledger.json", "attempts/0/script-error.json",
          "attempts/1/nodes/n1.json", "attempts/1/exit/supervisor@n1", "attempts/1/interconnect.json")  # fmt: skip
 WRONG: tuple[Any, ...] = (
     None,

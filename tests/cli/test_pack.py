@@ -68,7 +68,7 @@ def test_it_does_what_hpcml_does(login: Login) -> None:
         assert done.returncode == 0, done.stderr
         assert "#SBATCH --account=a" in done.stdout
         assert (": by-jinja" in done.stdout) == template
-    done = login.run("submit", "--detach", "--site", "slurm", "first.py")
+    done = login.run("submit", "--detach", "--site", "slurm", "--python", sys.executable, "first.py")
     assert done.returncode == 0, done.stderr
     assert login.world.calls("sbatch")
     assert len(login.unpacked()) == 1  # once for all of these

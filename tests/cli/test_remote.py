@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from hpcml import errors
-from hpcml.cli import host
+from hpcml.cli import on_host
 from remote_world import Laptop
 from world import until
 
@@ -94,7 +94,7 @@ def test_a_module_and_a_program_are_sent_with_their_folder(laptop: Laptop) -> No
 def test_what_submits_waits_where_this_end_has_a_terminal(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for stream in (sys.stdout, sys.stderr):
         monkeypatch.setattr(stream, "isatty", lambda: True)
-    waiting = host._waiting
+    waiting = on_host._waiting
     assert waiting(command, argparse.Namespace(), ["last"]) == ["--wait", "last"]
     assert waiting(command, argparse.Namespace(detach=True), ["last", "--detach"]) == ["last", "--detach"]
     assert waiting("status", argparse.Namespace(), ["last"]) == ["last"]

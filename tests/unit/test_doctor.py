@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from hpcml.cli import doctor
-from hpcml.cli.host import Laptop
+from hpcml.cli.on_host import Laptop
 from hpcml.doctor import checks, finding, job, nodes, scheduler
 from hpcml.doctor import ports as ports_of_nodes
 from hpcml.doctor.finding import Examination, Finding

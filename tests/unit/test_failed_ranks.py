@@ -75,7 +75,7 @@ def test_the_rank_its_node_and_its_log_are_named(paths: RunPaths, subtests: pyte
         (end_of(137), (), says("rank 2 on n2 was killed by SIGKILL")),
         (end_of(5), (("SystemExit", "no data"),), "rank 2 on n2 exited: no data"),
     ):
-        with subtests.test(words):
+        with subtests.test(str(words)):
             found = why(paths, end, *chain)
             assert (found.what, found.ranks, found.nodes) == (words, (2,), ("n2",))
             assert {line.file for line in found.evidence} <= {f"logs/{OWN}"}
@@ -373,7 +373,7 @@ def test_what_an_earlier_attempt_printed_is_no_cause(paths: RunPaths, subtests: 
         (5, "rank 2 on n2 exited with status 5"),
         (134, "SIGABRT: compiled code aborted the process"),
     ):
-        with subtests.test(words):
+        with subtests.test(str(words)):
             (paths.logs / OWN).write_text(before)
             found = why(paths, end_of(status, log_begin=len(before)))
             assert words in found.what

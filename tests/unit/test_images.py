@@ -14,7 +14,7 @@ import pytest
 
 from hpcml.errors import ImageError, NotFoundError
 from hpcml.images import build, check, sif
-from hpcml.node.hardware import record, software
+from hpcml.node.hardware import python_environment, record
 from hpcml.origins import HPCML
 from hpcml.subprocesses import Answer
 from tests.fixtures.images import sif_file
@@ -182,13 +182,13 @@ def test_what_spython_cannot_read_is_said_and_not_passed_over() -> None:
 
 
 def test_the_program_inside_an_image_needs_no_hpcml_and_no_new_python() -> None:
-    assert software.within(["/data", "/data/a.so", "/data2/a.so"], ["/data"]) == ["/data", "/data/a.so"]
-    tree = ast.parse(Path(software.__file__).read_text(), feature_version=(3, 9))
+    assert python_environment.within(["/data", "/data/a.so", "/data2/a.so"], ["/data"]) == ["/data", "/data/a.so"]
+    tree = ast.parse(Path(python_environment.__file__).read_text(), feature_version=(3, 9))
     modules = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
     modules |= {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     assert {name.partition(".")[0] for name in modules} <= sys.stdlib_module_names
     printed = subprocess.run(
-        [sys.executable, "-I", software.__file__], capture_output=True, text=True, check=True, timeout=120
+        [sys.executable, "-I", python_environment.__file__], capture_output=True, text=True, check=True, timeout=120
     )
     assert record.read(record.Contents, json.loads(printed.stdout.splitlines()[-1])).python.startswith("3.")
 

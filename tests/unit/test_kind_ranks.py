@@ -24,8 +24,8 @@ from hpcml.errors import IMAGE, STOPPED, HpcmlError, NotFoundError
 from hpcml.failures.end import OtherEnd
 from hpcml.forms import Form
 from hpcml.kinds.ranks import KIND
-from hpcml.kinds.ranks.node import interconnect, losses, rapidsmpf, tasks
-from hpcml.kinds.ranks.node.processes import ENDING, EVENTS, FOLLOW, LEFT, Processes, Ranks
+from hpcml.kinds.ranks.node import interconnect, losses, rapidsmpf_server, tasks
+from hpcml.kinds.ranks.node.supervised import ENDING, EVENTS, FOLLOW, LEFT, Processes, Ranks
 from hpcml.kinds.ranks.variables import World, of_rank, with_users_own
 from hpcml.node import job
 from hpcml.node.interconnect.measurement import parse_nccl_log
@@ -313,14 +313,14 @@ class RapidsmpfRank:
 
 
 def test_rapidsmpf_s_server_may_have_ended_before_it_is_told_to() -> None:
-    with rapidsmpf.Server("127.0.0.1", 1, "token") as server:
+    with rapidsmpf_server.Server("127.0.0.1", 1, "token") as server:
         server.over.set()
         server.thread.join()
 
 
 def test_rapidsmpf_s_ranks_meet_by_its_own_protocol() -> None:
-    token = rapidsmpf.token_of(KEY)
-    with rapidsmpf.Server("127.0.0.1", 2, token) as server, ThreadPoolExecutor(2) as pool:
+    token = rapidsmpf_server.token_of(KEY)
+    with rapidsmpf_server.Server("127.0.0.1", 2, token) as server, ThreadPoolExecutor(2) as pool:
         for wrong in ((0, "x" * 64, 2), (2, token, 2), (0, token, 3)):
             with contextlib.closing(RapidsmpfRank(server.port, *wrong)) as stranger:
                 assert stranger.admitted == ""

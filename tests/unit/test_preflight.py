@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from hpcml.node.hardware import preflight, probe, record, software
+from hpcml.node.hardware import preflight, probe, python_environment, record
 from hpcml.node.hardware.differences import differences as differences_of
 from hpcml.node.hardware.troubles import Trouble, find_troubles
 from tests.fixtures.nodes import tree
@@ -34,7 +34,7 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Facts:
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
         facts = record.to_json(probe.probe(tmp_path, drivers=tree.raw("leonardo.nvml"), ucx=tree.raw("conda.ucx")))
-    facts |= {**software.packages(CUDA12, {}), "importable": ["dask_cuda", "distributed_ucxx"]}
+    facts |= {**python_environment.packages(CUDA12, {}), "importable": ["dask_cuda", "distributed_ucxx"]}
     facts |= {"limits": {"locked_memory": UNLIMITED, "open_files": {"soft": 65536, "hard": 65536}}}
     return {**facts, "cpus": cpus(32, "0-31")}
 
@@ -59,7 +59,7 @@ def set_in(*path: str | int, to: object) -> Change:
 
 
 def environment(*wheels: str) -> Change:
-    return lambda facts: facts.update(software.packages(dict.fromkeys(wheels, "26.10.0"), {}))
+    return lambda facts: facts.update(python_environment.packages(dict.fromkeys(wheels, "26.10.0"), {}))
 
 
 def both(*changes: Change) -> Change:

@@ -14,7 +14,7 @@ import pytest
 
 from hpcml.kinds.dask.node import reset
 from hpcml.node.hardware import nvidia
-from hpcml.node.sweep import records
+from hpcml.node.sweep import points
 from tests.said import says
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -35,11 +35,11 @@ def test_the_reason_in_words() -> None:
 
 def test_the_last_value_of_each_metric_counts(tmp_path: Path) -> None:
     path = tmp_path / "reports"
-    assert records._reports(path) == {"metrics": {}, "reports": 0}
+    assert points._reports(path) == {"metrics": {}, "reports": 0}
     path.write_text('{"metrics": {"a": 1, "b": 2}, "step": 1}\n{"metrics": {"a": null}, "step": null}\n{"metr')
-    assert records._reports(path) == {"metrics": {"a": None, "b": 2}, "reports": 2, "step": 1}
+    assert points._reports(path) == {"metrics": {"a": None, "b": 2}, "reports": 2, "step": 1}
     path.write_text('{"stopped": true}\n')
-    assert records._reports(path)["stopped"] is True
+    assert points._reports(path)["stopped"] is True
 
 
 class Nvml:

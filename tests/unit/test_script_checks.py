@@ -12,7 +12,7 @@ import pytest
 from hpcml.cli import submit
 from hpcml.errors import REFUSED, HpcmlError, ScriptError, UsageError
 from hpcml.origins import HPCML, TYPED
-from hpcml.runs import script_checks
+from hpcml.runs.checks import script_checks
 from tests.said import in_order, says
 
 

@@ -12,7 +12,7 @@ from hpcml.cli import commands, misplaced, submit
 from hpcml.errors import UsageError
 from hpcml.origins import Origin
 from hpcml.request.record import NOT_SAID, RunRequest
-from hpcml.runs import script_checks
+from hpcml.runs.checks import script_checks
 from hpcml.sites import lookup
 from tests.said import in_order
 

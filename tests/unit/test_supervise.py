@@ -20,7 +20,7 @@ from hpcml import errors, files
 from hpcml.failures.end import End
 from hpcml.kinds.dask import KIND
 from hpcml.kinds.dask.node.cluster import Processes
-from hpcml.node import processes, storage, supervisor
+from hpcml.node import full_disk, processes, supervisor
 from hpcml.node.interconnect import record
 from hpcml.node.outcome import EventLog, RunEndedError, or_a_full_disk
 from hpcml.node.run_state import RunState
@@ -317,7 +317,7 @@ def test_silent_workers_are_written_down_when_they_change(cluster: Broken) -> No
 def test_a_full_disk_leaves_a_script_its_status(
     by: str, status: int, cluster: Broken, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(storage, "trouble", lambda _: "the disk is full")
+    monkeypatch.setattr(full_disk, "trouble", lambda _: "the disk is full")
     end = or_a_full_disk(End(3, "script", by, "it ended"), cluster.state.context)
     assert (end.exit_status, "the disk is full" in end.message) == (status, True)
 

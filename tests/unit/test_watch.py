@@ -15,8 +15,8 @@ import pytest
 
 from hpcml import errors, schedulers
 from hpcml.cli import ls
-from hpcml.cli.progress import Progress
 from hpcml.cli.status import show as show_status
+from hpcml.cli.waiting_display import Progress
 from hpcml.failures.end import End
 from hpcml.failures.stacks import Frame, Process, grouped, wait_sentence, waits
 from hpcml.kinds.dask import KIND

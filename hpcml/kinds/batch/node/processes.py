@@ -14,10 +14,10 @@ from hpcml.kind import Hindrance
 from hpcml.kind import Processes as Base
 from hpcml.kinds.batch.node.script import BatchScript, Copies, Signals
 from hpcml.kinds.batch.roles import AGENT
-from hpcml.node import storage
+from hpcml.node import full_disk
 from hpcml.node.agents import Agents
 from hpcml.node.end_cause import LINE, why_ended
-from hpcml.node.hardware import network
+from hpcml.node.hardware import communication
 from hpcml.node.run_state import TICK, RunState
 from hpcml.node.tasks.task import Task
 from hpcml.node.versions import Comparison
@@ -42,8 +42,8 @@ class Processes(Base):
         """Return this node's addresses for the agents; without one they use files."""
         single, interface = len(self.context.node_names) == 1, self.context.settings.network.interface
         try:
-            best, _ = network.choose_address(interface, single_node=single)
-        except network.NoAddressError:
+            best, _ = communication.choose_address(interface, single_node=single)
+        except communication.NoAddressError:
             return []
         return [best]
 
@@ -75,7 +75,7 @@ class Processes(Base):
                 self.told = self.state.clock.seconds
         requests = self.state.end_requests
         if not requests.signalled and self._was_told_lately and self._why_ended() is not None:
-            storage.write_end(self.context.run, self.context.attempt.terminate, {})  # the script has its signal
+            full_disk.write_end(self.context.run, self.context.attempt.terminate, {})  # the script has its signal
             requests.signalled = True
 
     def _why_ended(self) -> str | None:
