@@ -296,7 +296,7 @@ MOST_LINES = {
     "report": 2278,
     "request": 536,
     "runs": 8745,
-    "schedulers": 3364,
+    "schedulers": 3360,
     "sites": 1524,
     "survey": 1199,
     "sweeps": 1424,

@@ -20,11 +20,7 @@ LONG = {
 FLAGS = {"--hold", "--overcommit", "--quiet", "--wait", "--requeue", "--no-requeue", "--parsable", "--test-only",
          "--contiguous", "--reboot", "--spread-job", "--use-min-nodes", "--verbose", "--ignore-pbs"}  # fmt: skip
 _ONLY_WITH_EQUALS = ("--exclusive", "--no-kill", "--oversubscribe", "--nice", "--propagate", "--get-user-env")
-_LIKE = (  # options of which one replaces another
-    {"--mem", "--mem-per-cpu", "--mem-per-gpu"},
-    {"--requeue", "--no-requeue"},
-    {"--gres", "--gpus", "--gpus-per-node"},
-)
+_REQUEUE = {"--requeue", "--no-requeue"}  # of which one replaces the other
 
 
 class Option(NamedTuple):
@@ -88,8 +84,8 @@ def all_options(lines: Sequence[str]) -> dict[str, Option]:
 
 
 def without(lines: Iterable[str], names: Collection[str]) -> tuple[str, ...]:
-    """Return lines without some options, and without those that one of these replaces; other lines stay as they are."""
-    dropped = {*names, *(name for like in _LIKE if like & {*names} for name in like)}
+    """Return lines without some options; lines that have none of them stay as they are."""
+    dropped = {*names, *(_REQUEUE if _REQUEUE & {*names} else ())}
     kept = []
     for line in lines:
         read = options(line)

@@ -79,7 +79,7 @@ class Processes(Base):
             requests.signalled = True
 
     def _why_ended(self) -> str | None:
-        """Return why Slurm ended the job, None if it has not: the script may end its own steps, and goes on."""
+        """Return why Slurm ended the job, None if it has not: the script may end its own steps and continue."""
         return why_ended(self.state.job_logs, with_steps=False)
 
     @property
