@@ -281,11 +281,11 @@ COMPLEX = {
 }
 # The lines of each package, which may only fall: a commit that raises a number says what this buys.
 MOST_LINES = {
-    ".": 5701,
+    ".": 5712,
     "api": 1023,
-    "cli": 7375,
+    "cli": 7389,
     "doctor": 1544,
-    "failures": 3116,
+    "failures": 3120,
     "images": 1048,
     "kinds": 10596,
     "node": 11787,
@@ -295,7 +295,7 @@ MOST_LINES = {
     "repairs": 984,
     "report": 2278,
     "request": 536,
-    "runs": 8745,
+    "runs": 8804,
     "schedulers": 3360,
     "sites": 1524,
     "survey": 1199,

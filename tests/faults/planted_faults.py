@@ -713,4 +713,9 @@ FAULTS = (
     F("hpcml/runs/checks/of_submission.py", '            if not dry_run:\n                raise\n', '', "a Dask run whose Python lacks Dask is queued"),
     F("hpcml/remote/server.py", "        forget(pythons.ACTIVE)  # what a login shell activates is no choice of the laptop's user\n", '', "what a login shell activates is the Python of a laptop's run"),
     F("hpcml/cli/sweep.py", '    spec = submission.with_python(spec)\n', '', "a sweep that is continued has another Python for its new points"),
+    F("hpcml/runs/libraries.py", "_MODE = 0o400", "_MODE = 0o600", "a script can write into the modules of all runs"),
+    F("hpcml/runs/libraries.py", "            if not _link(library, shared, archive):  # else", "            if True:  # else", "of two submissions at once each keeps a lib.zip of its own"),
+    F("hpcml/assets.py", "if (archive := kept.read_bytes()).endswith(seal(archive).encode()):", "if archive := kept.read_bytes():", "a damaged archive beside the package goes to the nodes"),
+    F("hpcml/runs/directories.py", "if status.st_nlink == 1:", "if True:", "hpcml rm counts the lib.zip that runs share for each of them"),
+    F("templates/batch.sh.j2", '&& ! is_whole "$HPCML_RUN_DIR/lib.zip"', '&& ! [ -e "$HPCML_RUN_DIR/lib.zip" ]', "a job imports from a damaged lib.zip", True),
 )  # fmt: skip
