@@ -179,12 +179,12 @@ def test_a_dry_run_imports_nothing_for_a_script_or_a_report(site: str, tmp_path:
 
 
 def test_slurm_s_variables_are_named_behind_the_seam_alone() -> None:
-    """Beside hpcml.schedulers by one module on the nodes, and by what a profile cites."""
+    """Beside hpcml.schedulers by one module on the nodes, by Slurm's step of agents, and by what a profile cites."""
     files = [path for folder in ("hpcml", "templates") for path in (ROOT / folder).rglob("*") if path.is_file()]
     texts = {path: path.read_text(encoding="utf-8") for path in files if path.suffix in (".py", ".sh", ".j2", ".toml")}
     named = {str(path.relative_to(ROOT)) for path, text in texts.items() if re.search(r"SLURM[A-Z]*_[A-Z]", text)}
     outside = {name for name in named if not name.startswith("hpcml/schedulers/")}
-    assert outside == {"hpcml/node/job.py", "hpcml/sites/profiles/vega.toml"}
+    assert outside == {"hpcml/node/job.py", "templates/agents.sh", "hpcml/sites/profiles/vega.toml"}
 
 
 def test_every_value_in_a_template_passes_a_filter() -> None:
@@ -281,22 +281,22 @@ COMPLEX = {
 }
 # The lines of each package, which may only fall: a commit that raises a number says what this buys.
 MOST_LINES = {
-    ".": 5689,
+    ".": 5712,
     "api": 1023,
-    "cli": 7379,
+    "cli": 7389,
     "doctor": 1544,
-    "failures": 3097,
+    "failures": 3120,
     "images": 1048,
-    "kinds": 10167,
-    "node": 11749,
-    "options": 831,
-    "plan": 841,
+    "kinds": 10596,
+    "node": 11787,
+    "options": 842,
+    "plan": 849,
     "remote": 3551,
     "repairs": 984,
     "report": 2278,
-    "request": 535,
-    "runs": 8774,
-    "schedulers": 3089,
+    "request": 536,
+    "runs": 8804,
+    "schedulers": 3360,
     "sites": 1524,
     "survey": 1199,
     "sweeps": 1424,
