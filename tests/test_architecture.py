@@ -287,7 +287,7 @@ MOST_LINES = {
     "doctor": 1544,
     "failures": 3120,
     "images": 1048,
-    "kinds": 10596,
+    "kinds": 10604,
     "node": 11787,
     "options": 842,
     "plan": 849,

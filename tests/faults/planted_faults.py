@@ -51,6 +51,8 @@ FAULTS = (
     F("hpcml/schedulers/slurm_batch.py", "if value and option not in stated and option not in typed:", "if value:", "hpcml's options overrule the lines of a batch script"),
     F("hpcml/runs/checks/of_submission.py", "if not schedulers.get(site.scheduler).BATCH_SCRIPTS:", "if False:", "a site without Slurm starts a batch script with one task"),
     F("hpcml/kinds/batch/node/script.py", "stdout=OUTPUT if own_files else None,", "stdout=None,", "a batch script's own --output file stays empty", True),
+    F("hpcml/kinds/batch/node/script.py", 'Path(f"/proc/self/fd/{number}"), os.fstat(number)', 'Path(os.readlink(f"/proc/self/fd/{number}")), os.fstat(number)', "another user who replaces a batch script's output holds up the run"),
+    F("hpcml/kinds/batch/node/script.py", "if status.st_uid == os.getuid() else", "if status.st_uid else", "another user's file fills the run's directory"),
     F("hpcml/options/script_lines.py", "[*(value for value, _ in values), *typed]", "[*typed, *(value for value, _ in values)]", "the script's sbatch options win over the command line's"),
     F("hpcml/options/script_lines.py", '        if name == "set":\n', '        if name == "":\n', "a setting in a script's line counts as typed by the user"),
     F("hpcml/options/script_lines.py", '"env": f"--env {key}"', '"env": f"--env {text}"', "a plan shows the secret of a script's --env line"),

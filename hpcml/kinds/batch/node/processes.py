@@ -7,7 +7,6 @@ import math
 import os
 import signal
 import time
-from pathlib import Path
 
 from hpcml import errors
 from hpcml.kind import Hindrance
@@ -33,8 +32,7 @@ class Processes(Base):
         self.state, self.context = state, state.context
         versions = Comparison(state.context, (AGENT,), shown=("python",))
         self.agents = Agents(state, folders, self._addresses(), versions, {})
-        self.copies = Copies(self.context)
-        state.job_logs |= {Path(path): begin for path, (_, begin) in self.copies.sources.items()}
+        self.copies = Copies(state)
         self.script: BatchScript | None = None
         self.told = -math.inf  # when the script was told to end, by the supervisor's clock
 

@@ -9,10 +9,12 @@ import stat
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from types import FrameType
 
 from hpcml.forms import Form
 from hpcml.node import files, job
+from hpcml.node.run_state import RunState
 from hpcml.node.settings import Context
 from hpcml.node.tasks.process import Script, become_script
 from hpcml.recorded import Recorded
@@ -68,31 +70,39 @@ def has_own_files(context: Context) -> bool:
 
 
 class Copies:
-    """The output of a script that goes into the user's own files, of which the run's log has a copy."""
+    """The output of a script that goes into the user's own files, of which the run's log has a copy.
 
-    def __init__(self, context: Context) -> None:
-        self.log = context.run.script_log
-        self.sources: dict[str, tuple[int, int]] = {}  # by path: a descriptor, and the bytes that were copied
-        for descriptor in (OUTPUT, ERRORS) if has_own_files(context) else ():
-            path, status = os.path.realpath(f"/proc/self/fd/{descriptor}"), os.fstat(descriptor)
-            if (
-                not stat.S_ISREG(status.st_mode)
-                or path in self.sources
-                or path == os.path.realpath(context.run.job_log)
-            ):
+    Other users may be able to rename or replace a file in its folder: so hpcml opens it by Slurm's descriptor. What
+    another user owns is not copied, or that user could fill the run's directory.
+    """
+
+    def __init__(self, state: RunState) -> None:
+        self.log = state.context.run.script_log
+        self.sources: dict[int, int] = {}  # by descriptor: the bytes that were copied
+        seen = {os.path.realpath(state.context.run.job_log)}
+        for number in (OUTPUT, ERRORS) if has_own_files(state.context) else ():
+            link, status = Path(f"/proc/self/fd/{number}"), os.fstat(number)
+            path = os.path.realpath(link)
+            if not stat.S_ISREG(status.st_mode) or path in seen:
                 continue
+            seen.add(path)
+            state.job_logs[link] = status.st_size
+            problem = "" if status.st_uid == os.getuid() else "The file belongs to another user"
             try:
-                self.sources[path] = (os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), status.st_size)
+                if not problem:
+                    self.sources[os.open(link, os.O_RDONLY | os.O_CLOEXEC)] = status.st_size
             except OSError as error:
-                print(f"hpcml: the script's output in {path} cannot be read: {error.strerror}", flush=True)
+                problem = str(error.strerror)
+            if problem:
+                state.warn(f"hpcml logs has no copy of the output in {path}. {problem}.")
 
     def copy(self) -> bool:
         """Copy a piece of what is new; return whether there was any."""
         pieces = []
-        for path, (descriptor, done) in self.sources.items():
+        for descriptor, done in self.sources.items():
             begin = done if os.fstat(descriptor).st_size >= done else 0  # the script may have emptied the file
             piece = os.pread(descriptor, _AT_ONCE, begin)
-            self.sources[path] = (descriptor, begin + len(piece))
+            self.sources[descriptor] = begin + len(piece)
             pieces += [piece] if piece else []
         if pieces:
             with self.log.open("ab") as log:

@@ -1,0 +1,210 @@
+"""What another account can try against a batch script that runs as it is: its copy, its output, its steps, hpcml's agents."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import mallory
+from conftest import Cluster, together
+from lab_state import wait_for
+from test_attacks_nodes import ALICE, NODES, as_root, clean, refused, tries
+from test_losses import roles
+
+pytestmark = pytest.mark.lab
+
+WORD_OF_ALICE = "alices-password-0123456789"
+SCRIPT = """#!/bin/bash
+#SBATCH --time=10 --mem=900M --cpus-per-task=2 {lines}
+trap 'echo told to end; exit 9' TERM
+echo before
+{step}
+touch "$HPCML_RUN_DIR/out/began"
+until [ -e "$HPCML_RUN_DIR/out/enough" ]; do sleep 0.1; done
+echo after
+"""
+# Replaces files of the victim's, once each has a line: by a FIFO, by a link, by a file of hers. Arguments: FILE KIND WHAT...
+SWAP = r"""
+import json, os, sys, time
+os.umask(0)
+left, end, tries = [sys.argv[n:n + 3] for n in range(1, len(sys.argv), 3)], time.monotonic() + 120, 0
+print("planted", flush=True)
+while left and time.monotonic() < end:
+    for one in list(left):
+        path, kind, what = one
+        if not os.path.lexists(path): continue
+        os.rename(path, path + ".away")
+        os.mkfifo(path) if kind == "pipe" else os.symlink(what, path)
+        tries += 1
+        left.remove(one)
+print(json.dumps({"tries": tries, "won": [f"{one} never came" for one in left]}))
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _planted_is_removed(cluster: Cluster) -> Iterator[None]:
+    clean(cluster)
+    yield
+    clean(cluster)
+    cluster.run("scancel", "--me", "--quiet")
+    cluster.wait_idle(60)
+
+
+@pytest.fixture(autouse=True)
+def _clean() -> None:
+    """Override: a run of this module outlives its tests."""
+
+
+@pytest.fixture
+def open_to_all(cluster: Cluster) -> Iterator[Path]:
+    """A folder of root's in which everybody may replace what others have."""
+    place = cluster.lab.places.top / "open-to-all"
+    cluster.run("rm", "-rf", str(place), user="root")
+    cluster.run("mkdir", "-m", "777", str(place), user="root")
+    yield place
+    cluster.run("rm", "-rf", str(place), user="root")
+
+
+def submit(cluster: Cluster, name: str, lines: str, *options: str, step: str = "") -> tuple[str, Path]:
+    script = cluster.write(f"{name}/job.sh", SCRIPT.format(lines=lines, step=step))
+    words = ("hpcml", "submit", "--json", "--detach", *options, str(script))
+    done = cluster.run(*words, cwd=script.parent)
+    assert done.returncode == 0, done.stderr
+    facts = json.loads(done.stdout)
+    return facts["job"], Path(facts["directory"])
+
+
+def wait_began(cluster: Cluster, directory: Path) -> None:
+    cluster.wait_event(directory, "script-ready", 90)
+    assert wait_for((directory / "out/began").exists, 60)
+
+
+# -- its output in a folder that others may write --------------------------------------------------------------------------
+
+
+def test_output_that_is_swapped_is_copied_and_holds_up_nothing(cluster: Cluster, open_to_all: Path) -> None:
+    """At once when Slurm has made the files: a FIFO in the place of one, a link to a secret in that of the other.
+
+    The script's own lines are copied. At a cancellation hpcml looks for Slurm's reason there, and does not wait.
+    """
+    secret = cluster.write("secret", WORD_OF_ALICE)
+    out, err = open_to_all / "job.out", open_to_all / "job.err"
+    words = ["python3", "-c", SWAP, str(out), "pipe", "", str(err), "link", str(secret)]
+    thief = cluster.lab.popen(words, user="mallory")
+    assert thief.stdout is not None
+    assert thief.stdout.readline() == "planted\n"
+    job, directory = submit(cluster, "swapped", f"--nodes=1 --output={out} --error={err}", step="echo problem >&2")
+    try:
+        wait_began(cluster, directory)
+        said, _ = thief.communicate(timeout=150)
+        assert refused(said)["tries"] == 2
+    finally:
+        thief.kill()
+        cluster.run("scancel", job)
+    end = cluster.wait_status(directory)
+    assert end["state"] == "CANCELLED", end
+    log = (directory / "logs/script.log").read_text()
+    assert sorted(line for line in log.splitlines() if "slurmstepd" not in line) == ["before", "problem", "told to end"]
+    assert WORD_OF_ALICE not in "".join(path.read_text() for path in directory.glob("logs/*"))
+    assert cluster.run("cat", str(secret)).stdout == WORD_OF_ALICE
+
+
+def test_output_in_a_file_of_mallory_s_does_not_fill_the_run(cluster: Cluster, open_to_all: Path) -> None:
+    """She lets it grow to a terabyte while the script runs: nothing is copied, and the run says so."""
+    out = open_to_all / "job.out"
+    cluster.run("sh", "-c", f"umask 0; : >{out}", user="mallory")
+    _, directory = submit(cluster, "hers", f"--nodes=1 --open-mode=append --output={out}")
+    wait_began(cluster, directory)
+    grown = cluster.run("truncate", "--size=1T", str(out), user="mallory")
+    assert grown.returncode == 0, grown.stderr
+    (directory / "out/enough").touch()
+    end = cluster.wait_status(directory)
+    assert end["exit_status"] == 0, end
+    log = directory / "logs/script.log"
+    assert not log.exists() or log.stat().st_size == 0
+    warning = f"hpcml logs has no copy of the output in {out}. The file belongs to another user."
+    assert warning in end["warnings"], end
+
+
+# -- while a run is up -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def up(cluster: Cluster) -> Iterator[tuple[str, Path]]:
+    """A script on two nodes with a step of its own, which survives what is tried until the last test."""
+    found = submit(
+        cluster,
+        "up",
+        "--nodes=2 --nodelist=n1,n2 --ntasks-per-node=1 --output=%x.txt",
+        "--env",
+        f"PASSWORD={WORD_OF_ALICE}",
+        step="srun sh -c 'while :; do echo tick; sleep 0.5; done' &",
+    )
+    wait_began(cluster, found[1])
+    assert wait_for(lambda: all(roles(cluster, found[1], "agent", node) for node in NODES), 60)
+    yield found
+    (found[1] / "out/enough").touch()
+    end = cluster.wait_status(found[1])
+    assert end["exit_status"] == 0, end
+    assert not end.get("warnings"), end
+    assert list(found[1].glob("attempts/*/secret/*")) == []
+
+
+def test_files_and_processes_of_a_batch_script(cluster: Cluster, up: tuple[str, Path]) -> None:
+    """The copy of the script, the environment, the link's key, the log, and both agents."""
+    _, directory = up
+    modes = {
+        name: oct((directory / name).stat().st_mode & 0o777) for name in ("slurm_script", "environment.sh", "agents.sh")
+    }
+    assert modes == {"slurm_script": "0o700", "environment.sh": "0o600", "agents.sh": "0o600"}
+    assert (directory / "attempts/0/secret/link.key").stat().st_mode & 0o777 == 0o600
+    files = [str(path) for path in directory.rglob("*") if path.name != "lib.zip"][:200]
+    for node in (*NODES, "login"):
+        mine = as_root(cluster, node, "find", "/tmp", "-maxdepth", "1", "-name", "hpcml[-_]*", "-user", ALICE)
+        pids = [str(pid) for role in ("agent", "supervisor") for pid in roles(cluster, directory, role, node)]
+        tries(cluster, mallory.READ, str(directory), *files, *mine, "--", *(pids if node != "login" else []), node=node)
+
+
+def test_junk_at_the_port_for_a_batch_script_s_agents(cluster: Cluster, up: tuple[str, Path]) -> None:
+    places = json.loads((up[1] / "attempts/0/link.json").read_text())["places"]
+    started = [
+        cluster.lab.popen(["python3", "-c", mallory.JUNK, host, str(port)], node=node, user="mallory")
+        for node in ("n1", "n3", "login")
+        for host, port in places
+    ]
+    for done in together(started, 300):
+        assert done.returncode == 0, done.stderr
+        assert refused(done.stdout)["tries"] > 90
+
+
+def test_nobody_else_joins_or_signals_its_steps(cluster: Cluster, up: tuple[str, Path]) -> None:
+    """Neither the step that overlaps all others nor the script's own."""
+    job, directory = up
+    tried = [["srun", f"--jobid={job}", "--overlap", "--nodes=1", "--ntasks=1", "true"],
+             *(["scancel", *words] for words in ([job], [f"{job}.0"], [f"{job}.1"], ["--batch", "--signal=TERM", job]))]  # fmt: skip
+    for words in tried:
+        done = cluster.lab.exec(words, user="mallory", timeout=60)
+        assert done.returncode != 0, words
+    for step in ("0", "1"):  # its status is 0, also where Slurm lets her see no task
+        done = cluster.lab.exec(["sattach", f"{job}.{step}"], user="mallory", timeout=60)
+        assert done.stdout == "", step
+        assert "no tasks running" in done.stderr, (step, done.stderr)
+    assert all(roles(cluster, directory, "agent", node) for node in NODES)
+    assert not (directory / "status.json").exists()
+
+
+def test_no_secret_of_a_batch_script_in_what_is_public(cluster: Cluster, up: tuple[str, Path]) -> None:
+    job, directory = up
+    keys = [WORD_OF_ALICE, (directory / "attempts/0/secret/link.key").read_bytes().hex()]
+    asked = [["scontrol", "show", "job", "-dd", job], ["squeue", "-j", job, "-O", "ALL"], ["scontrol", "show", "step", job],
+             ["scontrol", "write", "batch_script", job, "-"], ["ps", "-eww", "-o", "args"], ["ps", "eww", "-e"]]  # fmt: skip
+    for node in (*NODES, "login"):
+        for words in asked:
+            for user in ("mallory", "root") if words[-1] != "-e" else ("mallory",):
+                done = cluster.lab.exec(words, node=node, user=user)
+                assert not [key for key in keys if key in done.stdout + done.stderr], f"{words} on {node}"
+    logs = b"".join(path.read_bytes() for path in (directory / "logs").iterdir())
+    assert not [key for key in keys if key.encode() in logs]
