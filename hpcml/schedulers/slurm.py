@@ -202,9 +202,9 @@ def submit(site: Site, run: RunPaths) -> Submission:
 
 
 def _umask(run: RunPaths) -> int:
-    """Return the umask for the output of a run's job: the user's where that goes into the user's own files."""
-    plan = records.on_demand(RecordedPlan, files.read_json(run.plan))
-    return _UMASK if plan.directive("--output") else plan.inside.code.umask
+    """Return the umask for a job's output: the user's where that goes into the user's own files. A map has no plan."""
+    plan = records.on_demand(RecordedPlan, files.read_json(run.plan)) if run.plan.exists() else None
+    return _UMASK if plan is None or plan.directive("--output") else plan.inside.code.umask
 
 
 def _confirmed(answer: Submission) -> Submission:

@@ -10,9 +10,11 @@ import pytest
 
 from hpcml import schedulers
 from hpcml.errors import SiteError, SlurmUnreachableError
+from hpcml.paths import RunPaths
 from hpcml.request.record import RunRequest
 from hpcml.schedulers import JobState, slurm
 from hpcml.subprocesses import Answer
+from tests.golden.matrix import site_of
 
 GIB = 1024**3
 
@@ -318,4 +320,10 @@ def test_the_log_of_a_job_is_the_user_s_alone_with_any_umask(answers: Path) -> N
         assert os.umask(0) == 0, "another thread of the program would make its files with it"
     finally:
         os.umask(before)
+    assert int((answers / "umask").read_text(), 8) == 0o077
+
+
+def test_a_job_of_an_elastic_cluster_or_a_map_has_no_plan(answers: Path, tmp_path: Path) -> None:
+    (answers / "sbatch").write_text(f"#!/bin/sh\necho 12; umask >{answers}/umask\n")
+    assert slurm.submit(site_of({"scheduler": "slurm"}), RunPaths(tmp_path)).job == "12"
     assert int((answers / "umask").read_text(), 8) == 0o077
