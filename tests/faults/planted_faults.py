@@ -53,6 +53,7 @@ FAULTS = (
     F("hpcml/kinds/batch/node/script.py", "stdout=OUTPUT if own_files else None,", "stdout=None,", "a batch script's own --output file stays empty", True),
     F("hpcml/kinds/batch/node/script.py", 'Path(f"/proc/self/fd/{number}"), os.fstat(number)', 'Path(os.readlink(f"/proc/self/fd/{number}")), os.fstat(number)', "another user who replaces a batch script's output holds up the run"),
     F("hpcml/kinds/batch/node/script.py", "if status.st_uid == os.getuid() else", "if status.st_uid else", "another user's file fills the run's directory"),
+    F("hpcml/schedulers/slurm.py", "files.read_json(run.plan)) if run.plan.exists() else None", "files.read_json(run.plan))", "no job of an elastic cluster or a map is submitted"),
     F("hpcml/options/script_lines.py", "[*(value for value, _ in values), *typed]", "[*typed, *(value for value, _ in values)]", "the script's sbatch options win over the command line's"),
     F("hpcml/options/script_lines.py", '        if name == "set":\n', '        if name == "":\n', "a setting in a script's line counts as typed by the user"),
     F("hpcml/options/script_lines.py", '"env": f"--env {key}"', '"env": f"--env {text}"', "a plan shows the secret of a script's --env line"),

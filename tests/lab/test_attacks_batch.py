@@ -26,6 +26,8 @@ touch "$HPCML_RUN_DIR/out/began"
 until [ -e "$HPCML_RUN_DIR/out/enough" ]; do sleep 0.1; done
 echo after
 """
+TWO_NODES = "--nodes=2 --nodelist=n1,n2 --ntasks-per-node=1 --output=%x.txt"
+STEP = "srun sh -c 'while :; do echo tick; sleep 0.5; done' &"
 # Replaces files of the victim's, once each has a line: by a FIFO, by a link, by a file of hers. Arguments: FILE KIND WHAT...
 SWAP = r"""
 import json, os, sys, time
@@ -138,10 +140,10 @@ def up(cluster: Cluster) -> Iterator[tuple[str, Path]]:
     found = submit(
         cluster,
         "up",
-        "--nodes=2 --nodelist=n1,n2 --ntasks-per-node=1 --output=%x.txt",
+        TWO_NODES,
         "--env",
         f"PASSWORD={WORD_OF_ALICE}",
-        step="srun sh -c 'while :; do echo tick; sleep 0.5; done' &",
+        step=STEP,
     )
     wait_began(cluster, found[1])
     assert wait_for(lambda: all(roles(cluster, found[1], "agent", node) for node in NODES), 60)

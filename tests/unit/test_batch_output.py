@@ -13,6 +13,8 @@ import pytest
 from hpcml.kinds.batch.node import script
 from hpcml.node.end_cause import why_ended
 
+CANCELLED = "slurmstepd: error: *** JOB {} ON n1 CANCELLED AT 2026-01-01T00:00:00 ***\n"
+
 
 @pytest.fixture
 def output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
@@ -51,13 +53,13 @@ def test_slurm_s_reason_is_read_in_the_file_that_slurm_opened(
 ) -> None:
     """A FIFO in its place would hold up the end of the run for ever."""
     monkeypatch.setenv("HPCML_JOB", "7")
-    os.write(script.OUTPUT, b"slurmstepd: error: *** JOB 6 ON n1 CANCELLED AT 2026-01-01T00:00:00 ***\n")
+    os.write(script.OUTPUT, CANCELLED.format(6).encode())
     script.Copies(state)
     output.unlink()
     os.mkfifo(output)
     assert not [path for path in state.job_logs if path == output]  # which would block the next line
     assert why_ended(state.job_logs) is None
-    os.write(script.OUTPUT, b"slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2026-01-01T00:00:00 ***\n")
+    os.write(script.OUTPUT, CANCELLED.format(7).encode())
     assert why_ended(state.job_logs) == ""
 
 
