@@ -268,6 +268,31 @@ def test_something_else_is_there(laptop: Laptop) -> None:
 
 
 @pytest.mark.parametrize(
+    ("startup", "words"),
+    [
+        ("echo closed for today; exit 3", ["ls"]),
+        ("exec bash", ["submit", "--name", "$(touch pwned)`touch pwned`", "job.py"]),
+        ("exec bash", ["pack", "-o", "packed"]),
+        ("exec bash", ["fetch", "last"]),
+        ("exec bash", ["tunnel", "last"]),
+    ],
+)
+def test_a_login_shell_that_runs_no_command_gets_no_line_of_ours_to_run(
+    laptop: Laptop, startup: str, words: list[str]
+) -> None:
+    """A startup file exits, or starts a shell that would read the words and the files as commands."""
+    (laptop.world.project / "job.py").write_text("touch pwned\n")
+    enter = laptop.state / "enter"
+    enter.write_text(f"cd {shlex.quote(str(laptop.far))}\n{startup}\n")
+    done = laptop.run(*words, timeout=120)
+    assert done.returncode == errors.CONFIG, done.stderr
+    status = "3" if "exit" in startup else "0"
+    assert f"cluster ran no command: it exited with status {status} (cluster)" in done.stderr
+    assert ("  | closed for today\n" in done.stderr) == ("closed" in startup)
+    assert not list(laptop.world.top.rglob("pwned"))
+
+
+@pytest.mark.parametrize(
     ("line", "status", "says"),
     [
         ("import hpcml; hpcml.__version__ = '9.9'", 0, "but 9.9 on cluster"),

@@ -390,6 +390,8 @@ FAULTS = (
     F("hpcml/report/contents.py", "rule for rule in rules if rule.unless not in measured.times", "rule for rule in rules", "the report calls a run of Polars queries a run without tasks"),
     F("hpcml/kinds/dask/login/plan.py", '("RAPIDS_NO_INITIALIZE", "1"), ', "", "cuDF takes a GPU at its import"),
     F("hpcml/remote/answers.py", '_path = _form(r"/[^\\x00-\\x1f\\x7f:]{0,4095}")', '_path = _form(r"/[^\\x00-\\x1f\\x7f]{0,4095}")', "a forged socket path redirects a tunnel"),
+    F("hpcml/remote/channel.py", "        self._await_greeting(self.child.out if reads else None)\n        if (upload := self.upload) and self.held is None:", "        if upload := self.upload:", "a shell in the place of hpcml runs the lines of a laptop's files", True),
+    F("hpcml/remote/channel.py", "        if code != 255:\n            self.connection.check_shell()\n", "", "a login shell that exits is taken for an hpcml of another version"),
     F("hpcml/remote/channel.py", "        self._left -= len(data)\n", "", "a hostile login node prints on a laptop without end", True),
     F("hpcml/remote/channel.py", "return HpcmlError(message, place=host, hint=hint, exit_status=ANSWER_LOST)", "return LinkError(message, place=host, hint=hint)", "a submission of unknown outcome ends with the network's status"),
     F("hpcml/remote/transfer.py", 'if bad or any(part in ("", ".", "..") for part in parts):', 'if bad or any(part in ("", ".") for part in parts):', "a hostile login node writes outside the fetched folder"),

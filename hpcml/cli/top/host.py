@@ -44,7 +44,7 @@ def watch(connection: Connection, options: Namespace) -> int:
     status: list[int] = []
 
     def work(show: Callable[[View], None], poll: Callable[[float], None]) -> None:
-        call.begin()
+        call.begin(reads=True)
         while reader.alive:
             poll(_LOOK)
             if view := reader.newest():
