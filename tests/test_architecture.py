@@ -283,7 +283,7 @@ COMPLEX = {
 MOST_LINES = {
     ".": 5678,
     "api": 967,
-    "cli": 7365,
+    "cli": 7369,
     "doctor": 1544,
     "failures": 3014,
     "images": 1048,
@@ -291,7 +291,7 @@ MOST_LINES = {
     "node": 11464,
     "options": 831,
     "plan": 841,
-    "remote": 3601,
+    "remote": 3621,
     "repairs": 984,
     "report": 2293,
     "request": 535,

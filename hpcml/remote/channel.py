@@ -199,7 +199,7 @@ class Call:
             self.child.kill()
 
     def _pass_on(self, source: IO[bytes], show: Callable[[bytes], object]) -> None:
-        before = b""
+        before, has_begun = b"", False
         with contextlib.suppress(OSError, ValueError):
             silent = 0.0
             while silent < LAST_WORDS:
@@ -211,15 +211,27 @@ class Call:
                     silent = 0.0
                 elif "exit_status" in self.facts:
                     silent += pause
-                if self.held is None:
+                if not has_begun and (own := self.own_output(before)) is not None:
+                    before, has_begun = own, True
+                if has_begun:
                     self._count(before)
                     show(before)
                     before = b""
                 elif len(before) > MOST_BEFORE:
                     raise talks_on(self.connection.host)
-            show(before)
+            if not has_begun:
+                self.child.wait(LAST_WORDS)  # its facts may come after the end of its output
+                show(self.own_output(before) or b"")
             return
         source.close()  # so that the other side learns it, as from a pipe of its own
+
+    def own_output(self, output: bytes) -> bytes | None:
+        """Return what the command has printed, without what a shell printed before; None if it has not begun."""
+        _, mark, own = output.partition(answers.output_mark(self.nonce))
+        if mark:
+            return own
+        is_older = self.held is None and not self.facts.get("marked")
+        return output if is_older else None
 
     def _learn(self, fact: CallFacts) -> None:
         if "standing" not in fact:
@@ -267,7 +279,7 @@ class Call:
 
         ``reads``: the caller reads the standard output and limits it, so the first output ends the wait too.
         """
-        header: dict[str, Any] = {"protocol": PROTOCOL, "version": __version__, "nonce": self.nonce}
+        header: dict[str, Any] = {"protocol": PROTOCOL, "version": __version__, "nonce": self.nonce, "marked": True}
         header |= {"words": self.words, "host": self.connection.host}
         if self.upload:
             header |= {**self.upload.place, "files": self.upload.entries, "folder": self.upload.source}

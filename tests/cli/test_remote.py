@@ -126,6 +126,14 @@ def test_output_and_status_are_passed_on(laptop: Laptop) -> None:
     assert len(laptop.world.calls("scancel")) == 1
 
 
+def test_what_a_shell_prints_as_it_starts_is_no_output_of_a_command(laptop: Laptop) -> None:
+    laptop.run("submit", "--name", "first", "job.py")
+    laptop.tell("chatty")
+    done = laptop.run("status", "first", "--json")
+    assert (done.returncode, json.loads(done.stdout)["run"]) == (0, laptop.runs()[0])
+    assert json.loads(laptop.run("doctor", "--json").stdout)
+
+
 def test_an_empty_host_is_this_machine(laptop: Laptop) -> None:
     done = laptop.world.run("--host=", "ls", "--json", env={"HPCML_HOST": "cluster"})
     assert (done.returncode, done.stdout) == (0, "[]\n")

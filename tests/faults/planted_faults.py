@@ -392,6 +392,7 @@ FAULTS = (
     F("hpcml/remote/answers.py", '_path = _form(r"/[^\\x00-\\x1f\\x7f:]{0,4095}")', '_path = _form(r"/[^\\x00-\\x1f\\x7f]{0,4095}")', "a forged socket path redirects a tunnel"),
     F("hpcml/remote/channel.py", "        self._await_greeting(self.child.out if reads else None)\n        if (upload := self.upload) and self.held is None:", "        if upload := self.upload:", "a shell in the place of hpcml runs the lines of a laptop's files", True),
     F("hpcml/remote/channel.py", "        if code != 255:\n            self.connection.check_shell()\n", "", "a login shell that exits is taken for an hpcml of another version"),
+    F("hpcml/remote/server.py", 'os.write(1, output_mark(str(header["nonce"])))', 'header = {**header, "marked": False}', "a login shell's greeting breaks the JSON of a command from a laptop"),
     F("hpcml/remote/channel.py", "        self._left -= len(data)\n", "", "a hostile login node prints on a laptop without end", True),
     F("hpcml/remote/channel.py", "return HpcmlError(message, place=host, hint=hint, exit_status=ANSWER_LOST)", "return LinkError(message, place=host, hint=hint)", "a submission of unknown outcome ends with the network's status"),
     F("hpcml/remote/transfer.py", 'if bad or any(part in ("", ".", "..") for part in parts):', 'if bad or any(part in ("", ".") for part in parts):', "a hostile login node writes outside the fetched folder"),
