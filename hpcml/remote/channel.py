@@ -30,6 +30,7 @@ from hpcml.remote import answers, fetched, receiver
 from hpcml.remote.answers import GO, PROTOCOL, SERVE, CallFacts, StreamDemux
 from hpcml.remote.ssh import Connection
 from hpcml.remote.transfer import PIECE, Entry, listing, send
+from hpcml.runs import notes
 from hpcml.runs.snapshot import take
 from hpcml.sites.schema import Code, Login
 from hpcml.terminal import Raw, noted, say
@@ -43,6 +44,7 @@ MOST_FACTS = 100  # beside those of a tunnel's feed
 GREETING = 300.0  # seconds for the other side's hpcml to begin: its Python may come from a slow file system
 QUIET = 5.0  # seconds after which it is checked whether the login shell runs commands at all
 MOST_BEFORE = 1 << 20  # bytes that a shell may say before that
+MOST_GREETING = 100  # lines that are shown of that
 MOST_SAID = 64 << 20  # bytes of both its streams, of a command whose output is an answer
 MOST_KEPT = 1 << 16  # characters of what it says that nobody is shown
 
@@ -227,11 +229,20 @@ class Call:
 
     def own_output(self, output: bytes) -> bytes | None:
         """Return what the command has printed, without what a shell printed before; None if it has not begun."""
-        _, mark, own = output.partition(answers.output_mark(self.nonce))
+        before, mark, own = output.partition(answers.output_mark(self.nonce))
         if mark:
+            self._greet(before)
             return own
         is_older = self.held is None and not self.facts.get("marked")
         return output if is_older else None
+
+    def _greet(self, before: bytes) -> None:
+        """Show what a shell printed as it started; a person sees each line once a day."""
+        if isinstance(self.show, Guard) and before.strip():
+            lines = before.decode(errors="replace").splitlines()[:MOST_GREETING]
+            before = "".join(f"{line}\n" for line in notes.new_today(f"ssh {self.connection.host}", lines)).encode()
+        if before:
+            self.show(before)
 
     def _learn(self, fact: CallFacts) -> None:
         if "standing" not in fact:
@@ -245,7 +256,7 @@ class Call:
             self.child.expect_end(LAST_WORDS)
         if "hello" in fact:
             before, self.held = self.held or b"", None
-            self.show(before)
+            self._greet(before)
             if fact["version"] != __version__:
                 versions = (
                     f"hpcml has version {__version__} on this machine, but {fact['version']} on {self.connection.host}"

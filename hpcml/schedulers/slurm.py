@@ -96,7 +96,7 @@ _QUEUED = "--format=%i|%T|%r|%S|%N|%j|%k"
 _HEADER = "JOBID|STATE|"  # squeue's first line: with it, a job that is not listed is not known
 _SKEW = 3600.0  # seconds that the controller's clock may be behind this machine's
 _USUAL_ARRAY = 1000  # tasks, where Slurm does not tell: its default MaxArraySize is 1001, the largest index + 1
-_MOST_SAID = 6  # lines of what sbatch says beside the job's number
+_MOST_SAID = 40  # lines of what sbatch says beside the job's number
 _UMASK = 0o077  # Slurm makes a job's log with the umask of sbatch
 _LONGEST_LINE = 300  # characters of a line that is shown
 _LONGEST_FIELD = 65536  # characters of a field: a list of thousands of nodes is the longest that Slurm writes
@@ -193,13 +193,13 @@ def submit(site: Site, run: RunPaths) -> Submission:
 
 def _confirmed(answer: Submission) -> Submission:
     """Return sbatch's answer; AnswerLostError if more was printed and the number is not that of the run's job."""
-    if answer.notes:
+    if answer.said:
         try:
             state = _queued([answer.key])[answer.key]
         except SlurmUnreachableError:
             return answer
         if state.state == UNKNOWN.state:
-            raise AnswerLostError("sbatch printed the id of another job", quote=answer.notes)
+            raise AnswerLostError("sbatch printed the id of another job", quote=answer.said[-6:])
     return answer
 
 
@@ -241,7 +241,8 @@ def sbatch(script: str, timeout: float = TIMEOUT, chosen: str = "") -> Submissio
     [(job, cluster)] = clusters.items()
     said = re.sub(pattern, "", answer.out) + answer.err
     lines = [re.sub(r"^sbatch: ", "", line.strip())[:_LONGEST_LINE] for line in said.splitlines() if line.strip()]
-    return Submission(job=job, cluster=cluster, notes=tuple(f"sbatch: {line}" for line in lines[:_MOST_SAID]))
+    more = [f"({len(lines) - _MOST_SAID} more lines)"] if len(lines) > _MOST_SAID else []
+    return Submission(job=job, cluster=cluster, said=tuple(f"sbatch: {line}" for line in lines[:_MOST_SAID] + more))
 
 
 def _is_silent(answer: Answer) -> bool:

@@ -131,7 +131,10 @@ def test_what_a_shell_prints_as_it_starts_is_no_output_of_a_command(laptop: Lapt
     laptop.tell("chatty")
     done = laptop.run("status", "first", "--json")
     assert (done.returncode, json.loads(done.stdout)["run"]) == (0, laptop.runs()[0])
-    assert json.loads(laptop.run("doctor", "--json").stdout)
+    assert done.stderr == "Welcome to the cluster!\n"
+    done = laptop.run("doctor", "--json")
+    assert json.loads(done.stdout)
+    assert "Welcome" not in done.stderr, "once a day"
 
 
 def test_an_empty_host_is_this_machine(laptop: Laptop) -> None:
