@@ -459,6 +459,7 @@ FAULTS = (
     F("hpcml/runs/script_checks.py", "if named.origin.foreign:", "if False:", "a look at a script that does not compile fails where its own line names Python"),
     F("hpcml/origins.py", "if self.origin.foreign:", "if False:", "hpcml starts a program here that a script's line names"),
     F("hpcml/runs/notes.py", "    known = known if known[:1] == [today] else [today]\n", "    known = known or [today]\n", "a site's banner is never shown again after its first day"),
+    F("hpcml/failures/rules.py", r'r"bad superblock for squashfs"', r'r"superblock of squashfs"', "an image that the kernel cannot read is an unknown failure"),
     F("hpcml/runs/notes.py", "    if before == [digest]:\n", "    if before:\n", "hpcml conceals that a project's file has changed"),
     F("hpcml/runs/programs.py", '_WITH_VALUE = "WX"', '_WITH_VALUE = "W"', "hpcml takes the value of python's -X for the script"),
     F("hpcml/kinds/ranks/variables.py", '"PET_RDZV_BACKEND": "static",', '"PET_RDZV_BACKEND": "c10d",', "another account replaces the pickle that torchrun loads"),
