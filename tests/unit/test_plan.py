@@ -85,6 +85,9 @@ def test_a_partition_has_an_account_and_options_of_its_own() -> None:
     made = directives(OWN, nodes=2)
     assert (made["--account"], made["--partition"], made["--constraint"]) == ("abc@cpu", "cpu", "any")
     assert not {"--qos", "--gres", "--exclusive"} & made.keys()
+    of_all = {**OWN, "defaults": {"partition": "cpu", "account": "abc@cpu", "qos": "any"}}
+    assert directives(of_all, nodes=2)["--qos"] == "any"
+    assert directives(of_all, gpus_per_node=4)["--qos"] == "long", "of one file the partition's, as its account"
     made = directives(OWN, nodes=2, gpus_per_node=4)
     expected = {"--account": "abc@v100", "--qos": "long", "--gres": "gpu:v100:4", "--constraint": "v100-32g",
                 "--exclusive": "user", "--hint": "nomultithread"}  # fmt: skip
