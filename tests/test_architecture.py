@@ -296,7 +296,7 @@ MOST_LINES = {
     "report": 2293,
     "request": 535,
     "runs": 8801,
-    "schedulers": 3091,
+    "schedulers": 3098,
     "sites": 1527,
     "survey": 1199,
     "sweeps": 1461,

@@ -461,6 +461,7 @@ FAULTS = (
     F("hpcml/runs/notes.py", "    known = known if known[:1] == [today] else [today]\n", "    known = known or [today]\n", "a site's banner is never shown again after its first day"),
     F("hpcml/failures/rules.py", r'r"bad superblock for squashfs"', r'r"superblock of squashfs"', "an image that the kernel cannot read is an unknown failure"),
     F("hpcml/sites/layers.py", '_OF_ALL = ("defaults.account", "defaults.qos")', '_OF_ALL = ("defaults.account",)', "a partition's QoS in the profile replaces the user's defaults.qos"),
+    F("hpcml/schedulers/slurm_options.py", "    if option in site.slurm.remove:\n", "    if option:\n", "a note names another key than the one that removes an option"),
     F("hpcml/runs/notes.py", "    if before == [digest]:\n", "    if before:\n", "hpcml conceals that a project's file has changed"),
     F("hpcml/runs/programs.py", '_WITH_VALUE = "WX"', '_WITH_VALUE = "W"', "hpcml takes the value of python's -X for the script"),
     F("hpcml/kinds/ranks/variables.py", '"PET_RDZV_BACKEND": "static",', '"PET_RDZV_BACKEND": "c10d",', "another account replaces the pickle that torchrun loads"),
