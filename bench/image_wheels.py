@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcml import units
-from hpcml.node.hardware import software
+from hpcml.node.hardware import python_environment
 
 DEADLINE = 7200  # seconds
 MORE = ("bokeh", "dask_labextension", "dask_ml.cluster", "jupyter_server_proxy", "jupyterlab", "matplotlib", "pandas",
@@ -47,8 +47,8 @@ def look(hpcml: list[str], image: Path) -> dict[str, Any]:
         key: value for key, value in record["labels"].items() if not key.endswith("mirrorurl")
     }  # of the site
     checked = json.loads(_out([*hpcml, "image", "check", "--json", str(image)], statuses=(0, 88)))
-    gpu = software.GPU if record["labels"]["org.hpcml.kind"] == "rapids" else ()
-    names = (*software.CPU, *MORE, *gpu)
+    gpu = python_environment.GPU if record["labels"]["org.hpcml.kind"] == "rapids" else ()
+    names = (*python_environment.CPU, *MORE, *gpu)
     inside = ["apptainer", "exec", "--cleanenv", str(image)]
     found = json.loads(_out([*inside, "python3", "-c", INSIDE, *names]).splitlines()[-1])
     imports = {name: found["failed"].get(name, "") for name in names}

@@ -93,7 +93,16 @@ def end(number: int, moment: int) -> dict[str, Any]:
     state, exit_status, cause = ENDS[number // 100 % len(ENDS)] if number % 100 == 50 else ("COMPLETED", 0, "")
     facts = {"over": True, "state": state, "time": moment, "attempt": 0, "exit_status": exit_status, "phase": "script"}
     words = f"the script exited with status {exit_status}"
-    return {**facts, "by": "script", "message": words, "hint": "", "cause": cause, "quote": [], "warnings": []}
+    return {
+        **facts,
+        "by": "script",
+        "reason": "exit",
+        "message": words,
+        "hint": "",
+        "cause": cause,
+        "quote": [],
+        "warnings": [],
+    }
 
 
 def system_calls(command: list[str], environment: dict[str, str], folder: Path) -> int:

@@ -44,7 +44,7 @@ def processor(pid: int) -> float:
 
 def once(directory: Path) -> tuple[float, float]:
     """Make a report; return the processor time before the line that begins it, and after."""
-    words = [sys.executable, "-P", "-m", "hpcml.kinds.report", str(directory), "0"]
+    words = [sys.executable, "-P", "-m", "hpcml.kinds.report_process", str(directory), "0"]
     process = subprocess.Popen(words, stdin=subprocess.PIPE)
     assert process.stdin
     before, end = -1.0, time.monotonic() + 60

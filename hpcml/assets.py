@@ -18,7 +18,7 @@ _PACKAGE = Path(__file__).resolve().parent
 # Python imports as it starts.
 RENAMED = {
     "hpcml/cli/__init__.py": "hpcml/cli/__init__.py",
-    **dict.fromkeys(("hpcml/__main__.py", "hpcml/cli/main.py"), "hpcml/node/command_line.py"),
+    **dict.fromkeys(("hpcml/__main__.py", "hpcml/cli/main.py"), "hpcml/node/script/hpcml_command.py"),
     "sitecustomize.py": "hpcml/kinds/dask/node/script/children.py",
 }
 

@@ -12,8 +12,8 @@ from typing import Any
 HOOKS: dict[str, tuple[str, ...]] = {
     # before a submission: hpcml.runs.submit
     "change of a request": ("hpcml.runs.bad_nodes.excluded",),
-    "check of a request": ("hpcml.runs.checks.check_request",),
-    "check of a plan": ("hpcml.runs.checks.check_plan",),
+    "check of a request": ("hpcml.runs.checks.of_submission.check_request",),
+    "check of a plan": ("hpcml.runs.checks.of_submission.check_plan",),
     "check of an image": ("hpcml.images.sif.check",),
     "check of arguments": ("hpcml.cli.misplaced.check",),
     # in a plan: hpcml.plan.plan
@@ -25,7 +25,8 @@ HOOKS: dict[str, tuple[str, ...]] = {
     "advice at an end": ("hpcml.cli.report.advice_of",),
     "commands of an end": ("hpcml.cli.report.commands_of",),
     "runs that share work": ("hpcml.sweeps.record.sharing",),
-    # on the node, when a run ends: hpcml.node.supervisor
+    # on the node: hpcml.node.supervisor
+    "queue of points": ("hpcml.node.sweep.queue.Points",),
     "cause of a run": ("hpcml.failures.judgement.short_cause",),
     # of a word that is typed: hpcml.cli.completion
     "names of sweeps": ("hpcml.sweeps.record.names",),

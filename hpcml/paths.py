@@ -131,7 +131,6 @@ class AttemptPaths(Folder):
     world = Below("world.json")
     saves = Below("saves.json")
     gpu_pools = Below("gpu-pools.json")
-    points_end = Below("points-end.json")
     interconnect = Renamed("interconnect.json")
     samples = Below("samples")
     stacks = Below("stacks")

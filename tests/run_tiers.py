@@ -35,24 +35,31 @@ ROOM_FOR_TWO = 8 << 30  # bytes of memory
 SECOND_LAB = (
     "test_attacks_files", "test_attacks_nodes", "test_attempts_on_nodes",
     "test_elastic_on_nodes", "test_exit_status_inside",
-    "test_from_laptop", "test_inside_an_image", "test_losses", "test_notebooks", "test_preemption", "test_run",
-    "test_security", "test_staging", "test_submit", "test_time_limit", "test_tunnel", "test_tunnel_breaks",
+    "test_from_laptop", "test_inside_an_image", "test_link", "test_losses", "test_notebooks", "test_preemption",
+    "test_projects_on_nodes", "test_run", "test_security", "test_staging", "test_submit", "test_time_limit", "test_tunnel",
+    "test_tunnel_breaks",
 )  # fmt: skip
 
 
 # What `make test` runs of the tiers that take long: files, and tests of files of which the rest takes long. It is chosen to
 # notice most planted faults in 8 minutes on 2 processors (tests/unit/test_tiers.py counts them).
-_PAGES = ("doctor", "first-run", "long-runs", "map", "report", "sites")
+_PAGES = ("doctor", "map", "report", "sites")
 FIRST: dict[str, tuple[str, ...]] = {
     "docs": tuple(f"tests/test_docs_run.py::test_runnable_blocks_run[{page}.md]" for page in _PAGES),
     "local": tuple(f"tests/local/{name}" for name in (
-        "test_a_run_that_ends_well.py", "test_late_cluster.py", "test_local.py", "test_long_runs.py", "test_map.py",
-        "test_ranks.py", "test_strangers.py",
+        "test_a_run_that_ends_well.py", "test_local.py", "test_long_runs.py", "test_map.py", "test_strangers.py",
         "test_code.py::test_the_user_s_umask_is_for_script_tasks_and_results",
         "test_connect.py::test_nobody_else_on_the_machine_is_answered_nor_plants_a_folder",
         "test_forms.py::test_a_notebook_whose_kernel_dies_has_failed",
         "test_forms.py::test_what_nccl_wrote_of_troubles_is_in_the_workers_log",
         "test_jupyter.py::test_idle", "test_jupyter.py::test_only_the_user_reaches_its_files",
+        "test_late_cluster.py::test_a_plain_script_needs_no_dask",
+        "test_late_cluster.py::test_a_plain_script_runs_without_a_cluster",
+        "test_late_cluster.py::test_a_python_without_hpcml_fails_at_its_client",
+        "test_ranks.py::test_a_rank_begins_once_whatever_its_exit_status",
+        "test_ranks.py::test_a_rank_that_cannot_be_started_says_which_program",
+        "test_ranks.py::test_all_ranks_meet_by_their_variables_alone",
+        "test_ranks.py::test_the_first_rank_that_fails_is_named_and_nothing_is_left",
         "test_runs_that_fail.py::test_a_folder_of_pythonpath_that_hides_dask_is_named",
         "test_runs_that_fail.py::test_a_worker_restarts_after_a_cuda_error_that_takes_its_gpu",
         "test_runs_that_fail.py::test_what_nobody_waited_for_is_told_of_a_script_that_ended_well",

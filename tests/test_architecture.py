@@ -282,24 +282,24 @@ COMPLEX = {
 # The lines of each package, which may only fall: a commit that raises a number says what this buys.
 MOST_LINES = {
     ".": 5678,
-    "api": 967,
+    "api": 1023,
     "cli": 7369,
     "doctor": 1542,
-    "failures": 3024,
+    "failures": 3103,
     "images": 1048,
-    "kinds": 10164,
-    "node": 11464,
+    "kinds": 10167,
+    "node": 11749,
     "options": 831,
     "plan": 840,
     "remote": 3632,
     "repairs": 984,
-    "report": 2293,
+    "report": 2278,
     "request": 535,
-    "runs": 8801,
+    "runs": 8747,
     "schedulers": 3098,
     "sites": 1527,
     "survey": 1199,
-    "sweeps": 1461,
+    "sweeps": 1424,
 }
 
 
@@ -488,7 +488,7 @@ TEMPORARY = (
 )
 # The modules that create names in places where others may create names too, each with its row of docs/security.md.
 CREATES = {
-    "cli.help": TEMPORARY, "cli.host": TEMPORARY, "cli.pack": TEMPORARY, "images.build": TEMPORARY,
+    "cli.help": TEMPORARY, "cli.on_host": TEMPORARY, "cli.pack": TEMPORARY, "images.build": TEMPORARY,
     "remote.routes": TEMPORARY, "runs.outlook": TEMPORARY, "runs.submit": TEMPORARY, "survey.machine": TEMPORARY,
     "remote.receiver": "temporary names of new runs' folders and of replaced files", "remote.server": TEMPORARY,
     "cli.pack_start": "cache of `hpcml.pyz`", "node.scratch": "`$TMPDIR/hpcml_…`, a process's folder",
@@ -643,7 +643,7 @@ def _constant(path: Path, name: str) -> str:
     return ""
 
 
-NO_START = ("node.sweep.server",)  # argv of a point, which is a fork
+NO_START = ("node.sweep.forker",)  # argv of a point, which is a fork
 NO_SERVER = ("runs.handle",)  # a NamedTuple
 
 
@@ -773,7 +773,7 @@ def test_every_state_of_a_job_means_one_thing() -> None:
 _SAY_VENDOR = {
     "failures/rules.py",
     "failures/library_rules.py",
-    "node/hardware/software.py",
+    "node/hardware/python_environment.py",
     "kinds/dask/node/nanny.py",
 }
 

@@ -23,7 +23,7 @@ from results import Result, result, skipped
 sys.path.append(str(ROOT))
 
 from hpcml import samples
-from hpcml.kinds.dask.accounting import ACCOUNTING
+from hpcml.kinds.dask.report_part import ACCOUNTING
 from hpcml.paths import RunPaths
 from hpcml.report import advice
 from hpcml.samples import GpuSample, NodeSeries

@@ -28,7 +28,7 @@ from hpcml.kinds.dask.node import temporary_directory
 from hpcml.kinds.dask.node.security import connection_limits, tls
 from hpcml.node import scratch
 from hpcml.node.files import remove_secrets
-from hpcml.node.hardware.network import NoAddressError, choose_address
+from hpcml.node.hardware.communication import NoAddressError, choose_address
 from hpcml.origins import HPCML
 from hpcml.paths import AttemptPaths, RunPaths
 from hpcml.plan.batch_script import directive, join, quote
@@ -272,7 +272,7 @@ class ElasticCluster(SLURMCluster):  # type: ignore[misc]
     def _start_guard(self) -> None:
         """Start the process that cancels what is left when this one has ended in whatever way."""
         reading, self._lifeline = os.pipe()
-        command = [sys.executable, "-P", "-m", "hpcml.runs.job_guard", str(self.directory), self._scheduler_name]
+        command = [sys.executable, "-P", "-m", "hpcml.api.job_guard", str(self.directory), self._scheduler_name]
         log = RunPaths(self.directory).logs / "guard.log"
         try:
             guard = subprocesses.start_in_background(command, log, program=HPCML, stdin=reading)

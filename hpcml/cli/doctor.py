@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
     from collections.abc import Sequence
 
-    from hpcml.cli.host import Laptop
+    from hpcml.cli.on_host import Laptop
     from hpcml.doctor.finding import Finding
     from hpcml.remote.ssh import Connection
     from hpcml.sites.schema import Login

@@ -26,7 +26,7 @@ from hpcml.units import counted, format_bytes
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
 
-    from hpcml.cli.host import Laptop
+    from hpcml.cli.on_host import Laptop
     from hpcml.remote.server import RemoteSession
     from hpcml.runs import directories
 

@@ -77,7 +77,7 @@ class _OneByOne:
     """The logs of a role, each from its last so many lines on."""
 
     def __init__(self, run: directories.Run, role: str, most: int | None) -> None:
-        from hpcml.cli.progress import Tail
+        from hpcml.cli.waiting_display import Tail
 
         self.run, self.role, self.most = run, role, most
         self.tails: dict[Path, Tail] = {}
@@ -88,7 +88,7 @@ class _OneByOne:
 
     def copy(self) -> None:
         """Print what is new."""
-        from hpcml.cli.progress import Tail
+        from hpcml.cli.waiting_display import Tail
         from hpcml.runs import handle
 
         for path in handle.log_files(self.run, self.role):
@@ -140,7 +140,7 @@ def _role(options: Namespace) -> str:
 
 def _attempt_alone(options: Namespace, run: directories.Run, role: str) -> int:
     """Print what the script wrote in one attempt; NotFoundError if the run has had no such attempt."""
-    from hpcml.cli.progress import Tail
+    from hpcml.cli.waiting_display import Tail
     from hpcml.runs import record as records
     from hpcml.runs.directories import complete
 

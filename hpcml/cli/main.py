@@ -129,7 +129,7 @@ def _dispatch(
     options.caller, options.script_words = caller, script
     if caller is None and (chosen := _host(host)):
         if not hasattr(options, "host"):
-            from hpcml.cli import host as on_host
+            from hpcml.cli import on_host
 
             if getattr(options, "env", None) or getattr(options, "env_file", None):
                 from hpcml.request import variables

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from hpcml.errors import UsageError
 from hpcml.options.table import TAKES_VALUE
-from hpcml.runs import modules_reached, script_checks
+from hpcml.runs import modules_reached
+from hpcml.runs.checks import script_checks
 
 
 def check(arguments: Sequence[str], here: Path, prog: str) -> None:

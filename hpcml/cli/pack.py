@@ -22,7 +22,7 @@ from hpcml.units import format_bytes
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
 
-    from hpcml.cli.host import Laptop
+    from hpcml.cli.on_host import Laptop
 
 _MODE = 0o755
 NEEDED = ("jinja2", "markupsafe")  # all that hpcml's base install needs; nothing of it is compiled

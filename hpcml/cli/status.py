@@ -100,7 +100,7 @@ def _lines(
 ) -> list[tuple[str, str]]:
     """Return the known facts of a run under their keys, of the attempts ``before`` and of what was ``asked`` for."""
     from hpcml.attempts import sentence
-    from hpcml.cli.progress import phases
+    from hpcml.cli.waiting_display import phases
     from hpcml.runs import request_cost
 
     progress = status.progress

@@ -262,7 +262,7 @@ def wait_for_end(run: directories.Run, *, as_json: bool, host: str = "") -> int:
 
     ``host`` is how the laptop that sent the command names this machine.
     """
-    from hpcml.cli.progress import Progress, Tail
+    from hpcml.cli.waiting_display import Progress, Tail
     from hpcml.runs import handle, waiting
 
     output = Tail(run.paths.script_log, sys.stdout, of_user=True)

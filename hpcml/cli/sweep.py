@@ -312,9 +312,7 @@ def _say_where_to_look(name: str) -> None:
 def _end_of_all(started: Sequence[directories.Run], ends: Sequence[int]) -> int:
     """Return the exit status of several runs: what became of the points counts, and not a run that others replaced."""
     given = record.given(started[0])
-    ended: dict[str, record.Ended] = {}
-    for run in started:
-        ended |= record.records(run)
+    ended = {key: end for run in started for key, end in record.ends(run).items()}
     if any(key not in ended for key in given.keys):
         return next((end for end in ends if end), 1)
     return int(any(ended[key].failed for key in given.keys))

@@ -56,7 +56,6 @@ class Case(NamedTuple):
     clocks: Clocks = {}
     first_node: tuple[str, ...] = ()  # its name, nothing if it is not known
     blocked_on: str = ""  # on what file system the script was blocked last
-    points: Mapping[str, Any] = {}  # how a sweep's points ended (points-end.json)
     # By process: a worker of the first node, and bytes of its GPU memory pool.
     pools: Mapping[int, tuple[str, int]] = {}
 

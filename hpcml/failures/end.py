@@ -60,6 +60,22 @@ class ProcessEnd(NamedTuple):
     log_size: int  # bytes of the agent's log at that time
 
 
+class FailedPoint(NamedTuple):
+    """A point of a sweep that failed."""
+
+    point: str  # its values on one line
+    cause: str
+    log: str  # the file of its output
+
+
+class PointEnds(NamedTuple):
+    """How the points of a sweep's run ended."""
+
+    submitted: int = 0
+    failed: int = 0
+    first: tuple[FailedPoint, ...] = ()  # the first that failed
+
+
 class End(NamedTuple):
     """How an attempt of a run ended.
 
@@ -89,6 +105,7 @@ class End(NamedTuple):
     role: str = ""  # where hpcml ended the run: the role (Role.name) that was lost or did not start
     others: tuple[OtherEnd, ...] = ()  # ranks that failed with ``rank``, in another way; one of each way
     reason: str = ""  # of Reason; empty: the exit status says all
+    points: PointEnds = PointEnds()  # of a sweep
 
     @property
     def state(self) -> str:
@@ -108,6 +125,8 @@ class End(NamedTuple):
         """Return the end as a JSON-ready table, which :func:`parse` reads."""
         table = {"state": str(self.state), **records.plain(self)}
         del table["ended_as"]
+        if not self.points.submitted:
+            del table["points"]
         return table
 
 

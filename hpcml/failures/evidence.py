@@ -312,14 +312,6 @@ class _Times:
         return seconds, seconds if part else whole + 1
 
 
-def points_end(path: Path) -> dict[str, Any]:
-    """Return how a sweep's points ended (points-end.json), empty if it is not there or is damaged."""
-    content = table(path, HEAD)
-    first = content.get("first")
-    whole = isinstance(first, list) and all(isinstance(one, str) for one in first)
-    return content if whole and isinstance(content.get("failed"), int) else {}
-
-
 def gpu_pools(path: Path) -> dict[int, tuple[str, int]]:
     """Return by process which worker has a GPU memory pool on the first node, and its bytes; empty if it is damaged."""
     found = table(path, HEAD)

@@ -59,14 +59,14 @@ def short_cause(
 def with_files(paths: RunPaths, attempt: AttemptPaths, case: Case) -> Case:
     """Return a case with what the script's own files show."""
     case = case._replace(script_log=paths.script_log.name)
-    error, points = note.script_error(attempt.script_error), evidence.points_end(attempt.points_end)
+    error = note.script_error(attempt.script_error)
     log = paths.logs / Path(case.end.log or paths.script_log.name).name
     last_error = evidence.last_error(log, case.end.log_begin)
     if last_error:
         last_error = case.own(last_error.text, last_error.number)
     others = evidence.errors_of_ranks(paths, attempt) if case.of_ranks else []
     finished = [_with_last_line(paths, line) for line in evidence.finished_ranks(paths, attempt) if case.of_ranks]
-    case = case._replace(error=error, last_error=last_error, points=points, others=others, finished=finished)
+    case = case._replace(error=error, last_error=last_error, others=others, finished=finished)
     pools = evidence.gpu_pools(attempt.gpu_pools)
     return case._replace(output=evidence.last_piece(log, case.end.log_begin), pools=pools)
 

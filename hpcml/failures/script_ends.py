@@ -28,7 +28,7 @@ _OF_TIMEOUT = 124  # the status with which the command timeout ends, where it en
 
 def ended(case: Case, hits: Sequence[Hit]) -> Cause:
     """Return why a script ended without a recorded error: a signal, its own exit, or an error that it printed."""
-    if case.points.get("failed"):
+    if case.end.points.failed:
         return _of_points(case)
     if number := errors.signal_of_status(case.end.exit_status):
         return _signalled(case, hits, signal.Signals(number))
@@ -91,8 +91,9 @@ def _printed(case: Case, hits: Sequence[Hit], clause: str, *, crashed: bool = Fa
 
 def _of_points(case: Case) -> Cause:
     """Return how many points of a sweep failed, and the cause of the first."""
-    first = [str(text) for text in case.points.get("first", ())]
-    short = f"{case.points['failed']} of {case.points.get('points')} points failed"
+    points = case.end.points
+    first = [f"{one.point}: {one.cause}" for one in points.first]
+    short = f"{points.failed} of {points.submitted} points failed"
     lines = tuple(map(case.own, first))
     clause = f"{short}; the first failed point: {first[0][:TOLD]}" if first else short
     return Cause(clause, short, True, "points", case.end.hint, evidence=lines, occurrences=len(lines))

@@ -131,7 +131,7 @@ def _bases(text: str) -> list[str]:
 def at_work(image: Image, program: Program, *, gpu: bool) -> Iterator[Finding]:
     """Yield what the image shows when it is started on this machine; raise ImageError if the program cannot be."""
     gpu = gpu and bool(image.cuda or not image.kind)  # an image without GPU parts was found out by its labels
-    probe = (assets.package_root() / "hpcml/node/hardware/software.py").read_text()
+    probe = (assets.package_root() / "hpcml/node/hardware/python_environment.py").read_text()
     start = [program.path, "exec", "--cleanenv", *([VENDOR.image_option] if gpu else []), str(image.path)]
     answer = ask([*start, "python3", "-c", _ALONE, probe, *(["gpu"] if gpu else [])], _TIMEOUT, program.named)
     contents = _contents(answer)

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Protocol
 from hpcml.errors import signal_name
 from hpcml.failures.end import MemoryLimit, ProcessEnd
 from hpcml.files import size_of
-from hpcml.node import files, processes, scratch, script_environment, silence, stacks
+from hpcml.node import files, processes, scratch, script_environment, silent_supervisor, stacks
 from hpcml.node.kernel import oom_kills
 from hpcml.node.link.uplink import Uplink
 from hpcml.node.outcome import leave_note
@@ -82,13 +82,13 @@ class Node:
     used_pids: set[int] = field(default_factory=set)
     parent: int = field(default_factory=os.getppid)  # the step: if it is gone, so is who would start this task again
     link: Uplink = field(init=False)
-    watch: silence.Watch = field(init=False)
+    watch: silent_supervisor.Watch = field(init=False)
     requests: stacks.Requests = field(init=False)
     unheard: list[dict[str, Any]] = field(default_factory=list)  # orders that have arrived and still wait
     writers: dict[int, str] = field(default_factory=dict)  # by pid of a child, the request for which it writes stacks
 
     def __post_init__(self) -> None:
-        self.link, self.watch = Uplink(self.context), silence.Watch(self.context)
+        self.link, self.watch = Uplink(self.context), silent_supervisor.Watch(self.context)
         self.requests = stacks.Requests(self.context, self.context.settings.job.nodes)
 
     def hear(self) -> list[dict[str, Any]]:

@@ -78,7 +78,7 @@ class Agents:
 
     def receive(self, timeout: float) -> list[tuple[str, dict[str, Any]]]:
         """Return what agents say, with their nodes, waiting at most ``timeout`` seconds for the first."""
-        news = self.hub.receive(timeout)
+        news = self.hub.receive(timeout, self.state.awaited)
         for node, _ in news:
             self.heard[node] = self.state.clock.seconds
         if not self.nodes <= self.hub.lines.keys() and self._is_time_for_files():

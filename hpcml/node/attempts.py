@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hpcml import errors
 from hpcml.failures.end import End
-from hpcml.node import files, storage
+from hpcml.node import files, full_disk
 from hpcml.node.job import job_id
 from hpcml.node.settings import Context
 from hpcml.paths import RunPaths
@@ -35,7 +35,7 @@ def decided(context: Context, outcome: End) -> End:
         return End(errors.NO_PROGRESS, outcome.phase, "hpcml", reason, _SAVE, outcome.quote)
     if limit := reached(context):
         return outcome._replace(message=f"{outcome.message}; hpcml starts no further attempt: {limit}", hint=_MORE)
-    storage.write_end(context.run, context.attempt.goes_on, {})
+    full_disk.write_end(context.run, context.attempt.goes_on, {})
     return outcome._replace(message=f"{outcome.message}; the next attempt follows")
 
 
@@ -44,7 +44,7 @@ def keep_last_end(context: Context) -> None:
     last = context.run.attempt(context.number - 1)
     end = files.read_json(context.run.status) if context.number else None
     if end and end.get("attempt") == context.number - 1 and last.directory.is_dir():
-        storage.write_end(context.run, last.end, end)
+        full_disk.write_end(context.run, last.end, end)
 
 
 def reached(context: Context) -> str:

@@ -15,7 +15,7 @@ from hpcml.failures.note import read_note
 from hpcml.failures.role_end import CONTAINER_FAILED, RoleEnd, not_entered, of_role
 from hpcml.failures.rules import BY_NAME
 from hpcml.kind import Role
-from hpcml.node import files, storage
+from hpcml.node import files, full_disk
 from hpcml.node.job import answer, end_time, job_id
 from hpcml.node.outcome import EventLog, RunEndedError
 from hpcml.node.processes import Process
@@ -110,7 +110,7 @@ class EndRequests:
         if not self.time_limit_near and (note.name in self.names or self._margin_reached(left)):
             self.time_limit_near = True
             if note.name not in self.names:
-                storage.write_end(self.context.run, note, {})
+                full_disk.write_end(self.context.run, note, {})
             left = min(left, self.ends - time.time())  # Slurm's signal may come up to a minute early
             self.events.write("time-limit-near", seconds=max(self.lead, left) if left < float("inf") else self.lead)
 

@@ -15,7 +15,7 @@ from hpcml import errors
 from hpcml.failures.end import End
 from hpcml.failures.note import Note
 from hpcml.kind import Hindrance
-from hpcml.node import storage
+from hpcml.node import full_disk
 from hpcml.node.settings import Context
 from hpcml.paths import SCRIPT
 
@@ -54,17 +54,17 @@ def write_status(
     """Write status.json, the first source of how a run ended; return whether that was possible."""
     written = end._replace(over=over, cause=cause, attempt=context.number, time=round(time.time(), 3))
     record = written._replace(warnings=tuple(warnings)).as_json()
-    return storage.write_end(context.run, context.run.status, record)
+    return full_disk.write_end(context.run, context.run.status, record)
 
 
 def or_a_full_disk(end: End, context: Context) -> End:
     """Return the end with a full disk as its cause where hpcml or the script could not work without room."""
     asked = end.exit_status not in (0, errors.STORAGE) and end.by in ("hpcml", "script")
-    if not asked or not (why := storage.trouble(context.run.directory)):
+    if not asked or not (why := full_disk.trouble(context.run.directory)):
         return end
     if end.by == "script":  # it may have failed for another reason: its status stays its own
-        return end._replace(message=f"{end.message}; {why}", hint=storage.HINT, reason="")
-    return end._replace(exit_status=errors.STORAGE, message=f"{why}; {end.message}", hint=storage.HINT)
+        return end._replace(message=f"{end.message}; {why}", hint=full_disk.HINT, reason="")
+    return end._replace(exit_status=errors.STORAGE, message=f"{why}; {end.message}", hint=full_disk.HINT)
 
 
 def report_end(end: End, context: Context) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from hpcml.failures.end import Reason
 from hpcml.kind import Kind
-from hpcml.node import processes, storage
+from hpcml.node import full_disk, processes
 from hpcml.node.outcome import leave_note
 from hpcml.node.processes import long_import
 from hpcml.node.settings import load
@@ -30,7 +30,7 @@ def main(arguments: list[str], kinds: Mapping[str, Kind]) -> int:
         )
         return 64
     finder.install()
-    sys.stdout, sys.stderr = storage.patient(1), storage.patient(2)
+    sys.stdout, sys.stderr = full_disk.patient(1), full_disk.patient(2)
     role = kind.role(arguments[0])
     if role is None:
         with long_import():

@@ -44,6 +44,7 @@ class RunState:
         self.stacks_written: dict[str, str] = {}  # by node, the last request for stacks that its agent has answered
         self.environment_known = False  # whether all roles have told their versions
         self.looked = 0.0
+        self.awaited: list[int] = []  # open files that end a wait of the kind's processes when they can be read
         self.clock = OwnTime()
         self.steps = Steps(kind, self.clock, context.run.job_log)
         self.end_requests = EndRequests(context, events)
@@ -56,8 +57,7 @@ class RunState:
     @property
     def script_variables(self) -> dict[str, str]:
         """The variables by which the script's process knows the run's kind."""
-        variables = {interpreter.IN_SCRIPT: self.kind.in_script}
-        return variables | ({interpreter.RESETS: self.kind.reset} if self.context.settings.points.sweep else {})
+        return {interpreter.IN_SCRIPT: self.kind.in_script}
 
     def warn(self, sentence: str, **facts: object) -> None:
         """Say once, in the job's log, the events and the run's end, what the user has to know although it goes on.

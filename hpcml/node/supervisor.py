@@ -16,7 +16,7 @@ from hpcml import errors, hooks, written
 from hpcml.failures.end import End
 from hpcml.files import size_of, write
 from hpcml.kind import Kind, Processes
-from hpcml.node import attempts, end_cause, files, scratch, storage
+from hpcml.node import attempts, end_cause, files, full_disk, scratch
 from hpcml.node.job import job_id
 from hpcml.node.outcome import EventLog, RunEndedError, or_a_full_disk, report_end, say, write_status
 from hpcml.node.run_state import RunState
@@ -44,8 +44,8 @@ def main(kind: Kind) -> int:
     try:
         status = _supervise(context, kind)
     except OSError as error:  # before the first phase, or in the teardown: there is no supervisor that could say it
-        cause = storage.explanation(error, context.run.directory) if storage.is_full(error) else str(error)
-        status = _refuse(context, errors.STORAGE, f"the supervisor failed: {cause}", storage.HINT)
+        cause = full_disk.explanation(error, context.run.directory) if full_disk.is_full(error) else str(error)
+        status = _refuse(context, errors.STORAGE, f"the supervisor failed: {cause}", full_disk.HINT)
     _wake_batch_script(context, status)
     return status
 
@@ -71,20 +71,20 @@ def _supervise(context: Context, kind: Kind) -> int:
     try:
         folder = scratch.Folder(context.scratch(longest=context.socket_room))
     except scratch.UnsafePlaceError as error:
-        storage.write_end(context.run, context.attempt.ended, {"exit_status": errors.START_FAILED})
+        full_disk.write_end(context.run, context.attempt.ended, {"exit_status": errors.START_FAILED})
         return _refuse(context, errors.START_FAILED, str(error), _PLACE)
     with folder, contextlib.ExitStack() as folders:
         state = RunState(context, kind, events, folder.path)
         try:
             processes = _processes(state, folders)
         except RunEndedError as ended:
-            storage.write_end(context.run, context.attempt.ended, {"exit_status": ended.end.exit_status})
+            full_disk.write_end(context.run, context.attempt.ended, {"exit_status": ended.end.exit_status})
             return _refuse(context, ended.end.exit_status, ended.end.message, ended.end.hint)
         signal.signal(signal.SIGTERM, lambda *_: setattr(state.end_requests, "signalled", True))
         for number in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
             signal.signal(number, lambda *_: None)
         signal.signal(signal.SIGQUIT, signal.SIG_DFL)  # a shell has its background processes ignore it
-        storage.renew(context.run)
+        full_disk.renew(context.run)
         _warn_of_setup(state)
         attempts.keep_last_end(context)
         if anew := attempts.waits_anew(context):
@@ -140,15 +140,16 @@ def _run(state: RunState, processes: Processes) -> End:
         return End(errors.START_FAILED, state.phase, "hpcml", reason, NO_FOLDER)
     try:
         environment = processes.start()
-        return run_tasks(state, processes, OneTask(state, processes, environment | state.script_variables))
+        queue = hooks.only("queue of points") if state.context.settings.points.sweep else OneTask
+        return run_tasks(state, processes, queue(state, processes, environment | state.script_variables))
     except RunEndedError as ended:
         return ended.end
     except scratch.UnsafePlaceError as error:
         return End(errors.START_FAILED, state.phase, "hpcml", str(error), _PLACE)
     except Exception as error:  # noqa: BLE001 - the nodes must be freed whatever happens
-        if isinstance(error, OSError) and storage.is_full(error):
-            reason = storage.explanation(error, state.context.run.directory)
-            return End(errors.STORAGE, state.phase, "hpcml", reason, storage.HINT)
+        if isinstance(error, OSError) and full_disk.is_full(error):
+            reason = full_disk.explanation(error, state.context.run.directory)
+            return End(errors.STORAGE, state.phase, "hpcml", reason, full_disk.HINT)
         traceback.print_exc()  # into the script's log: a defect of hpcml, to be reported
         reason = f"hpcml's supervisor failed: {type(error).__name__}: {error}"
         hint = "This is a bug in hpcml. Please report it with the script's log."
@@ -162,7 +163,7 @@ def tear_down(state: RunState, processes: Processes, outcome: End) -> bool:
     """
     start = time.monotonic()
     context = state.context
-    storage.write_end(context.run, context.attempt.ended, {"exit_status": outcome.exit_status})
+    full_disk.write_end(context.run, context.attempt.ended, {"exit_status": outcome.exit_status})
     write_status(outcome, context, state.warnings, over=False)
     if outcome.exit_status:
         state.tell_clocks()
@@ -192,7 +193,7 @@ def tear_down(state: RunState, processes: Processes, outcome: End) -> bool:
     if state.end_requests.batch.state == "T":
         state.warn(f"{context.node}: the batch script was stopped (SIGSTOP); it continues.")
     was_written = write_status(outcome, context, state.warnings, cause=cause)
-    storage.release(context.run)
+    full_disk.release(context.run)
     return was_written
 
 
@@ -255,7 +256,14 @@ class ReportProcess:
     def __init__(self, context: Context) -> None:
         self.context = context
         self.process: subprocess.Popen[bytes] | None = None
-        command = [sys.executable, "-P", "-m", "hpcml.kinds.report", str(context.run.directory), str(context.number)]
+        command = [
+            sys.executable,
+            "-P",
+            "-m",
+            "hpcml.kinds.report_process",
+            str(context.run.directory),
+            str(context.number),
+        ]
         pipe = subprocess.PIPE
         try:
             self.process = subprocess.Popen(command, stdin=pipe, stdout=subprocess.DEVNULL, stderr=pipe, cwd="/")

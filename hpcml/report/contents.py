@@ -151,7 +151,7 @@ class Report(NamedTuple):
             "ending": self.course.ending.as_json(),
             "ledger": {**table["ledger"], "definitions": definitions},
             "results": [one.name for one in self.results.files],
-            "points": table["points"]["ended"],
+            "points": [{"state": end.state, **records.plain(end)} for end in self.points.ended],
             "versions": dict(self.machines.versions),
             "repairs": {name: decision._asdict() for name, decision in self.machines.repairs},
             "topology": dict(self.machines.topology),

@@ -528,10 +528,10 @@ def bar(parts: Sequence[tuple[str, str, float]], *, name: str) -> Markup:
 def _panels(report: Report) -> list[tuple[str, Markup]]:
     """Return a picture of a sweep's metric for each value that differs between points, with the value's name."""
     metric = report.points.metric
-    measured = [point for point in report.points.ended if metric in point.metrics]
+    measured = [point for point in report.points.ended if point.metrics.get(metric) is not None]
     names = dict.fromkeys(name for point in measured for name in point.values)
     differing = [name for name in names if len({str(point.values.get(name)) for point in measured}) > 1]
-    heights = [point.metrics[metric] for point in measured]
+    heights = [point.metrics[metric] or 0.0 for point in measured]
     return [
         (name, scatter([str(point.values.get(name, "")) for point in measured], heights, name=f"{metric} by {name}"))
         for name in differing[:MOST_PANELS]

@@ -8,11 +8,13 @@ import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from urllib.parse import quote
 
 from hpcml import files
+from hpcml.failures import point
 from hpcml.failures.note import table
+from hpcml.failures.point import PointEnd
 from hpcml.paths import RunPaths, sweep_folder
 from hpcml.terminal import shown
 
@@ -48,23 +50,13 @@ class Results(NamedTuple):
     others: int  # files that are left out
 
 
-class Point(NamedTuple):
-    """A point of a sweep that has ended."""
-
-    values: dict[str, Any]
-    state: str
-    seconds: float
-    metrics: dict[str, float]
-    cause: str
-
-
 class Points(NamedTuple):
     """The points of the sweep that the run belongs to, the best first; none for another run."""
 
     sweep: str = ""
     metric: str = ""  # that sorts them
     maximize: bool = False
-    ended: tuple[Point, ...] = ()
+    ended: tuple[PointEnd, ...] = ()  # of their metrics only finite numbers
     others: int = 0  # that have not ended, or whose records are not read
 
 
@@ -114,29 +106,22 @@ def points_of(paths: RunPaths, sweep: str) -> Points:
     record = table(sweep_folder(runs, sweep) / "sweep.json", _LARGEST)
     planned, names = record.get("points"), record.get("runs")
     others = [runs / str(name) for name in names if "/" not in str(name)] if isinstance(names, list) else []
-    by_key: dict[str, Point] = {}
+    by_key: dict[str, PointEnd] = {}
     for folder in dict.fromkeys((*others, paths.directory)):
         for path in sorted(RunPaths(folder).point_records.glob("[!.]*.json"))[: MOST_POINTS - len(by_key)]:
-            if point := _point(table(path)):
-                by_key[path.name] = point
-    reported = [name for point in by_key.values() for name in point.metrics]
+            with contextlib.suppress(OSError, ValueError):  # a damaged record is no evidence
+                end = point.read(path, folder.name)
+                numbers = {name: one for name, value in end.metrics.items() if (one := _number(value)) is not None}
+                by_key[path.name] = end._replace(metrics=numbers)
+    reported = [name for end in by_key.values() for name in end.metrics]
     metric, maximize = str(record.get("metric") or next(iter(reported), "")), record.get("maximize") is True
 
-    def place(point: Point) -> tuple[bool, float]:
-        value = point.metrics.get(metric)
+    def place(end: PointEnd) -> tuple[bool, float]:
+        value = end.metrics.get(metric)
         return value is None, 0.0 if value is None else -value if maximize else value
 
     left_out = max(0, len(planned) - len(by_key)) if isinstance(planned, list) else 0
     return Points(sweep, metric, maximize, tuple(sorted(by_key.values(), key=place)), left_out)
-
-
-def _point(record: dict[str, Any]) -> Point | None:
-    values, metrics = record.get("values"), record.get("metrics")
-    if not isinstance(values, dict) or not isinstance(metrics, dict):
-        return None
-    numbers = {str(name): one for name, value in metrics.items() if (one := _number(value)) is not None}
-    state, seconds = str(record.get("status", "")), _number(record.get("seconds")) or 0.0
-    return Point(values, state, seconds, numbers, str(record.get("cause", "")))
 
 
 def _number(value: object) -> float | None:

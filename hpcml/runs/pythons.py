@@ -17,10 +17,10 @@ from hpcml.errors import ScriptError, UsageError
 from hpcml.forms import Form
 from hpcml.origins import Origin
 from hpcml.request.record import RunRequest
-from hpcml.runs import described, directories, modules_reached
-from hpcml.runs.described import Described
+from hpcml.runs import directories, modules_reached, uv_environments
 from hpcml.runs.environments import OPTION, away_from_nodes, exists, find, too_old, who_may_change
 from hpcml.runs.packages import Environment
+from hpcml.runs.uv_environments import Described
 from hpcml.sites import layers
 from hpcml.sites.layers import Layers, Value, user_path
 from hpcml.sites.lookup import LoadedSite
@@ -120,9 +120,9 @@ def typed(loaded: LoadedSite, spec: RunRequest, *, dry_run: bool) -> Chosen:
         raise UsageError(f"{OPTION} and --set {KEY} name two Pythons", place=OPTION, hint=f"Remove --set {KEY}=….")
     here = layers.user_path("~") if spec.code.staged else layers.here()
     project, notes = here / user_path(spec.python), list[str]()
-    if exists(project / described.LOCK) and not exists(project / "bin"):
+    if exists(project / uv_environments.LOCK) and not exists(project / "bin"):
         runs = directories.runs_folder(loaded.site.paths.runs, layers.process_environment())
-        found = described.of_project(project, runs, (), sent=False, dry_run=dry_run)
+        found = uv_environments.of_project(project, runs, (), sent=False, dry_run=dry_run)
         python, notes = found.python, [*found.notes]
     else:
         python = find(spec.python, here, layers.process_environment())
@@ -165,19 +165,19 @@ def _described(
     A script that describes its own is refused without it.
     """
     runs = directories.runs_folder(loaded.site.paths.runs, layers.process_environment())
-    if found := described.of_script(spec.code, runs, dry_run=dry_run):
+    if found := uv_environments.of_script(spec.code, runs, dry_run=dry_run):
         if found.complete and (lacks := Environment(str(found.python)).lacking(needed.of_run)):
             hint = f"Add them to the script's metadata: uv add --script {spec.code.script.name} {' '.join(lacks)}."
             message, _ = installed.lacking(str(found.python), lacks)
             raise ScriptError(f"{message[:1].upper()}{message[1:]}", place=found.origin, hint=hint)
         return found
-    project = described.project_of(spec.code)
+    project = uv_environments.project_of(spec.code)
     if project is None or os.path.realpath(project / ".venv") == os.path.realpath(sys.prefix):
         return None
     try:
-        why = described.why_foreign(project)
+        why = uv_environments.why_foreign(project)
         sent = spec.code.staged
-        found = None if why else described.of_project(project, runs, needed.of_run, sent=sent, dry_run=dry_run)
+        found = None if why else uv_environments.of_project(project, runs, needed.of_run, sent=sent, dry_run=dry_run)
     except ScriptError as error:
         last = f": {error.quote[-1].strip()}" if error.quote else ""
         notes.append(f"{error.message[:1].lower()}{error.message[1:]} ({error.place}){last}. {error.hint}".rstrip("."))

@@ -15,36 +15,18 @@ from typing import NamedTuple
 
 from hpcml import files, leases
 from hpcml.errors import NotFoundError, StorageError, UsageError
+from hpcml.failures import point
+from hpcml.failures.point import PointEnd
 from hpcml.leases import Holder
 from hpcml.paths import sweep_folder
 from hpcml.records import Table
 from hpcml.request.record import LONGEST_NAME
 from hpcml.runs import directories, handle
 from hpcml.runs.directories import complete
-from hpcml.sweeps.points import Point, Typed, Value
+from hpcml.sweeps.points import Point, Value
 
-_LARGEST = 1 << 20  # bytes of a point's record
 _PATIENCE = 10.0  # seconds for another command to remove what is left of one that is gone
 _LEASES = "claims-"  # how the folders of leases begin by which runs divide points
-
-
-class Ended(NamedTuple):
-    """What a run wrote of a point that has ended."""
-
-    run: str  # its id
-    state: str  # ok, failed or pruned, which is no failure
-    seconds: float
-    metrics: Mapping[str, float | None]  # the last values, None for one that was no number
-    values: tuple[tuple[str, Typed], ...]
-    cause: str  # of a failure, or the step at which it was pruned
-    kind: str = ""  # of a failure, empty where nothing shows it
-    rule: str = ""  # that shows the kind
-    nodes: tuple[str, ...] = ()  # that it is about
-
-    @property
-    def failed(self) -> bool:
-        """Whether it ended by a failure."""
-        return self.state == "failed"
 
 
 class Planned(NamedTuple):
@@ -67,7 +49,7 @@ class Sweep(NamedTuple):
 class Progress(NamedTuple):
     """The points of a sweep by key, as its runs have written."""
 
-    ended: dict[str, Ended]
+    ended: dict[str, PointEnd]
     under_way: dict[str, str]  # of a run that has not ended: its id
     problems: tuple[str, ...] = ()  # why the state of a run is unknown
     interrupted: Mapping[str, str] = {}  # begun when their run failed, and not ended since: that run's id
@@ -163,14 +145,14 @@ def progress(runs: Path, sweep: Sweep) -> Progress:
 
     A run that has not ended, or of which nobody knows whether it has, keeps the points that it has not ended.
     """
-    ended: dict[str, Ended] = {}
+    ended: dict[str, PointEnd] = {}
     begun: dict[str, str] = {}
     alive: list[tuple[str, Given]] = []
     running: set[str] = set()
     ended_in_group: dict[str, set[str]] = {}  # by the folder of leases, or the run
     standings = handle.standings(_existing_runs(runs, sweep))
     for one in standings:
-        of_run, submitted = records(one.run), given(one.run)
+        of_run, submitted = ends(one.run), given(one.run)
         ended |= of_run
         ended_in_group.setdefault(submitted.folder or one.run.id, set()).update(of_run)
         if one.alive and not _has_written_end(one):
@@ -225,9 +207,9 @@ def sharing(run: directories.Run) -> tuple[str, ...]:
     return given(run).runs
 
 
-def records(run: directories.Run) -> dict[str, Ended]:
+def ends(run: directories.Run) -> dict[str, PointEnd]:
     """Return how the points of a run have ended, by key."""
-    return {key: _ended(run, run.paths.record_of(key)) for key in _names(run, ".json")}
+    return {key: _end(run, run.paths.record_of(key)) for key in _names(run, ".json")}
 
 
 def _names(run: directories.Run, end: str) -> list[str]:
@@ -241,32 +223,13 @@ def _names(run: directories.Run, end: str) -> list[str]:
     return [name.removesuffix(end) for name in names]
 
 
-def _ended(run: directories.Run, path: Path) -> Ended:
-    hint = "The file was changed or truncated. Remove the file: then hpcml counts the point as missing."
+def _end(run: directories.Run, path: Path) -> PointEnd:
     with directories.storage(path):
         try:
-            table = Table(files.read_json(path, _LARGEST))
-        except (ValueError, TypeError) as error:
+            return point.read(path, run.id)
+        except ValueError as error:
+            hint = "The file was changed or truncated. Remove the file: then hpcml counts the point as missing."
             raise StorageError("The record of a point cannot be read", place=str(path), hint=hint) from error
-    with complete(run.paths.directory):
-        metrics = table.get("metrics", dict)
-        values = table.get("values", dict)
-        if not all(value is None or isinstance(value, int | float) for value in metrics.values()):
-            raise TypeError("a metric has the wrong type")
-        if not all(isinstance(value, int | float | bool | str) for value in values.values()):
-            raise TypeError("a value has the wrong type")
-        state = table.get("status", str)
-        return Ended(
-            run.id,
-            state if state in ("ok", "pruned") else "failed",
-            table.number("seconds"),
-            metrics,
-            tuple(values.items()),
-            table.get("cause", str),
-            table.get("kind", str, ""),
-            table.get("rule", str, ""),
-            table.texts("nodes"),
-        )
 
 
 def new_leases(runs: Path, name: str) -> Path:
@@ -285,7 +248,7 @@ def remove_leases(runs: Path, name: str, in_use: frozenset[str]) -> None:
 
 def stale(points: Sequence[Planned], before: Progress) -> int:
     """Return how many points have ended with the same values and another script, arguments or image only."""
-    ended = {frozenset(one.values) for one in before.ended.values()}
+    ended = {frozenset(one.values.items()) for one in before.ended.values()}
     ended |= {frozenset((name, value) for name, value in one if name == "draw") for one in ended}  # of a search
     return sum(
         one.key not in before.ended and frozenset((value.name, value.typed) for value in one.point) in ended

@@ -44,8 +44,8 @@ def rows(sweep: Sweep, progress: Progress, runs: str, metric: str, *, maximize: 
         values = {value.name: value.text for value in planned.point}
         if one := progress.ended.get(planned.key):
             out = f"{runs}/{one.run}/out/{planned.key}"
-            if "draw" in dict(one.values):  # of a search, which chose the values when the point began
-                values = {name: str(value) for name, value in one.values}
+            if "draw" in one.values:  # of a search, which chose the values when the point began
+                values = {name: str(value) for name, value in one.values.items()}
             row = Row(planned.key, values, one.state, dict(one.metrics), one.seconds, one.cause, one.run, out, one.kind)
         else:
             run = progress.under_way.get(planned.key, "")

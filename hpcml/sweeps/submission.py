@@ -401,6 +401,6 @@ def _for_the_nodes(planned: Planned, progress: Progress) -> dict[str, object]:
     values = {value.name: value.typed for value in planned.point}
     table: dict[str, object] = {"key": planned.key, "shown": points.shown(planned.point)}
     if "draw" in values:
-        before = dict(progress.ended[planned.key].values) if planned.key in progress.ended else {}
+        before = progress.ended[planned.key].values if planned.key in progress.ended else {}
         return table | {"values": before, "texts": {}} | values
     return table | {"values": values, "texts": {value.name: value.text for value in planned.point}}

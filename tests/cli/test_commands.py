@@ -137,7 +137,7 @@ def test_logs_before_there_are_any(world: World) -> None:
     done = world.run("logs", "last", "worker")
     assert done.returncode == errors.NOT_FOUND
     assert "log yet" in done.stderr
-    assert "The run is PENDING: waiting for jobs with higher priority" in done.stderr
+    assert "The run is PENDING: waiting for jobs" in done.stderr
 
 
 def test_a_defect_is_one_sentence_with_a_status_of_its_own(world: World) -> None:

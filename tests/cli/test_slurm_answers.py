@@ -77,7 +77,7 @@ def test_a_controller_that_is_down_is_told(world: World) -> None:
 def test_without_slurm_the_run_is_on_this_machine(world: World) -> None:
     path = {"PATH": str(world.bin)}
     done = world.run("submit", "--dry-run", "--nodes", "2", "job.py", env=path)
-    assert "sbatch was not found, so the run uses this machine; all 2 nodes of the run are this machine" in done.stderr
+    assert "so the run uses this machine; all 2" in done.stderr
     assert "sbatch was not found" not in world.run("submit", "--dry-run", "--site", "local", "job.py", env=path).stderr
 
 
@@ -111,9 +111,9 @@ def test_a_number_that_another_job_has_by_now(world: World) -> None:
     calls = len(world.calls("scancel"))
     assert world.run("wait", "old").returncode == errors.ALLOCATION_LOST
     for name, state, words in (
-        ("old", "FAILED", "Slurm no longer knows the run's job: the number 101 now belongs to another job"),
+        ("old", "FAILED", "knows the run's job: the number 101 now"),
         ("mine", "CANCELLED", "you cancelled the run with hpcml cancel at "),
-        ("theirs", "CANCELLED", "the job was cancelled (scancel) before it started"),
+        ("theirs", "CANCELLED", "the job was cancelled (scancel)"),
     ):
         facts = world.answers("status", name)
         rows = world.answers("ls", "--name", name)
@@ -390,7 +390,7 @@ def test_a_run_that_was_cancelled_while_it_waited_stays_cancelled(world: World) 
     world.forget("101", "102")
     assert world.answers("ls")[2]["state"] == "CANCELLED"  # it is the first that sees it
     world.forget("103")
-    for name, words in (("mine", "you cancelled the run with hpcml cancel at 20"), ("theirs", "the job was cancelled (scancel)"),
+    for name, words in (("mine", "the run with hpcml cancel at 20"), ("theirs", "the job was cancelled (scancel)"),
                         ("unseen", "the job was cancelled (scancel)")):  # fmt: skip
         facts = world.answers("status", name)
         assert (facts["state"], facts["exit_status"]) == ("CANCELLED", errors.CANCELLED)

@@ -89,7 +89,7 @@ def test_only_what_is_missing_is_submitted(world: World) -> None:
     assert "4 points, 4 to run" in said, "another point has another key"
     _, said = sweep(world, *GRID)
     assert "4 points, 1 done, 1 failed, 2 to run" in said
-    assert "if each point takes 2.0 s (the median of ended points)" in said
+    assert "if each point takes 2.0 s" in said
     second = run_of(world)
     assert [one["key"] for one in points_of(second)] == [points[2]["key"], points[3]["key"]]
     for point in points_of(second):
@@ -130,7 +130,7 @@ def test_two_commands_at_once_submit_the_points_once(world: World) -> None:
             _, said = sweep(world, *GRID, status=errors.USAGE)
         finally:
             (world.top / "go on").touch()
-        assert "hpcml: Another command is submitting points of the sweep 'job': process" in said
+        assert "is submitting points of the sweep 'job'" in said
         assert first.communicate(timeout=120)[1]
     assert first.returncode == 0
     assert not lock.exists()
@@ -157,7 +157,7 @@ def test_what_failed_is_tried_again_with_what_its_cause_asks_for(world: World) -
     assert "  again      hpcml raises the memory per node from 4.0 GiB to 6.0 GiB" in said
     _, said = sweep(world, *words, "--dry-run")
     assert "2 to run" in said, "the one that was interrupted, and the one that failed by its node's fault"
-    assert "hpcml excludes n2: points failed because of a node fault" in said
+    assert "hpcml excludes n2: points failed" in said
     assert "is raised" not in said
     _, said = sweep(world, *words, "--only-failed=timeout")
     assert "hpcml raises the time limit from 00:10:00 to 00:15:00" in said

@@ -102,7 +102,7 @@ def test_a_run_s_life(job: Job, world: World) -> None:
     assert any(line.startswith("all 2") for line in small)
     assert small[-1].endswith("smaller now")  # the last of ten lines
     assert seen.text[0].startswith(job.paths.directory.name)
-    assert seen.text[1].startswith("COMPLETED the script exited with status 0, after ")
+    assert seen.text[1].startswith("COMPLETED the script exited with status 0")
     assert seen.text[-1].endswith("smaller now")
     assert len(seen.text) == 9  # and a line for the shell
     assert not world.calls("scancel")
@@ -154,7 +154,7 @@ def test_a_run_that_has_ended_is_shown_with_its_cause(job: Job, world: World) ->
     for words in (("top", "seen"), ("top", "--once", "seen"), ("status", "-f", "seen")):
         seen = see(world, *words)
         assert seen.status == 0
-        assert seen.text[1].startswith("FAILED    the script exited with status 1, after "), words
+        assert seen.text[1].startswith("FAILED    the script exited with status 1"), words
         assert any(line.startswith("cause     ") for line in seen.text)
         assert sum("71/141 GiB" in line for line in seen.text) == 4
         assert seen.text[-1] == "          MemoryError"

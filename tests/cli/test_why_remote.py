@@ -19,7 +19,7 @@ def test_the_cause_of_a_run_there_is_told_here(laptop: Laptop) -> None:
     lost_workers(directory)
     (directory / "logs/worker-n3.log").write_text(f"{TEXTS['ecc'][0]}\n")
     said = laptop.run("why").stdout
-    assert "\ncause      A GPU's memory is faulty (ECC) (on n3).\n" in said
+    assert "A GPU's memory is faulty (ECC) (on n3)." in said
     assert f"again      hpcml --host cluster rerun {run} --exclude n3\n" in said
     found = json.loads(laptop.run("why", run, "--json").stdout)
     assert (found["rule"], found["options"]) == ("ecc", ["--exclude", "n3"])

@@ -91,7 +91,7 @@ def test_attempts_until_it_is_done(cluster: Cluster) -> None:
     assert done_by.count(1) >= 2
     assert found["total"] == sum(step**2 for step in range(len(done_by)))
     job = str((directory / "job").readlink())
-    assert cluster.job(job)["JobState"] == "COMPLETED"
+    assert cluster.job_end(job, 60)["JobState"] == "COMPLETED"
     assert not (directory / "next-job").is_symlink()
     assert wait_for(lambda: not queued(cluster), 30), queued(cluster)
     assert re.findall("(?m)^attempt [0-9]$", ends) == [f"attempt {number}" for number in range(3)]

@@ -119,7 +119,7 @@ def test_ctrl_c_ends_what_follows_a_run_and_not_the_run(outside: Outside, projec
         terminal.type("\x03")
         assert terminal.ended() == 130, terminal.text
     assert "Detached; the run continues." in terminal.text
-    assert "To follow the run from this machine: hpcml --host lab logs -f says-" in terminal.text
+    assert "hpcml --host lab logs -f says-" in terminal.text
     until(lambda: not serving(outside), 20, lambda: str(serving(outside)))
     facts = json.loads(hpcml(outside, project, "status", "says", "--json").stdout)
     assert facts["state"] == "RUNNING"

@@ -22,7 +22,7 @@ import inventory
 import mallory
 from beside import PART, SMALL
 from conftest import ALL_NODES, Cluster, together
-from hpcml.kinds.ranks.node.rapidsmpf import token_of
+from hpcml.kinds.ranks.node.rapidsmpf_server import token_of
 from lab_state import wait_for
 from test_notebooks import Lab, start
 from test_ranks_on_nodes import kinds_of_pmi

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 
 from conftest import Cluster
+from tests.said import in_order
 
 TWO = ("--nodes", "2", "--cpus-per-node", "2", "--memory-per-node", "900M")
 HIDDEN = """
@@ -23,7 +25,7 @@ def test_a_cluster_that_starts_late_has_both_nodes_and_leaves_nothing(cluster: C
     plain = cluster.submit("import os\nprint('cpus', len(os.sched_getaffinity(0)))\n", *TWO)
     assert plain.code == 0, plain.err
     notices = (plain.directory / "plan.json").read_text()  # printed once in a folder
-    assert "runs once, on the first of 2 nodes; to run it on every node, add --ranks node" in notices
+    assert re.search(in_order("on the first of 2 nodes", "add --ranks node"), notices)
     hidden = cluster.submit(HIDDEN, *TWO)
     assert hidden.code == 0, hidden.out + hidden.err
     assert all(line in hidden.out for line in ("alone True", "nodes 2", "sum 285")), hidden.out

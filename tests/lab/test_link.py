@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,7 @@ from test_attacks_nodes import ALICE, clean, owned
 from test_attacks_ranks import address_of, beside
 from test_losses import WAITS, output, roles, start
 from test_ranks_ends import cut_off
+from tests.said import in_order
 
 pytestmark = pytest.mark.lab
 
@@ -111,7 +113,7 @@ def test_an_agent_behind_a_filter_that_is_killed_is_known_by_its_files(cluster: 
         cluster.run("kill", "-KILL", str(agent), node="n2")
         assert cluster.wait_event(directory, "workers-lost", 60)["workers"] == ["n2"]
     assert wait_for(
-        lambda: "n2 lost a worker permanently: the workers' parent process exited with status 137" in output(directory),
+        lambda: bool(re.search(in_order("n2 lost a worker permanently", "status 137"), output(directory))),
         10,
     )
 
@@ -166,4 +168,4 @@ def test_a_stopped_supervisor_of_dask_is_ended_by_the_agent_of_its_node(cluster:
     cluster.wait_gone(directory, 90)
     end = json.loads(cluster.run("hpcml", "status", directory.name, "--json").stdout)
     assert (end["state"], end["exit_status"]) == ("FAILED", errors.ROLE_LOST), end
-    assert "hpcml's supervisor process on n1 did not answer for" in end["message"]
+    assert "supervisor process on n1 did not answer for" in end["message"]

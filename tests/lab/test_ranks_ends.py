@@ -55,7 +55,7 @@ def test_a_supervisor_that_is_stopped_ends_the_run(cluster: Cluster) -> None:
     cluster.wait_gone(directory, 90)
     end = json.loads(cluster.run("hpcml", "status", directory.name, "--json").stdout)
     assert (end["state"], end["exit_status"]) == ("FAILED", errors.ROLE_LOST), end
-    assert "hpcml's supervisor process on n1 did not answer for" in end["message"]
+    assert "supervisor process on n1 did not answer for" in end["message"]
     assert "(the process is stopped: SIGSTOP)" in end["message"]
 
 

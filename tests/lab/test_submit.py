@@ -101,7 +101,7 @@ def test_a_controller_that_falls_silent(cluster: Cluster, staying: Staying) -> N
         assert done.returncode == 0, done.stderr
         assert "state      RUNNING: the script runs" in done.stdout
         assert "nodes      n1, n2" in done.stdout
-        assert "(all other lines come from the run's own files)" in done.stdout
+        assert "come from the run's own files)" in done.stdout
         row = json.loads(listed.stdout)[-1]
         assert (row["run"], row["state"]) == (staying.directory.name, "RUNNING")
         assert row["silent"]

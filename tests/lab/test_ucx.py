@@ -67,4 +67,4 @@ def test_the_verdict_tells_the_wire(cluster: Cluster, target: Target) -> None:
     assert "tcp" in line
     assert "across nodes" in line
     status = cluster.run("hpcml", "status", target.directory.name).stdout
-    assert "not encrypted; open to all users who can connect: UCX's TCP on " in status
+    assert "users who can connect: UCX's TCP on " in status

@@ -96,7 +96,7 @@ def guards(folder: Path) -> list[bytes]:
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):  # it has ended
             found.append(path.read_bytes())
-    return [words for words in found if b"hpcml.runs.job_guard" in words and bytes(folder) in words]
+    return [words for words in found if b"hpcml.api.job_guard" in words and bytes(folder) in words]
 
 
 def test_a_day_of_a_cluster(tmp_path: Path) -> None:

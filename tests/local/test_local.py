@@ -96,7 +96,7 @@ def test_an_interpreter_that_hangs(here: Here) -> None:
     slow.chmod(0o755)
     done = here.submit(CONNECT, "--set", f"runtime.python='''{slow}'''", "--set", "deadlines.workers=3s")
     assert done.returncode == errors.WORKERS_NEVER_CAME, done.stderr
-    assert "local: the workers' parent process did not start" in done.stderr
+    assert "workers' parent process did not start" in done.stderr
     assert "thinking" in done.stderr
 
 

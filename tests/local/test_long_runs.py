@@ -76,7 +76,7 @@ def test_a_script_that_saves_nothing_ends_after_two_attempts(here: Here) -> None
     done = here.submit("import hpcml\nhpcml.run.stop()\n", "--until-done", "--ranks", "1")
     assert done.returncode == errors.NO_PROGRESS, done.stderr
     assert here.status()["attempt"] == 1
-    assert "wo attempts of the run ended without saving a new checkpoint" in here.run("why").stdout
+    assert "ended without saving a new checkpoint" in here.run("why").stdout
     assert here.run("ls").stdout.count("no newer checkpoint") == 1
 
 

@@ -85,7 +85,7 @@ def test_a_script_that_fails_in_a_task_of_a_task(here: Here) -> None:
     pids = (here.folder / "pids").read_text().split()
     assert len(pids) == 2
     here.until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
-    assert "remained and is ended" in (run / "logs/job.log").read_text()
+    here.until(lambda: "remained and is ended" in (run / "logs/job.log").read_text())
 
     lines = FAILS.splitlines()
     place = f'  File "{here.folder}/job.py", line'

@@ -37,7 +37,7 @@ def test_a_supervisor_that_is_stopped_ends_the_run(here: Here) -> None:
     os.kill(pid_of(here, "supervisor"), signal.SIGSTOP)
     end = here.ended(directory)
     assert end["exit_status"] == errors.ROLE_LOST, end
-    assert "hpcml's supervisor process on local did not answer for" in end["message"]
+    assert "supervisor process on local did not answer" in end["message"]
     assert "(the process is stopped: SIGSTOP)" in end["message"]
     here.until(lambda: not here.left())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -126,8 +127,8 @@ def test_a_sweep_and_again(train: Here) -> None:
     logs = Path(train.status()["directory"], "points")
     assert (logs / f"{rows[0]['key']}.log").read_text() == "point 2\nat exit\n"
     assert {Path(row["out"], "open").read_text() for row in rows[:3]} == {"written"}
-    assert "the workers were restarted: 1 of the workers kept up to " in done.stdout
-    assert "the workers were restarted: Dask tasks of the sweep point still ran on 1 of the workers" in done.stdout
+    assert "the workers were restarted: 1" in done.stdout
+    assert "tasks of the sweep point still ran on 1" in done.stdout
 
     only = train.run("sweep", "--wait", "--only-failed", "--max-fails", "0", "train.py", *zips)
     assert only.returncode == 1
@@ -192,7 +193,7 @@ def test_points_side_by_side_and_in_several_runs(here: Here) -> None:
 
     few = sweep("k=range(0,4)", "1", "--at-once", "5")
     assert few.returncode == errors.USAGE
-    assert "5 parallel points need 5 workers, but the run has " in few.stderr
+    assert "5 parallel points need 5 workers" in few.stderr
     done = sweep("k=range(0,4)", "1", "--nodes", "2", "--set", "workers.per_node=2", "--at-once", "2")
     assert done.returncode == 0, done.stderr + done.stdout
     names = {path: json.loads(path.read_text()) for path in Path(here.status()["directory"]).glob("out/*/names")}
@@ -300,3 +301,65 @@ def test_a_search_by_two_jobs_and_again_after_a_kill(here: Here) -> None:
     done = here.run("sweep", "plot", "bowl", "-o", "bowl.svg")
     assert done.returncode == 0, done.stderr
     assert "bowl: loss, best" in (here.folder / "bowl.svg").read_text()
+
+
+SLOW = """
+import argparse, time
+from pathlib import Path
+parser = argparse.ArgumentParser()
+parser.add_argument("--k", type=int)
+k = parser.parse_args().k
+here = Path.cwd()
+with (here / "starts").open("a") as starts:
+    starts.write(f"{k}\\n")
+while k >= 2 and not (here / "go").exists():
+    time.sleep(0.02)
+with (here / "ends").open("a") as ends:
+    ends.write(f"{k}\\n")
+"""
+
+
+def process_of(directory: Path, words: str, parent: int = 0) -> int:
+    """Return the first process of a run whose command has these words, of a parent if one is given."""
+    for entry in sorted(Path("/proc").glob("[0-9]*"), key=lambda path: int(path.name)):
+        with contextlib.suppress(OSError):
+            command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            of_run = f"HPCML_RUN_DIR={directory}".encode() in (entry / "environ").read_bytes().split(b"\0")
+            above = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            if of_run and words in command and parent in (0, above):
+                return int(entry.name)
+    return 0
+
+
+@pytest.mark.parametrize(("victim", "number"), [
+    ("supervisor", signal.SIGKILL), ("supervisor", signal.SIGTERM), ("forker", signal.SIGKILL), ("forker", signal.SIGTERM),
+    ("resetter", signal.SIGKILL), ("worker", signal.SIGKILL),
+])  # fmt: skip
+def test_after_a_kill_no_point_is_lost_and_none_that_is_done_repeated(
+    victim: str, number: signal.Signals, here: Here
+) -> None:
+    (here.folder / "slow.py").write_text(SLOW)
+    words = ("sweep", "slow.py", "--grid", "k=range(0,5)")
+    directory = Path(here.json(*words, "--set", "workers.per_node=1")["directory"])
+
+    def lines(name: str) -> list[int]:
+        path = here.folder / name
+        return [int(line) for line in path.read_text().split()] if path.exists() else []
+
+    here.until(lambda: lines("starts") == [0, 1, 2] and len([*directory.glob("points/*.json")]) == 2)
+    forker = process_of(directory, "node.sweep.forker")
+    command, parent = {"supervisor": ("kinds supervisor", 0), "worker": ("kinds worker", 0)}.get(
+        victim, ("node.sweep.forker", forker if victim == "resetter" else 0)
+    )
+    os.kill(process_of(directory, command, parent), number)
+    if victim in ("resetter", "worker"):  # the point is not told
+        (here.folder / "go").touch()
+    assert (here.run("wait", "slow").returncode == 0) == (victim == "worker"), "another takes the place of a worker"
+    here.until(lambda: not process_of(directory, "node.sweep.forker"))
+    assert not process_of(directory, "slow.py"), "no point outlives the run"
+    done = lines("ends")
+    (here.folder / "go").touch()
+    again = here.run(*words, "--wait", "--set", "workers.per_node=1")
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert sorted(lines("ends")) == [0, 1, 2, 3, 4], (done, again.stderr)
+    assert Counter(lines("starts")) - Counter(range(5)) == Counter({2: 1} if 2 not in done else {})

@@ -76,7 +76,7 @@ def test_a_plain_client_with_the_scripts_environment(keyed: Cluster, paths: Atte
     assert done.stdout.split() == ["50000000", keyed.addresses["scheduler"]], done.stderr
     without = "import sys; sys.modules['distributed_ucxx'] = None; from distributed import Client; Client()"
     done = keyed.against("scheduler", without, **own)
-    assert "ImportError: This run's Dask uses UCX, but distributed-ucxx cannot be imported" in done.stderr
+    assert "UCX, but distributed-ucxx cannot be imported" in done.stderr
 
 
 def test_many_connections_at_once(scheduler: Cluster) -> None:
@@ -209,7 +209,7 @@ asyncio.run(main())
     assert len(lines) == len(IMPOSTORS), done.stderr
     for (what, (_, error)), line in zip(IMPOSTORS.items(), lines, strict=True):
         assert line.startswith(error + " "), what
-        assert "refused the connection: the peer has another key" in line, what
+        assert "the peer has another key" in line, what
 
 
 def test_a_peer_cannot_read_memory(worker: Cluster, plain: Cluster) -> None:
@@ -226,10 +226,10 @@ SHARED_MEMORY = """
 import asyncio, os, re, sys
 from pathlib import Path
 from typing import Self
-from hpcml.node.hardware import network
+from hpcml.node.hardware import communication
 from hpcml.kinds.dask.node.security import ucx_auth
 os.umask(0)
-os.environ.update(network.ucx_environment(single_node=True))
+os.environ.update(communication.ucx_environment(single_node=True))
 ucx_auth.install(Path(sys.argv[1]))
 from distributed import Scheduler
 
@@ -287,9 +287,9 @@ class Listening:
 import asyncio, os, signal, sys
 from pathlib import Path
 from typing import Self
-from hpcml.node.hardware import network
+from hpcml.node.hardware import communication
 from hpcml.kinds.dask.node.security import ucx_auth
-os.environ.update(network.ucx_environment(single_node=True, tcp=sys.argv[2] == "True"), UCX_HANDLE_ERRORS="none")
+os.environ.update(communication.ucx_environment(single_node=True, tcp=sys.argv[2] == "True"), UCX_HANDLE_ERRORS="none")
 ucx_auth.install(Path(sys.argv[1]))
 from distributed.comm import listen
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
@@ -10,12 +11,16 @@ import pytest
 import world_programs
 import worlds
 from homes import Here, here
+from tests.said import in_order
 
 pytestmark = pytest.mark.local
 
 __all__ = ["here"]
 
 HIDDEN = "import importlib\nMPI = importlib.import_module('mpi4py.MPI')\nprint(MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size())\n"
+
+# Two ranks, which one program has on two nodes and the next on one: where they are changes nothing of what is looked for.
+RANKS = (("--nodes", "2", "--ranks", "1"), ("--ranks", "2"))
 
 
 @pytest.fixture
@@ -34,7 +39,7 @@ def test_a_rank_that_is_its_own_mpi_world_ends_the_run_at_once(libraries: Here) 
     status = libraries.status()
     assert (status["by"], status["state"]) == ("hpcml", "FAILED")
     assert status["message"].startswith("the 2 ranks did not find each other: in rank ")
-    assert "MPI started with one process (my script.py:2)" in status["message"]
+    assert re.search(in_order("MPI started with one process", "(my script.py:2)"), status["message"])
     assert "--mpi pmix" in status["hint"]
     assert (status["rank"] in (0, 1), status["node"]) == (True, "local")
     why = libraries.json("why")
@@ -51,9 +56,9 @@ def test_ranks_that_find_each_other_run(libraries: Here) -> None:
 def test_a_world_of_one_on_several_nodes_without_a_dask_client_is_an_error(libraries: Here) -> None:
     done = libraries.submit(HIDDEN, "--nodes", "2")
     assert done.returncode == 80, done.stdout + done.stderr
-    assert libraries.status()["message"] == (
-        "MPI started with one process (my script.py:2) on one of 2 nodes, and no Dask client connected: "
-        "the other nodes did nothing"
+    assert re.search(
+        in_order("MPI started with one process", "script.py:2) on one of 2 nodes", "no Dask client connected"),
+        libraries.status()["message"],
     )
     client = "import hpcml\nassert hpcml.connect().submit(sum, [1, 2]).result() == 3\n"
     assert libraries.submit(HIDDEN + client, "--nodes", "2").returncode == 0
@@ -89,7 +94,9 @@ def test_mpi_that_a_library_starts_is_no_world_of_the_program_s_where_torch_is(l
     assert libraries.submit(f"{find}import h5py\n", "--nodes", "2").returncode == 0
     done = libraries.submit(f"{find}import h5py\n", "--ranks", "2")
     assert done.returncode == 80, done.stderr
-    assert "MPI started with one process (libraries/site-packages/h5py.py:1)" in libraries.status()["message"]
+    assert re.search(
+        in_order("MPI started with one process", "(libraries/site-packages/h5py.py:1)"), libraries.status()["message"]
+    )
 
 
 def test_a_program_that_is_not_python_and_uses_mpi_needs_its_option(
@@ -115,7 +122,8 @@ def test_no_program_ends_well_with_a_wrong_world(libraries: Here, name: str, sub
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     (libraries.folder / "run.py").write_text(program.run)
-    for options, size in (("--nodes", "2"), 2), (("--nodes", "2", "--ranks", "1"), 2), (("--ranks", "2"), 2):
+    ranks = RANKS[list(world_programs.PROGRAMS).index(name) % 2]
+    for options, size in (("--nodes", "2"), 2), (ranks, 2):
         with subtests.test(" ".join(options)):
             done = libraries.run("submit", "--wait", *options, "run.py")
             worlds_seen = {line for line in done.stdout.splitlines() if line.startswith("world ")}

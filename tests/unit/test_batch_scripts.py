@@ -76,7 +76,7 @@ def test_the_line_that_is_ignored_is_named(tmp_path: Path) -> None:
 ])  # fmt: skip
 def test_another_script_with_a_launcher_is_refused_with_its_options(tmp_path: Path, code: str) -> None:
     error = refusal(tmp_path, "--nodes=2 --ntasks-per-node=2", code)
-    assert "Start the program itself: hpcml submit --nodes 2 --ranks 2 -- PROGRAM." in error.hint
+    assert "submit --nodes 2 --ranks 2 -- PROGRAM." in error.hint
 
 
 # Lines that leave the number of processes as it is, or code that starts none: no refusal.

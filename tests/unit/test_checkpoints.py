@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from hpcml.node.script import checkpoints
 from hpcml.paths import RunPaths
 from hpcml.script_api import Run
 from node_settings import settings as settings_of
+from tests.said import in_order
 
 KILL = "os.kill(os.getpid(), signal.SIGKILL)"
 IMPORTS = "import os, pathlib, signal, subprocess, sys, time\nimport hpcml\nrun = hpcml.run\n"
@@ -293,4 +295,4 @@ def test_a_margin_that_cannot_grow_is_told(run: RunPaths) -> None:
     found = requests(run, deadlines__script_grace=200.0)
     found.check("script")
     assert not found.time_limit_near
-    assert "may not finish in the 60 s before the time limit (slurm.signal_lead)" in found.slow_save()
+    assert re.search(in_order("the 60", "limit (slurm.signal_lead)"), found.slow_save())

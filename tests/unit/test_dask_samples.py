@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from hpcml.kinds.dask.node import dashboard, dask_state
+from hpcml.kinds.dask.node import dashboard, state_samples
 from hpcml.kinds.dask.samples import (
     ON_FILES,
     SENT,
@@ -106,13 +106,13 @@ def test_a_file_system_that_stands_still_holds_nobody_up(tmp_path: Path, monkeyp
             thaws.wait(60)
             written.append(text)
 
-    monkeypatch.setattr(dask_state, "SampleFile", Frozen)
-    monkeypatch.setattr(dask_state, "interval", lambda *_, **__: 0.001)
+    monkeypatch.setattr(state_samples, "SampleFile", Frozen)
+    monkeypatch.setattr(state_samples, "interval", lambda *_, **__: 0.001)
     settings = settings_of(job__nodes=1)
     context: Any = SimpleNamespace(settings=settings, attempt=AttemptPaths(tmp_path))
 
     async def main() -> None:
-        task = asyncio.create_task(dask_state.watch(context, [scheduler(7)]))
+        task = asyncio.create_task(state_samples.watch(context, [scheduler(7)]))
         for _ in range(50):
             await asyncio.sleep(0.001)
         task.cancel()
@@ -126,7 +126,7 @@ def test_a_file_system_that_stands_still_holds_nobody_up(tmp_path: Path, monkeyp
 
 def test_a_dask_of_another_kind_ends_the_samples_alone(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     context: Any = SimpleNamespace(settings=settings_of(job__nodes=1), attempt=AttemptPaths(tmp_path))
-    asyncio.run(dask_state.watch(context, [SimpleNamespace()]))
+    asyncio.run(state_samples.watch(context, [SimpleNamespace()]))
     assert "AttributeError" in capfd.readouterr().err
 
 
@@ -139,14 +139,14 @@ def test_only_threads_that_wait_for_a_file_count_as_such(tmp_path: Path) -> None
         thread.start()
     workers: list[Any] = [SimpleNamespace(active_threads={thread.ident: "task"}) for thread in threads]
     deadline = time.monotonic() + 60
-    while [dask_state.threads_on_files(one) for one in workers] != [1, 0]:
+    while [state_samples.threads_on_files(one) for one in workers] != [1, 0]:
         assert time.monotonic() < deadline
     held.close()
     done.set()
     for thread in threads:
         thread.join(60)
     other.close()
-    assert [dask_state.threads_on_files(one) for one in workers] == [0, 0]
+    assert [state_samples.threads_on_files(one) for one in workers] == [0, 0]
 
 
 def test_dask_s_report_is_made_without_the_profiles_of_workers_that_do_not_answer(
@@ -174,4 +174,4 @@ def test_dask_s_report_is_made_without_the_profiles_of_workers_that_do_not_answe
     monkeypatch.setattr(tempfile, "tempdir", None)
     asyncio.run(write())
     assert (tmp_path / "dask.html").read_text() == "the page"
-    assert "was not written with the workers' profiler output: OSError: no answer" in capfd.readouterr().err
+    assert "the workers' profiler output: OSError" in capfd.readouterr().err

@@ -15,7 +15,7 @@ import pytest
 from hpcml.errors import HpcmlError, ScriptError, StorageError
 from hpcml.origins import Origin
 from hpcml.request.record import RunRequest
-from hpcml.runs import described, pythons
+from hpcml.runs import pythons, uv_environments
 from hpcml.sites import lookup
 
 VERSION = f"python{sys.version_info[0]}.{sys.version_info[1]}"
@@ -277,4 +277,4 @@ def test_a_home_is_no_project(work: Path) -> None:
     project(work.parent)
     (work / "job.py").write_text("print(1)\n")
     spec = RunRequest.of(work / "job.py", (), work)
-    assert described.project_of(spec.code) is None
+    assert uv_environments.project_of(spec.code) is None

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from hpcml.cli import doctor
-from hpcml.cli.host import Laptop
+from hpcml.cli.on_host import Laptop
 from hpcml.doctor import checks, finding, job, nodes, scheduler
 from hpcml.doctor import ports as ports_of_nodes
 from hpcml.doctor.finding import Examination, Finding
@@ -33,6 +33,7 @@ from hpcml.sites import lookup
 from hpcml.sites.schema import Login
 from hpcml.subprocesses import Answer
 from tests.fixtures.images import sif_file
+from tests.said import says
 
 PCI: dict[str, Any] = {"bus_id": "", "path": [], "numa": -1}
 NOW = time.mktime((2026, 11, 23, 8, 0, 0, 0, 0, -1))
@@ -231,7 +232,7 @@ def test_variables_against_the_ports_of_each_node(tmp_path: Path, subtests: pyte
     cases = [
         ("mlx5_0,mlx5_1", "green", "of one link type", ""),
         ("mlx5_0,mlx5_1,mlx5_2", "red", "NCCL_IB_HCA names mlx5_2, but the active adapters of n2 are mlx5_0, mlx5_1", "mlx5_0,mlx5_1."),
-        ("mlx5_0", "yellow", "NCCL_IB_HCA leaves the RDMA adapters mlx5_1 unused", "set NCCL_IB_HCA to mlx5_0,mlx5_1."),
+        ("mlx5_0", "yellow", "NCCL_IB_HCA leaves the RDMA adapters mlx5_1", "set NCCL_IB_HCA to mlx5_0,mlx5_1."),
     ]  # fmt: skip
     exam = examination(tmp_path, 'network.adapters=["mlx5_0","mlx5_1"]')
     for value, state, words, remedy in cases:
@@ -247,7 +248,7 @@ def test_a_node_that_tells_nothing_is_not_green() -> None:
     told_by = {"n1": node()}
     assert job.judge_answers(told_by, ("n1",), "9 s").state == "green"
     silent = job.judge_answers(told_by, ("n1", "n2"), "9 s")
-    assert told(silent) == ("yellow", "the job succeeded, but the results below are incomplete: n2 reported nothing")
+    assert told(silent) == ("yellow", says("but the results below are incomplete: n2"))
     assert job.judge_answers({}, ("n1", "n2"), "9 s").state == "red"
 
 
@@ -256,11 +257,11 @@ def test_the_image_on_nodes(tmp_path: Path) -> None:
     exam = examination(tmp_path, image=image, account="astro")
     found = {one.check: told(one) for one in nodes.judge(exam, {"n1": node(programs={}, importable=[])}, {})}
     assert found["driver"][1].endswith("is too old: CUDA 13 of the image needs driver 580 or newer")
-    assert found["architecture"] == ("red", "the image is built for aarch64, but the nodes are x86_64")
-    assert found["container"] == ("red", "the container program singularity is missing on n1")
+    assert found["architecture"] == ("red", says("for aarch64, but the nodes are x86_64"))
+    assert found["container"] == ("red", says("program singularity is missing on n1"))
     two = {"n1": node(in_image=True, machine="aarch64"), "n2": node(programs={})}
     found = {one.check: told(one) for one in nodes.judge(exam, two, {})}
-    assert found["container"] == ("red", "the container program singularity is missing on n2")
+    assert found["container"] == ("red", says("program singularity is missing on n2"))
     assert checks.image(exam).state == "red"
     assert checks.image(examination(tmp_path, image="/nowhere/a.sif", account="astro")).state == "red"
     assert checks.image(examination(tmp_path)).state == "n/a"
@@ -272,10 +273,10 @@ def test_the_account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         return told(scheduler.account(examination(tmp_path, **options)))
 
     assert asked(KNOWN, account="astro")[0] == "green"
-    assert asked(KNOWN, account="chem") == ("red", "account chem is not one of your accounts, which are astro, bio")
+    assert asked(KNOWN, account="chem") == ("red", says("account chem is not one of your"))
     assert asked(KNOWN, account="bio") == (
         "red",
-        "account bio may use only partition cpu, not partition boost_usr_prod",
+        says("cpu, not partition boost_usr_prod"),
     )
     assert asked(KNOWN, account="astro", qos="boost_qos_dbg")[1].endswith("only QoS dbg, normal, not QoS boost_qos_dbg")
     assert asked([], account="astro") == ("red", "Slurm's accounting has no account for you")
@@ -288,7 +289,7 @@ def test_the_default_qos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     own: dict[str, Any] = {"site": "marenostrum5", "account": "bsc"}
     assert scheduler.default_qos(examination(tmp_path, **own)).state == "green"
     unsaid = scheduler.default_qos(examination(tmp_path, "defaults.qos=", **own))
-    assert told(unsaid) == ("red", "runs use the default QoS gp_ehpc, which is for nodes without GPUs")
+    assert told(unsaid) == ("red", says("runs use the default QoS gp_ehpc", "which is for nodes without GPUs"))
     assert "--qos acc_ehpc" in unsaid.remedy
     assert scheduler.default_qos(examination(tmp_path, **own, qos="gp_ehpc")).state == "red"
     monkeypatch.setattr(slurm_machine, "associations", lambda _: "denied")
@@ -429,7 +430,7 @@ def test_the_file_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         assert checks.file_system(exam).sentence.endswith("100 s ahead of this machine's clock")
     with monkeypatch.context() as changed:
         changed.setattr(os, "rename", lambda *_, **__: (_ for _ in ()).throw(OSError(errno.EXDEV, "Invalid link")))
-        assert checks.file_system(exam).sentence.startswith("files cannot be renamed to an existing name in ")
+        assert checks.file_system(exam).sentence.startswith("files cannot be renamed to an existing")
 
 
 @pytest.mark.parametrize("swap", ["link", "rename"])
@@ -457,7 +458,7 @@ def test_the_trial_of_the_file_system_writes_nowhere_else(
     (left,) = {path.resolve() for path in runs.glob("*/old")}
     os.utime(left.parent, (1, 1))
     assert checks.file_system(exam).state == "green"
-    assert os.listdir(left.parent) == ["old"], "nothing was written, and no folder of the user's was swept"
+    assert os.listdir(left.parent) == ["old"], "nothing was written, and no folder"
     assert left.read_text() == "precious"
 
 

@@ -18,13 +18,12 @@ from distributed.core import Status
 import hpcml
 from hpcml import schedulers
 from hpcml.api import elastic as cluster
-from hpcml.api import job_request
+from hpcml.api import job_guard, job_request
 from hpcml.errors import HpcmlError, SiteError, SlurmUnreachableError
 from hpcml.forms import Form
 from hpcml.kinds.dask.node import elastic_worker
 from hpcml.node.settings import load
 from hpcml.request.record import Code
-from hpcml.runs import job_guard
 from hpcml.runs.submit import prepare
 from hpcml.schedulers import slurm
 
@@ -170,7 +169,7 @@ def test_what_it_cannot_do_is_refused_in_a_sentence(
 
 
 @pytest.mark.parametrize(("error", "said"), [
-    (SiteError("Slurm refuses"), "Slurm does not report the jobs of elastic cluster c: Slurm refuses"),
+    (SiteError("Slurm refuses"), "Slurm does not report the jobs"),
     (SlurmUnreachableError("silent"), ""),
 ])  # fmt: skip
 def test_a_slurm_that_does_not_answer_ends_no_job(

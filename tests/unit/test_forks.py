@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
 import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from hpcml.node.sweep.forker import Forker, Slot
 from hpcml.node.sweep.forks import Fork
-from hpcml.node.sweep.records import Point
-from hpcml.node.sweep.server import Sweep
+from hpcml.node.sweep.points import Point
 
 # The first hook runs before the role's own: a signal comes between the fork and the moment at which the fork answers it.
 SENT_AT_ONCE = """
@@ -49,34 +47,18 @@ def ended_fork() -> Fork:
 
 def test_a_point_whose_forks_have_ended_has_ended() -> None:
     first, second = ended_fork(), ended_fork()
-    sweep: Any = SimpleNamespace(
-        begun=set(), study=None, _order=lambda *_: {}, next_fork=first, _fork=lambda: second, told_to_end=False
-    )
-    slot: Any = SimpleNamespace()
-    Sweep._begin(sweep, slot, Point("k", "", {}, {}))
+    said: list[dict[str, Any]] = []
+    plan = SimpleNamespace(points=[Point("k", "", {}, {})])
+    forker: Any = SimpleNamespace(
+        plan=plan, study=None, _orders=lambda *_: {}, next_fork=first, _fork=lambda: second,
+        _say=lambda event, **facts: said.append({"event": event, **facts}))  # fmt: skip
+    slot = Slot(0, "", SimpleNamespace())  # type: ignore[arg-type]
+    slot.order = {"point": 0, "more": False}
+    Forker._begin(forker, slot)
     assert os.waitpid(slot.pid, 0) == (second.pid, 0)
+    assert [(one["event"], one["pid"]) for one in said] == [("began", second.pid)]
     assert first.reports.fileno() == -1, "it is closed"
     second.reports.close()
-
-
-@pytest.mark.parametrize(("failed", "done", "status", "stopped"), [
-    (0, 3, 0, False), (0, 2, 1, False), (2, 1, 1, False), (3, 0, 1, True),
-])  # fmt: skip
-def test_failures_and_points_that_remain_count(
-    failed: int, done: int, status: int, stopped: bool, tmp_path: Path
-) -> None:
-    """``--max-fails 2`` lets two fail."""
-    attempt = SimpleNamespace(
-        terminate=tmp_path / "terminate", time_limit=tmp_path / "limit", points_end=tmp_path / "end.json"
-    )
-    sweep: Any = object.__new__(Sweep)
-    sweep.context, sweep.told_to_end, sweep.stopped, sweep.leases = SimpleNamespace(attempt=attempt), False, "", None
-    sweep.plan = SimpleNamespace(points=[None] * 3, max_fails=2)
-    sweep.ended, sweep.first_failures = {"ok": done, "failed": failed, "pruned": 0}, {"/run/points/k.log": "k: x"}
-    sweep._look()
-    sweep._end()
-    assert (sweep.exit_status, bool(sweep.stopped)) == (status, stopped)
-    assert json.loads(attempt.points_end.read_text())["logs"] == ["/run/points/k.log"]
 
 
 DRAWN = """
@@ -104,7 +86,7 @@ def test_each_point_draws_numbers_of_its_own() -> None:
 def test_what_a_point_leaves_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     killed: list[tuple[int, int]] = []
     monkeypatch.setattr(os, "killpg", lambda group, number: killed.append((group, number)))
-    sweep: Any = SimpleNamespace(_reset=lambda _: None)
-    slot: Any = SimpleNamespace(pid=7, clock=0.0, hang_up=lambda: None)
-    Sweep._point_ended(sweep, slot, 0)
+    forker: Any = SimpleNamespace(_reset=lambda _: None, _say=lambda *_, **__: None, study=None)
+    slot: Any = SimpleNamespace(number=0, pid=7, clock=0.0, hang_up=lambda: None)
+    Forker._point_ended(forker, slot, 0)
     assert killed == [(7, signal.SIGKILL)]

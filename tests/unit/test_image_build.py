@@ -43,7 +43,7 @@ def order(tmp_path: Path, name: str = "cpu") -> build.Order:
      ("AssertionError: {'dask': '1'}\nFATAL: While performing build: failed to execute %test script: exit status 1", "its test failed"),
      ("E: Unable to locate package x\nFATAL: While performing build: while running engine: while running %post section: exit status 100", "%post failed"),
      ("INFO:    User not listed in /etc/subuid, trying root-mapped namespace\nFATAL: something new",
-      "did not build the image (its exit status was 255)")],
+      "the image (its exit status was 255)")],
 )  # fmt: skip
 def test_a_failed_build_is_told_in_words(tmp_path: Path, said: str, words: str) -> None:
     error = build.failure(subprocesses.Answer(255, f"INFO: Starting build...\n{said}\n", ""), order(tmp_path))

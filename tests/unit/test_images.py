@@ -14,10 +14,11 @@ import pytest
 
 from hpcml.errors import ImageError, NotFoundError
 from hpcml.images import build, check, sif
-from hpcml.node.hardware import record, software
+from hpcml.node.hardware import python_environment, record
 from hpcml.origins import HPCML
 from hpcml.subprocesses import Answer
 from tests.fixtures.images import sif_file
+from tests.said import says
 
 GPU = {
     "org.hpcml.kind": "rapids", "org.hpcml.cuda": "12", "org.hpcml.rapids": "26.10", "org.hpcml.dask": "2026.7.1",
@@ -44,7 +45,7 @@ def test_an_image_without_metadata_has_no_labels(tmp_path: Path) -> None:
 
 def test_encryption_is_seen(tmp_path: Path) -> None:
     facts = sif.inspect(sif_file.make(tmp_path / "a.sif", file_system=5))
-    assert words(facts) == [("the image is encrypted, but a batch job has no key for it", True)]
+    assert words(facts) == [(says("the image is encrypted, but a batch job"), True)]
 
 
 def damaged(path: Path, how: str) -> None:
@@ -138,17 +139,17 @@ CUDA = "the image is built for CUDA 12, but gpu.cuda of the site is 13"
 @pytest.mark.parametrize(("of", "asked", "found"), [
     (rapids(), {"cuda": "12", "gpus": 4}, []),
     (facts(kind="cpu", dask="2026.7.1", distributed="2026.7.1", python="3.11"), {}, []),
-    (facts(kind="cpu"), {"gpus": 4}, [("the image has no GPU packages (its kind is cpu)", True)]),
+    (facts(kind="cpu"), {"gpus": 4}, [(says("the image has no GPU"), True)]),
     (rapids(), {"cuda": "13", "gpus": 4}, [(CUDA, True)]),
     (rapids(), {"cuda": "13"}, [(CUDA, False)]),
     (rapids(), {"cuda": "any", "gpus": 4}, []),
-    (rapids(dask="2026.9.0"), {}, [("the image contains dask 2026.9.0 and distributed 2026.7.1, but both need the same version", True)]),
+    (rapids(dask="2026.9.0"), {}, [(says("dask 2026.9.0 and distributed 2026.7.1"), True)]),
     (rapids(dask="2026.9.0", distributed="2026.9.0"), {}, [("the image's RAPIDS 26.10 needs dask 2026.7.1, distributed 2026.7.1, "
                                                             "not dask 2026.9.0, distributed 2026.9.0", True)]),
     (rapids(ucxx="0.50.0"), {}, [("the image's RAPIDS 26.10 needs ucxx 0.52.0, not ucxx 0.50.0", True)]),
     (rapids(**OLDER), {"cuda": "12", "gpus": 1}, [(f"the image has other package versions than hpcml image build installs: {OTHERS}ucxx 0.51.0 (not 0.52.0)", False)]),
-    (facts(), {"machine": "aarch64"}, [("the image is built for x86_64, but this machine is aarch64", True),  # the fatal come first
-                                       ("the image has no labels of hpcml, so hpcml does not know the image's contents", False)]),
+    (facts(), {"machine": "aarch64"}, [(says("for x86_64, but this machine is aarch64"), True),  # the fatal come first
+                                       (says("the image has no labels of hpcml, so"), False)]),
 ])  # fmt: skip
 def test_what_speaks_against_an_image(of: sif.Image, asked: dict[str, Any], found: list[tuple[str, bool]]) -> None:
     assert words(of, **asked) == found
@@ -165,7 +166,7 @@ def looked_at(text: str, **labels: str) -> list[tuple[str, str]]:
 def test_labels_that_were_changed_afterwards() -> None:
     ((state, said),) = looked_at(sif_file.DEFINITION, kind="cpu", dask="2026.9.0")
     assert state == "bad"
-    assert "the definition states org.hpcml.dask 2026.7.1" in said
+    assert "states org.hpcml.dask 2026.7.1" in said
 
 
 def test_what_spython_cannot_read_is_said_and_not_passed_over() -> None:
@@ -173,7 +174,7 @@ def test_what_spython_cannot_read_is_said_and_not_passed_over() -> None:
     assert (state, "spython cannot read the definition" in said) == ("note", True)
     assert looked_at("Bootstrap: docker\n%post\n  true\n")[0] == (
         "note",
-        "spython finds no base image in the definition",
+        says("spython finds no base image"),
     )
 
 
@@ -181,13 +182,13 @@ def test_what_spython_cannot_read_is_said_and_not_passed_over() -> None:
 
 
 def test_the_program_inside_an_image_needs_no_hpcml_and_no_new_python() -> None:
-    assert software.within(["/data", "/data/a.so", "/data2/a.so"], ["/data"]) == ["/data", "/data/a.so"]
-    tree = ast.parse(Path(software.__file__).read_text(), feature_version=(3, 9))
+    assert python_environment.within(["/data", "/data/a.so", "/data2/a.so"], ["/data"]) == ["/data", "/data/a.so"]
+    tree = ast.parse(Path(python_environment.__file__).read_text(), feature_version=(3, 9))
     modules = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
     modules |= {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     assert {name.partition(".")[0] for name in modules} <= sys.stdlib_module_names
     printed = subprocess.run(
-        [sys.executable, "-I", software.__file__], capture_output=True, text=True, check=True, timeout=120
+        [sys.executable, "-I", python_environment.__file__], capture_output=True, text=True, check=True, timeout=120
     )
     assert record.read(record.Contents, json.loads(printed.stdout.splitlines()[-1])).python.startswith("3.")
 

@@ -72,12 +72,12 @@ def test_a_script_is_told_apart_from_hpcml_s_processes() -> None:
         3: {"name": "python", "words": ["python", "-c", "launcher", "script.py"], "parent": 2, "mine": True},
         4: {"name": "nc", "words": ["nc", "-l", "1"], "parent": 3, "mine": True},
         5: {"name": "python", "words": [*PYTHON, "worker"], "parent": 0, "mine": True},
-        6: {"name": "python", "words": ["python", "-m", "hpcml.kinds.report"], "parent": 2, "mine": True},
+        6: {"name": "python", "words": ["python", "-m", "hpcml.kinds.report_process"], "parent": 2, "mine": True},
         7: {"name": "python", "words": ["python", "own.py"], "parent": 0, "mine": True},
         8: {"name": "sshd", "words": ["sshd"], "parent": 0, "mine": False},
     }
     roles = [inventory.role(pid, table) for pid in table]
-    assert roles == ["srun", "supervisor", "script", "script", "worker", "hpcml.kinds.report", "program", ""]
+    assert roles == ["srun", "supervisor", "script", "script", "worker", "hpcml.kinds.report_process", "program", ""]
 
 
 def test_a_name_is_of_a_row_or_of_none() -> None:

@@ -129,10 +129,7 @@ def test_a_slow_node_of_three_is_named_though_it_has_most_of_the_pairs() -> None
     ]
     found = decide(made("tls", "host", pairs))
     assert found.worst == ("n3",)
-    assert (
-        check_policy("warn", found)
-        == "these nodes or pairs of workers have less than half of the others' bandwidth: n3"
-    )
+    assert "than half of the others' bandwidth: n3" in check_policy("warn", found)
 
 
 # NCCL.

@@ -21,6 +21,7 @@ from hpcml.node.run_state import LAST_WORDS, Steps
 from hpcml.node.settings import Context
 from hpcml.paths import RunPaths
 from node_settings import settings as settings_of
+from tests.said import says
 
 
 class Clock(OwnTime):
@@ -152,7 +153,7 @@ def test_a_task_that_srun_has_lost_does_not_come_back(context: Context, line: st
         assert sorted(steps.lost_tasks()) == nodes
     mark(context, "n2", "workers")
     missing = losses(context, tasks=steps.lost_tasks).look({"n1-0", "n1-1"})
-    said = "the workers started but did not register with the scheduler"
+    said = says("the workers started but did not register")
     if "n2" in nodes:
         said = f"the workers' parent process {'could not be launched' if 'launch' in line else 'was killed'} ({line})"
     assert [(node.node, node.final, node.why) for node in missing] == [("n2", "n2" in nodes, said)]
@@ -183,7 +184,7 @@ def test_a_node_whose_agent_has_its_line_is_known_by_it_and_no_file_is_read(cont
     present = {"n1-0", "n1-1"}
     (missing,) = losses(context, connected=both, marks={"n2": said}).look(present)
     assert (missing.why, missing.memory) == (
-        "the workers started but did not register with the scheduler",
+        says("the workers started but did not register"),
         "it was large",
     )
     (context.attempt.exits / "worker@n2").write_text("137\n")
@@ -197,15 +198,15 @@ def test_a_node_whose_agent_has_its_line_is_known_by_it_and_no_file_is_read(cont
     found.look(present)
     assert [path for path in opened if str(context.run.directory) in path] == []
     (missing,) = losses(context, connected=("n2",), marks={"n2": said}).look(present)[-1:]
-    assert missing.why == "the workers started but did not register with the scheduler"
+    assert missing.why == says("the workers started but did not register")
     (missing,) = losses(context, connected=("n1",), marks={"n2": said}).look(present)
     assert missing.final
 
 
 @pytest.mark.parametrize(("facts", "why", "final"), [
-    ({"lost": {"n2": "it closed the connection"}}, "the connection to n2 was lost: it closed the connection", False),
+    ({"lost": {"n2": "it closed the connection"}}, says("the connection to n2"), False),
     ({"lost": {"n2": "it closed the connection"}, "silent": {"n2"}}, "n2 has not answered for 600 s", True),
-    ({"lost": {"n2": "x"}, "gone": {"worker"}, "silent": {"n2"}}, "the job step that runs the workers ended (its srun may have been killed)", True),
+    ({"lost": {"n2": "x"}, "gone": {"worker"}, "silent": {"n2"}}, says("the job step that runs the workers ended"), True),
     ({"lost": {"n2": "x"}, "gone": {"worker"}, "marks": {"n2": {"refused": "it has no room", "own_fault": True}}}, "it has no room", True),
 ])  # fmt: skip
 def test_a_lost_node_is_final_when_it_is_silent_for_long(context: Context, facts: Any, why: str, final: bool) -> None:

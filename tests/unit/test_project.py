@@ -61,7 +61,7 @@ def test_a_search_upwards_copies_from_the_marker(proj: Path) -> None:
     (proj / "scripts" / "train.py").write_text(SEARCH)
     none = decided(proj / "scripts" / "train.py")
     assert none.in_place
-    assert "no project root was found: the run uses the original files" in none.note
+    assert "no project root was found: the run uses" in none.note
     (proj / ".git").mkdir()
     assert decided(proj / "scripts" / "train.py").root == str(proj)
 
@@ -72,7 +72,7 @@ def test_a_search_upwards_copies_from_the_marker(proj: Path) -> None:
         ("ROOT = __import__('pathlib').Path(__file__).parents[3]", Rules(), "hpcml does not copy "),  # home
         ("ROOT = __import__('pathlib').Path(__file__).parents[9]", Rules(), "hpcml does not copy /"),
         ("ROOT = __import__('pathlib').Path(__file__).parents[2]", Rules(), " is outside the project "),
-        (UP, Rules(snapshot="script"), "code.snapshot = 'script' copies only the script"),
+        (UP, Rules(snapshot="script"), "code.snapshot = 'script'"),
         (UP, Rules(max_files=3), "is too large to copy: scripts/train.py exceeds code.max_files = 3"),
         (UP, Rules(max_file=Memory("1K")), "is too large to copy: scripts/train.py larger than code.max_file = 1K"),
     ],

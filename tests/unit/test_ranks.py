@@ -11,7 +11,8 @@ from hpcml.errors import ScriptError, UsageError
 from hpcml.forms import Form
 from hpcml.plan.plan import RunLocation, plan
 from hpcml.request.record import RunRequest
-from hpcml.runs import programs, ranks
+from hpcml.runs import programs
+from hpcml.runs.checks import expects_ranks
 from hpcml.sites import layers, schema
 from tests.said import in_order
 
@@ -69,40 +70,40 @@ def spec(tmp_path: Path, text: str, **facts: object) -> RunRequest:
 @pytest.mark.parametrize(("what", "text"), [(what, text) for what, texts in NEEDS_RANKS.items() for text in texts])
 def test_a_script_that_is_nothing_without_ranks_is_refused(tmp_path: Path, what: str, text: str) -> None:
     with pytest.raises(ScriptError, match=in_order(f"({what})", "one process")) as caught:
-        ranks.check_script(spec(tmp_path, text), "/env/bin/python", 1, ())
+        expects_ranks.check_script(spec(tmp_path, text), "/env/bin/python", 1, ())
     assert caught.value.place.startswith("s.py:")
     mpi = " --mpi pmix" if what.startswith("MPI") else ""
-    ways = in_order(f"--ranks N{mpi} (", ranks.PAGE, "hpcml submit -- /env/bin/python s.py.")
+    ways = in_order(f"--ranks N{mpi} (", expects_ranks.PAGE, "hpcml submit -- /env/bin/python s.py.")
     assert re.search(ways, caught.value.hint)
     for asked, way in (
         ({"interpreter": ("python",)}, "to start ranks, add"),
         ({"sweep": "one"}, "submit each point with"),
     ):
-        (told,) = ranks.check_script(spec(tmp_path, text, **asked), "python", 4, ())
+        (told,) = expects_ranks.check_script(spec(tmp_path, text, **asked), "python", 4, ())
         assert re.search(
             in_order(what, "one process", "4 Dask workers", f"{way} --ranks"), told
         )  # one is what was asked for
     module = spec(tmp_path, text, script=tmp_path / "s", form=Form.MODULE)
     with pytest.raises(ScriptError, match=r"-- python -m s\."):
-        ranks.check_script(module, "python", 1, ())
+        expects_ranks.check_script(module, "python", 1, ())
 
 
 @pytest.mark.parametrize(("what", "text"), [(what, text) for what, texts in MAY_DO_WITHOUT.items() for text in texts])
 def test_a_script_that_may_do_without_ranks_is_noted(tmp_path: Path, what: str, text: str) -> None:
-    (told,) = ranks.check_script(spec(tmp_path, text), "python", 4, ())
+    (told,) = expects_ranks.check_script(spec(tmp_path, text), "python", 4, ())
     assert re.search(in_order(what, "one process", "4 Dask workers"), told)
-    assert ranks.check_script(spec(tmp_path, text), "python", 1, ()) == []
+    assert expects_ranks.check_script(spec(tmp_path, text), "python", 1, ()) == []
 
 
 @pytest.mark.parametrize("text", NOTHING)
 def test_what_expects_no_ranks_is_not_noted(tmp_path: Path, text: str) -> None:
-    assert ranks.check_script(spec(tmp_path, text), "python", 4, ()) == []
+    assert expects_ranks.check_script(spec(tmp_path, text), "python", 4, ()) == []
 
 
 def test_ranks_of_mpi_without_its_option_are_refused_or_noted(tmp_path: Path) -> None:
     def told(text: str, workers: int = 2, **facts: object) -> str:
         asked = spec(tmp_path, text, kind="ranks").changed(ranks="2", **facts)
-        return " ".join(ranks.check_script(asked, "python", workers, ()))
+        return " ".join(expects_ranks.check_script(asked, "python", workers, ()))
 
     mpi, perhaps = NEEDS_RANKS["MPI.COMM_WORLD"][0], MAY_DO_WITHOUT["mpi4py"][2]
     with pytest.raises(ScriptError, match=in_order("MPI.COMM_WORLD", "s.py:2")):
@@ -155,7 +156,7 @@ def test_the_modules_of_the_script_s_own_package_are_looked_through(tmp_path: Pa
     files, text, where = IN_A_PACKAGE[case]
     package(tmp_path, files)
     with pytest.raises(ScriptError, match="but without --ranks hpcml starts one process") as caught:
-        ranks.check_script(spec(tmp_path, text), "python", 2, ())
+        expects_ranks.check_script(spec(tmp_path, text), "python", 2, ())
     assert caught.value.place == where
 
 
@@ -163,22 +164,22 @@ def test_the_modules_of_the_script_s_own_package_are_looked_through(tmp_path: Pa
 def test_a_package_that_may_do_without_ranks_is_noted(tmp_path: Path, case: str) -> None:
     files, text = PERHAPS_IN_A_PACKAGE[case]
     package(tmp_path, files)
-    (told,) = ranks.check_script(spec(tmp_path, text), "python", 2, ())
+    (told,) = expects_ranks.check_script(spec(tmp_path, text), "python", 2, ())
     assert re.match(in_order("solver/core.py:1", "mpi4py", "one process"), told)
-    (told,) = ranks.check_script(spec(tmp_path, text, kind="ranks").changed(ranks="2"), "python", 2, ())
+    (told,) = expects_ranks.check_script(spec(tmp_path, text, kind="ranks").changed(ranks="2"), "python", 2, ())
     assert "the ranks do not find each other" in told
 
 
 def test_a_package_with_dask_needs_no_ranks(tmp_path: Path) -> None:
     files, text, _ = IN_A_PACKAGE["a function"]
     package(tmp_path, {**files, "solver/other.py": "from dask.distributed import Client\n"})
-    (told,) = ranks.check_script(spec(tmp_path, text), "python", 2, ())
+    (told,) = expects_ranks.check_script(spec(tmp_path, text), "python", 2, ())
     assert "uses mpi4py" in told
 
 
 def test_a_variable_that_the_run_sets_is_there(tmp_path: Path) -> None:
     asked = spec(tmp_path, "import os\nrank = int(os.environ['RANK'])")
-    assert ranks.check_script(asked, "python", 4, {"RANK"}) == []
+    assert expects_ranks.check_script(asked, "python", 4, {"RANK"}) == []
 
 
 def check_program(
@@ -189,7 +190,7 @@ def check_program(
     spec = spec.changed(kind="ranks").changed(ranks=ranks_asked) if ranks_asked else spec
     site = layers.build(schema.Site, layers.Layers())
     site = site._replace(gpu=site.gpu._replace(rmm_pool_size=pool))
-    return ranks.check_program(spec, plan(site, spec, RunLocation(tmp_path, "/usr/bin/python3", "0")))
+    return expects_ranks.check_program(spec, plan(site, spec, RunLocation(tmp_path, "/usr/bin/python3", "0")))
 
 
 @pytest.mark.parametrize("words", [
@@ -241,7 +242,7 @@ def test_other_programs_are_not_launchers(tmp_path: Path) -> None:
     for by in ((), ("bash",)):
         whole: tuple[str, ...] = (*by, "./run.sh")
         (told,) = check_program(tmp_path, 2, "--", *whole)
-        values = ("srun", "once", "first of 2 nodes", "2 Dask workers", "--ranks", "srun", ranks.PAGE)
+        values = ("srun", "once", "first of 2 nodes", "2 Dask workers", "--ranks", "srun", expects_ranks.PAGE)
         assert re.match(in_order("the program", *values), told)
         assert check_program(tmp_path, 1, "--", *whole) == []
 
@@ -282,7 +283,7 @@ def test_a_launcher_in_several_ranks_of_a_node_is_refused(tmp_path: Path, words:
         with pytest.raises(UsageError, match=f"{named} in each rank would start ranks of its own") as caught:
             check_program(tmp_path, 1, "--", *words, ranks_asked=asked, gpus=gpus)
         keeps = "" if named == "fabric run" else f" To keep {named}, use --ranks node."
-        assert caught.value.hint == f"Remove {named}: hpcml starts the ranks.{keeps} More: {ranks.PAGE}."
+        assert caught.value.hint == f"Remove {named}: hpcml starts the ranks.{keeps} More: {expects_ranks.PAGE}."
     for asked, gpus in (("1", 0), ("node", 2), ("gpu", 1)):
         assert check_program(tmp_path, 1, "--", *words, ranks_asked=asked, gpus=gpus) == []
 
@@ -329,13 +330,13 @@ def test_an_address_of_each_node_itself_is_refused_on_several(tmp_path: Path) ->
             ranks="2"
         )
         if text in NO_ADDRESS:
-            assert ranks.check_script(asked, "python", 4, (), 2) == []
+            assert expects_ranks.check_script(asked, "python", 4, (), 2) == []
             continue
         with pytest.raises(ScriptError, match=in_order("its own node", "2 nodes")) as caught:
-            ranks.check_script(asked, "python", 4, (), 2)
+            expects_ranks.check_script(asked, "python", 4, (), 2)
         assert caught.value.place.startswith("s.py:")
         assert re.search(in_order("MASTER_ADDR", "MASTER_PORT", "(hpcml help ranks)."), caught.value.hint)
-        assert ranks.check_script(asked, "python", 2, (), 1) == []
+        assert expects_ranks.check_script(asked, "python", 2, (), 1) == []
 
 
 def test_an_address_of_each_node_itself_in_a_shell_script_is_noted(tmp_path: Path) -> None:
@@ -352,7 +353,7 @@ def test_lightning_s_nodes_need_ranks(tmp_path: Path) -> None:
         ("Fabric", "import lightning as L\nfabric = L.Fabric(num_nodes=2)"),
     ):
         with pytest.raises(ScriptError, match=rf"The script needs ranks \({name}\(num_nodes=2\)\)"):
-            ranks.check_script(spec(tmp_path, text), "python", 1, ())
+            expects_ranks.check_script(spec(tmp_path, text), "python", 1, ())
     for text in ("import lightning as L\nL.Trainer(num_nodes=1, devices=2)", "import lightning as L\nL.Trainer(num_nodes=n)",
                  "from mine import Trainer\nTrainer(num_nodes=2)"):  # fmt: skip
-        assert ranks.check_script(spec(tmp_path, text), "python", 1, ()) == []
+        assert expects_ranks.check_script(spec(tmp_path, text), "python", 1, ()) == []

@@ -14,7 +14,8 @@ from hpcml.errors import UsageError
 from hpcml.origins import Origin
 from hpcml.plan.plan import RunLocation, plan
 from hpcml.request.record import RunRequest
-from hpcml.runs import programs, rendezvous
+from hpcml.runs import programs
+from hpcml.runs.checks import unsafe_rendezvous
 from hpcml.sites import layers, schema
 from tests.said import in_order
 
@@ -142,7 +143,7 @@ def notes(
     settings = layers.Layers()
     settings.add({"runtime": {"setup": setup or []}}, "--set", Origin.TYPED)
     site = layers.build(schema.Site, settings)
-    return rendezvous.check(site, spec, plan(site, spec, RunLocation(tmp_path, "/usr/bin/python3", "0")))
+    return unsafe_rendezvous.check(site, spec, plan(site, spec, RunLocation(tmp_path, "/usr/bin/python3", "0")))
 
 
 @pytest.fixture(autouse=True)

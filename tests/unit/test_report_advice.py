@@ -9,7 +9,7 @@ import pytest
 from hpcml import kinds
 from hpcml.errors import ConfigError
 from hpcml.kinds.dask import KIND
-from hpcml.kinds.dask.accounting import ACCOUNTING
+from hpcml.kinds.dask.report_part import ACCOUNTING
 from hpcml.report import advice, contents, series
 from hpcml.sites import schema
 from tests import report_samples

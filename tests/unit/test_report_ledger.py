@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcml.kinds.dask.accounting import ACCOUNTING, Activity
+from hpcml.kinds.dask.report_part import ACCOUNTING, Activity
 from hpcml.report import ledger
 from hpcml.report.ledger import PLAIN, Device, Function, Phases, Usage, parts_of
 

@@ -80,7 +80,7 @@ class Line:
         os.kill(os.getpid(), signal.SIGTERM)
 
 sys.stdin = Line()
-runpy.run_module("hpcml.kinds.report", run_name="__main__")
+runpy.run_module("hpcml.kinds.report_process", run_name="__main__")
 """
 
 

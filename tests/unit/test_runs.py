@@ -205,7 +205,7 @@ def test_the_archive_is_kept_until_a_module_changes(tmp_path: Path) -> None:
     assert kept.read_bytes() == first
     kept.write_bytes(b"kept")
     assert made() == b"kept"
-    for name in ("units.py", "node/command_line.py"):  # the second one travels as hpcml/__main__.py
+    for name in ("units.py", "node/script/hpcml_command.py"):  # the second one travels as hpcml/__main__.py
         with (package / name).open("a") as file:
             file.write("# changed\n")
         changed = made()

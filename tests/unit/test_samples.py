@@ -13,6 +13,7 @@ from hpcml import kinds, samples
 from hpcml.kinds.dask.samples import SCHEMA, DaskSample, FunctionSample, Moved, Tasks, ThreadSeconds, WorkerSample
 from hpcml.paths import AttemptPaths
 from hpcml.samples import DiskTraffic, Gpu, GpuSample, NodeHeader, NodeSample, Pressure, Scope, Traffic
+from tests.said import says
 
 KIND = kinds.get("dask")
 HEADER = NodeHeader("n1", 1000.25, 5.0, 48, 1 << 38, Scope("cgroup", "cgroup", "host"),
@@ -153,7 +154,7 @@ def test_files_that_others_made(attempt: AttemptPaths, tmp_path: Path, subtests:
 
 def test_a_machine_s_own_kills_are_not_said_to_be_the_run_s() -> None:
     event = samples.Event(1.0, "oom", kills=2)
-    of_the_job = "n1 ran out of memory: the kernel killed 2 processes"
+    of_the_job = says("n1", "ran out of memory: the kernel killed 2")
     assert event.sentence("n1", of_host=False, of_xid=str) == of_the_job
     of_any = "perhaps another program on n1 ran out of memory: the kernel killed 2 processes (the kernel counts "
     assert event.sentence("n1", of_host=True, of_xid=str).startswith(of_any)

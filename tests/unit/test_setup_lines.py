@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from hpcml import assets
+from tests.said import says
 
 SETUP = assets.folder("templates") / "setup.sh"
 JOB = f"""
@@ -82,7 +83,7 @@ def test_lines_that_end_the_run(tmp_path: Path, lines: tuple[str, ...], number: 
 
 
 def test_each_failure_ends_the_run_if_that_was_asked_for(tmp_path: Path) -> None:
-    why = "end 80: line 2 of runtime.setup ((exit 7)) exited with status 7 (runtime.setup_errors = 'end')"
+    why = says("80: line 2 of runtime.setup ((exit 7))", "status 7 (runtime.setup_errors = 'end')")
     assert run(tmp_path, "false || true", "(exit 7)", "A=1", errors="end") == (80, why)
 
 

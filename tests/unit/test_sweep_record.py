@@ -45,7 +45,7 @@ def test_who_holds_a_sweep_and_who_no_longer(tmp_path: Path, subtests: pytest.Su
                     assert json.loads(path.read_text())["run"] == "job-2"
                 assert os.listdir(path.parent) == []
                 continue
-            with pytest.raises(UsageError, match="Another command is submitting points of the sweep 'job'") as raised:
+            with pytest.raises(UsageError, match="is submitting points of the sweep 'job'") as raised:
                 record.held(runs, "job", "job-2").__enter__()
             assert ("remove" in str(raised.value.hint)) == bool(facts)
             assert os.listdir(path.parent) == ["lock"]

@@ -48,7 +48,7 @@ def test_what_is_refused(subtests: pytest.Subtests) -> None:
     for rows, metric, sentence in (
         ([row(1, None, "failed", k=1)], "loss", "No point of the sweep has reported the metric 'loss'"),
         ([row(1, None, "failed", k=1)], "", "No point of the sweep has reported a metric"),
-        ([row(1, 1.0, k=1)], "loss", "All points of the sweep have the same parameter values"),
+        ([row(1, 1.0, k=1)], "loss", "All points of the sweep have the same"),
     ):
         with subtests.test(sentence=sentence), pytest.raises(HpcmlError) as raised:
             results.picture("train", rows, metric, maximize=False)

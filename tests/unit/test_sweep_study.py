@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from hpcml.node.sweep import records
-from hpcml.node.sweep.records import Point
-from hpcml.node.sweep.study import Settings, Study
+from hpcml.failures.end import End
+from hpcml.node.sweep import points
+from hpcml.node.sweep.points import Point, Settings
+from hpcml.node.sweep.study import Study
 from hpcml.paths import RunPaths
 from node_settings import settings as settings_of
 
@@ -34,7 +35,7 @@ def pruned_at(one: Study, key: str, values: list[float | None]) -> int:
     """Return the step at which a point is stopped that reports these values, 0 if it comes to its end."""
     one.begin(point(key, k=1, name="text"))
     stops = [step for step, value in enumerate(values, 1) if one.report(key, step, {"loss": value})]
-    one.end(key, {"status": "pruned" if stops else "ok", "metrics": {"loss": values[-1]}})
+    one.end(key, "pruned" if stops else "ok", values[-1])
     return stops[0] if stops else 0
 
 
@@ -79,38 +80,37 @@ def test_a_step_may_be_left_out_and_another_metric_is_not_judged(tmp_path: Path)
     assert one.report("b", None, {"loss": 9.0})
 
 
-def test_what_ended_without_a_number_teaches_nothing(tmp_path: Path, capsys: Any) -> None:
+def test_what_ended_without_a_number_teaches_nothing(tmp_path: Path) -> None:
     one = study(tmp_path)
-    for key, record in (("a", {"status": "ok", "metrics": {"loss": 1.0}}), ("b", {"status": "ok", "metrics": {"loss": None}}),
-                        ("c", {"status": "failed", "metrics": {"loss": 0.1}}), ("d", {})):  # fmt: skip
+    for key, state, value in (("a", "ok", 1.0), ("b", "ok", None), ("c", "failed", 0.1), ("d", "", None)):
         one.begin(point(key, k=1, name="text"))
-        one.end(key, record)
+        one.end(key, state, value)
     assert [trial.state.name for trial in one.study.trials] == ["COMPLETE", "FAIL", "FAIL", "FAIL"]
-    assert capsys.readouterr().out.count("the search ignores this point") == 1
     trial = one.study.trials[0]
     assert (trial.params, trial.user_attrs) == ({"k": 1.0}, {"point": "a", "name": "text"})
 
 
-def test_only_what_ended_as_it_was_told_is_pruned(tmp_path: Path) -> None:
-    run = RunPaths(tmp_path)
-    run.attempt(0).directory.mkdir(parents=True)
+def record_of(folder: Path, status: int, pruned: int | None = None, *, is_cut: bool = False) -> Any:
+    run = RunPaths(folder)
+    run.attempt(0).directory.mkdir(parents=True, exist_ok=True)
     context: Any = SimpleNamespace(run=run, attempt=run.attempt(0), node="n1", settings=settings_of(job__nodes=1))
+    running = points.RunningPoint(point("a", k=1), 0)
+    running.end({"status": status, "seconds": 1.0, "pruned": pruned})
+    return points.record(context, running, End(status, by="script"), is_cut=is_cut)
+
+
+def test_only_what_ended_as_it_was_told_is_pruned(tmp_path: Path) -> None:
     for status, pruned, state, cause in ((94, 3, "pruned", "pruned at step 3"), (0, 3, "pruned", "pruned at step 3"),
                                          (0, None, "ok", ""), (1, 3, "failed", "exit status 1"), (94, None, "failed", "exit status 94")):  # fmt: skip
-        ended = records.End(status, 0.0, 1.0, out_of_memory=False, told_to_end=False)
-        record, stops = records.kept(context, point("a", k=1), ended, pruned)
-        assert (record["status"], record["cause"], stops) == (state, cause, False)
-        assert record["values"] == {"k": 1, "draw": 0}
+        record, stops = record_of(tmp_path, status, pruned)
+        assert (record.status, record.cause, stops) == (state, cause, False)
+        assert record.values == {"k": 1, "draw": 0}
 
 
 @pytest.mark.parametrize(("status", "stops"), [(143, True), (0, False)])
 def test_a_point_that_a_cancellation_ends_is_run_again(tmp_path: Path, status: int, stops: bool) -> None:
-    run = RunPaths(tmp_path)
-    run.attempt(0).directory.mkdir(parents=True)
-    context: Any = SimpleNamespace(run=run, attempt=run.attempt(0), node="n1", settings=settings_of(job__nodes=1))
-    ended = records.End(status, 0.0, 1.0, out_of_memory=False, told_to_end=True)
-    kept = records.kept(context, point("a", k=1), ended, None)
-    assert (kept.stops, bool(kept.record)) == (stops, not stops)
+    record, stopped = record_of(tmp_path, status, is_cut=True)
+    assert (stopped, record is None) == (stops, stops)
 
 
 def test_a_point_begun_anew_leaves_no_open_trial(tmp_path: Path) -> None:
@@ -119,6 +119,18 @@ def test_a_point_begun_anew_leaves_no_open_trial(tmp_path: Path) -> None:
     later.begin(point("b", k=2))
     later.begin(point("a", k=1))
     assert [trial.state.name for trial in later.study.trials] == ["FAIL", "RUNNING", "RUNNING"]
+
+
+def test_a_trial_that_another_run_has_ended_stays_so(tmp_path: Path) -> None:
+    """Others run a point again that this run held for too long without a heartbeat."""
+    one = study(tmp_path, pruner=ASHA)
+    one.begin(point("a", k=1))
+    other = study(tmp_path, 1)
+    other.begin(point("a", k=1))
+    assert not one.report("a", 1, {"loss": 1.0})
+    one.end("a", "ok", 1.0)
+    other.end("a", "ok", 2.0)
+    assert [trial.state.name for trial in study(tmp_path).study.trials] == ["FAIL", "COMPLETE"]
 
 
 def test_a_sampler_says_at_once_which_package_it_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,13 +147,13 @@ def test_a_journal_that_ends_in_half_a_line_goes_on(tmp_path: Path) -> None:
     one = study(tmp_path, space=SPACE)
     for key in ("a", "b"):
         one.begin(point(key))
-        one.end(key, {"status": "ok", "metrics": {"loss": 1.0}})
+        one.end(key, "ok", 1.0)
     journal.write_bytes(journal.read_bytes()[:-37])
     again = study(tmp_path, space=SPACE)
     assert [trial.state.name for trial in again.study.trials] == ["COMPLETE", "RUNNING"]
     again.begin(point("b"))
     assert [trial.state.name for trial in again.study.trials] == ["COMPLETE", "FAIL", "RUNNING"]
-    again.end("b", {"status": "ok", "metrics": {"loss": 2.0}})
+    again.end("b", "ok", 2.0)
 
     *whole, last = journal.read_bytes().splitlines(keepends=True)
     journal.write_bytes(b"".join([*whole, whole[-1][:40], last]))

@@ -12,14 +12,17 @@ import pytest
 
 from hpcml.cli import sweep as command
 from hpcml.failures.cause import kind_of
-from hpcml.failures.end import ProcessEnd
-from hpcml.node.sweep import records
+from hpcml.failures.end import End, MemoryLimit, ProcessEnd
+from hpcml.failures.point import PointEnd
+from hpcml.node.sweep import points
 from hpcml.paths import RunPaths
 from hpcml.request.record import RunRequest
 from hpcml.sites.schema import Partition
+from hpcml.states import State
 from hpcml.sweeps import record, submission
 from hpcml.sweeps.submission import Fault
 from hpcml.units import Memory, TimeLimit
+from tests.said import says
 
 GIB = 1 << 30
 LIMITS = Partition(max_time=TimeLimit("2:00:00"), memory_per_node=Memory("100G"))
@@ -42,11 +45,9 @@ def test_nothing_is_raised_beyond_the_partition() -> None:
     )
     full = more([Fault("oom", ("--memory-per-node", "150G"))], memory=100 * GIB)
     assert not full.spec.size.memory_per_node.text
-    assert full.words == ("hpcml does not raise the memory per node: 100 GiB is the maximum of partition boost",)
+    assert full.words == (says("not raise the memory per node: 100 GiB"),)
     enough = more([Fault("oom", ("--memory-per-node", "12G"))])
-    assert enough.words == (
-        "hpcml does not raise the memory per node: the request (60 GiB) is already larger than the request of the failed points",
-    )
+    assert enough.words == (says("memory per node: the request (60 GiB)"),)
 
 
 def test_a_worker_s_share_and_nodes() -> None:
@@ -54,7 +55,7 @@ def test_a_worker_s_share_and_nodes() -> None:
     assert found.settings == ("workers.memory_limit=3072M",)
     assert found.spec.place.sbatch == (("--exclude", "n1,n2"),)
     unasked = more([Fault("oom", ("--memory-per-node", "90G")), Fault("node", ("--exclude", "n1"))], asked_for=False)
-    assert unasked.words == ("hpcml excludes n1: points failed because of a node fault",)
+    assert unasked.words == (says("hpcml excludes n1"),)
     added = more([Fault("node", ("--exclude", "n1,n7"))], sbatch=(("--exclude", "n[1,3],m[1,3]"),))
     assert added.spec.place.sbatch == (("--exclude", "n[1,3],m[1,3],n7"),)
     kept = more([Fault("node", ("--exclude", "n7"))], sbatch=(("--exclude", "n[1-"),))  # what only Slurm may know
@@ -95,10 +96,11 @@ def test_of_which_kind_a_point_s_failure_is(tmp_path: Path, subtests: pytest.Sub
         context.attempt.mark_of("n2").write_text(json.dumps({"ends": ends}))
         log.write_text(printed)
         with subtests.test(error=error, worker=worker, status=status):
-            found = records.cause_of(context, log, error, status, began, out_of_memory=False)
+            found = points.cause_of(context, log, error, End(status, by="script"), began)
             assert found
             assert kind_of(found.rule, evident=found.known) == kind
-    killed_for_memory = records.cause_of(context, log, {}, 137, began, out_of_memory=True)
+    by_kernel = End(137, by="script", ended_as=State.OUT_OF_MEMORY, memory_limit=MemoryLimit.NODE)
+    killed_for_memory = points.cause_of(context, log, {}, by_kernel, began)
     assert killed_for_memory
     assert kind_of(killed_for_memory.rule, evident=killed_for_memory.known) == "oom"
 
@@ -109,9 +111,9 @@ def test_of_which_kind_a_point_s_failure_is(tmp_path: Path, subtests: pytest.Sub
 def test_the_end_of_several_runs_is_that_of_their_points(
     states: tuple[str, ...], ends: list[int], status: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    points = {f"p{number}": record.Ended("r", state, 1.0, {}, (), "") for number, state in enumerate(states)}
+    ended = {f"p{number}": PointEnd({}, state, 1.0, {}) for number, state in enumerate(states)}
     monkeypatch.setattr(record, "given", lambda _: record.Given(["p0", "p1"], ""))
-    monkeypatch.setattr(record, "records", lambda run: points if run == "second" else {})
+    monkeypatch.setattr(record, "ends", lambda run: ended if run == "second" else {})
     assert command._end_of_all(["first", "second"], ends) == status  # type: ignore[list-item]
 
 

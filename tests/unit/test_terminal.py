@@ -17,8 +17,9 @@ import pytest
 
 from hpcml import terminal
 from hpcml.errors import HpcmlError
-from hpcml.node.sweep.records import Point
-from hpcml.node.sweep.server import Sweep
+from hpcml.failures.point import PointEnd
+from hpcml.node.sweep.points import Point
+from hpcml.node.sweep.queue import Points
 from hpcml.paths import RunPaths
 
 EVIL = (
@@ -46,11 +47,12 @@ def test_nothing_in_a_line_is_obeyed(subtests: pytest.Subtests, capsys: pytest.C
 def test_the_lines_of_a_sweep_obey_no_points_file(capsys: pytest.CaptureFixture[str]) -> None:
     """They pass byte for byte from the script's log to the terminal of who waits."""
     context = SimpleNamespace(run=RunPaths(Path("/run")))
-    sweep = SimpleNamespace(plan=SimpleNamespace(points=[1]), first_failures={}, ended=Counter(ok=1), context=context)
+    queue = SimpleNamespace(plan=SimpleNamespace(points=[1]), failed=[], counts=Counter(ok=1), context=context)
     for text in EVIL:
         for status in ("ok", "failed"):
-            record = {"metrics": {f"loss{text}": 1.0}, "seconds": 1.0, "status": status, "cause": f"why{text}"}
-            Sweep._tell(sweep, Point("k", f"k={text}", {}, {}), record, f"because{text}")  # type: ignore[arg-type]
+            record = PointEnd({}, status, 1.0, {f"loss{text}": 1.0}, cause=f"why{text}")
+            Points._say(queue, Point("k", f"k={text}", {}, {}), record)  # type: ignore[arg-type]
+            Points._say_restarted(queue, f"because{text}")  # type: ignore[arg-type]
             lines = capsys.readouterr().out.splitlines()
             assert len(lines) == 2, ascii(text)
             assert all(line.isprintable() for line in lines), ascii(text)

@@ -50,7 +50,7 @@ def test_no_value_is_in_plan_script_or_record() -> None:
     made = plan.plan(schema.Site(), spec, LOCATION)
     assert made.variables == ("B", "TOKEN")
     script = batch_script.render(made)
-    assert '. "$HPCML_RUN_DIR/environment.sh"   # B TOKEN' in script
+    assert '"$HPCML_RUN_DIR/environment.sh"   # B TOKEN' in script
     assert dict(made.environment)["HPCML_CONTAINER_ENV"] == "B TOKEN"
     told = script + json.dumps(records.plain(made)) + json.dumps(records.plain(spec.given()))
     assert "secret-word" not in told

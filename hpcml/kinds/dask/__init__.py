@@ -147,7 +147,7 @@ class DaskKind(Kind):
         return SCHEMA
 
     def accounting(self) -> Accounting:
-        from hpcml.kinds.dask.accounting import ACCOUNTING
+        from hpcml.kinds.dask.report_part import ACCOUNTING
 
         return ACCOUNTING
 

@@ -81,7 +81,7 @@ class RanksKind(Kind):
 
     def own(self, site: Site, request: Request) -> tuple[Any, ...]:
         from hpcml.kinds.ranks.login import options
-        from hpcml.kinds.ranks.own import Own
+        from hpcml.kinds.ranks.own_settings import Own
 
         return Own(options.asked(request).mpi)
 
@@ -92,7 +92,7 @@ class RanksKind(Kind):
 
     def check(self, settings: Settings, scheduler: str) -> None:
         from hpcml.kinds.ranks.login import checks
-        from hpcml.kinds.ranks.own import Own
+        from hpcml.kinds.ranks.own_settings import Own
 
         checks.check_mpi(settings.own(Own).mpi, scheduler)
 
@@ -114,23 +114,23 @@ class RanksKind(Kind):
         return super().seen(event, fields)
 
     def accounting(self) -> Accounting:
-        from hpcml.kinds.ranks.accounting import ACCOUNTING
+        from hpcml.kinds.ranks.report_part import ACCOUNTING
 
         return ACCOUNTING
 
     def main_of(self, role: str) -> Callable[[], int]:
         if role == RANK.name:
-            from hpcml.kinds.ranks.node import ranks
+            from hpcml.kinds.ranks.node import rank_agent
 
-            return ranks.main
+            return rank_agent.main
         from hpcml.kinds.ranks.node import tasks
 
         return tasks.main
 
     def processes(self, state: RunState, folders: Any) -> Processes:
-        from hpcml.kinds.ranks.node import processes
+        from hpcml.kinds.ranks.node import supervised
 
-        return processes.Processes(state, folders)
+        return supervised.Processes(state, folders)
 
 
 KIND = RanksKind()

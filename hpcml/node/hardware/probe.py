@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 
 from hpcml.gpu_vendor import VENDOR
 from hpcml.node import files
-from hpcml.node.hardware import gpus, record, software, sysfs
+from hpcml.node.hardware import gpus, python_environment, record, sysfs
 from hpcml.node.hardware.record import (
     Disk,
     Disks,
@@ -88,7 +88,8 @@ def probe(
     root
         ``/``, or the top of a recorded tree of /sys and /proc.
     drivers, ucx
-        Recorded answers of the GPUs' vendor (`gpus.Vendor.ask`) and `software.ask_ucx`, instead of asking this node.
+        Recorded answers of the GPUs' vendor (`gpus.Vendor.ask`) and `python_environment.ask_ucx`; else this node is
+        asked.
     deadline
         Seconds for the driver and UCX to answer.
     thorough
@@ -100,10 +101,12 @@ def probe(
     began, parts = time.monotonic(), _Parts()
     environment = {name: value for name, value in sorted(os.environ.items()) if _ENVIRONMENT.fullmatch(name)}
     gpu_question = Question(VENDOR.interface, gpus.vendor().ask) if drivers is None else None
-    ucx_question = Question("UCX", software.ask_ucx) if ucx is None else None
+    ucx_question = Question("UCX", python_environment.ask_ucx) if ucx is None else None
     system = parts.read("system", lambda: _system(program), System())
     packages = parts.read("packages", _packages, Packages())
-    packages = packages._replace(importable=parts.read("importable", lambda: tuple(software.importable()), ()))
+    packages = packages._replace(
+        importable=parts.read("importable", lambda: tuple(python_environment.importable()), ())
+    )
     network, process = Network(), Process(environment=environment)
     network = network._replace(infiniband=parts.read("infiniband", lambda: sysfs.rdma_ports(root), network.infiniband))
     network = network._replace(interfaces=parts.read("interfaces", lambda: sysfs.interfaces(root), network.interfaces))
@@ -157,12 +160,14 @@ def _modules(root: Path) -> Modules:
 
 
 def _packages() -> Packages:
-    table = software.packages(software.installed(), software.conda_packages(Path(sys.prefix)))
+    table = python_environment.packages(
+        python_environment.installed(), python_environment.conda_packages(Path(sys.prefix))
+    )
     return record.read(Packages, {**table, "importable": []})
 
 
 def described_ucx(raw: Mapping[str, Any]) -> tuple[Ucx, str]:
-    """Return the UCX in its raw answers (`software.ask_ucx`), and what went wrong.
+    """Return the UCX in its raw answers (`python_environment.ask_ucx`), and what went wrong.
 
     A transport with its devices (``{"rc_mlx5": ["mlx5_0:1"]}``) may be used, which is not yet "is used".
     """
@@ -295,7 +300,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     if options.raw:
         ends = time.monotonic() + DEADLINE
-        questions = {"drivers": Question(VENDOR.interface, gpus.vendor().ask), "ucx": Question("UCX", software.ask_ucx)}
+        questions = {
+            "drivers": Question(VENDOR.interface, gpus.vendor().ask),
+            "ucx": Question("UCX", python_environment.ask_ucx),
+        }
         table: dict[str, Any] = {name: question.answer(ends) for name, question in questions.items()}
     else:
         node = probe(thorough=options.thorough, program=options.program, scratch=options.scratch)

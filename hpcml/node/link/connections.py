@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Generic, Protocol, TypeVar
 
-from hpcml.node.processes import raise_file_limit
+from hpcml.node.processes import raise_file_limit, readable
 
 HELLO = 5.0  # seconds that a new connection has to show the secret, for the whole of its hello
 MOST_STRANGERS = 1024  # connections that have not shown it; the oldest gives way
@@ -168,8 +168,14 @@ class Entrance(Generic[P]):
                 if listener.fileno() >= 0:
                     listener.shutdown(socket.SHUT_RDWR)
 
-    def wait(self, timeout: float) -> list[P]:
-        """Return the peers that are new, that have sent something or whose connection ended; wait for the first."""
+    def wait(self, timeout: float, others: Sequence[int] = ()) -> list[P]:
+        """Return the peers that are new, that have sent something or whose connection ended; wait for the first.
+
+        Open files of ``others`` end the wait too, when they can be read.
+        """
+        if others:
+            readable([self.selector.fileno(), *others], timeout)
+            timeout = 0.0
         events = self.selector.select(timeout)
         with self.lock:
             return self._handle(events)

@@ -81,14 +81,14 @@ class Hub:
         """The addresses and ports, in the order of preference."""
         return [listener.getsockname() for listener in self.listeners]
 
-    def receive(self, timeout: float) -> list[tuple[str, dict[str, Any]]]:
-        """Return messages with their nodes, waiting at most ``timeout`` seconds for the first.
+    def receive(self, timeout: float, others: Sequence[int] = ()) -> list[tuple[str, dict[str, Any]]]:
+        """Return messages with their nodes, waiting at most ``timeout`` seconds for the first, or for ``others``.
 
         A line's first message is ``{"event": "connected"}``, its last one ``{"event": "lost", "why": …}``. A message
         that no agent sends closes the line.
         """
         self.looks += 1
-        lines = self.entrance.wait(timeout)
+        lines = self.entrance.wait(timeout, others)
         with self.entrance.lock:
             for line in lines:
                 self._hear(line)

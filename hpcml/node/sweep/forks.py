@@ -65,13 +65,15 @@ class Resets(Protocol):
 class Resetter:
     """The process that resets a worker group; it is asked once before the first point and after each."""
 
-    def __init__(self, context: Context, kind: Resets, address: str) -> None:
+    def __init__(self, context: Context, kind: Resets, address: str, own: Sequence[Connection | socket.socket]) -> None:
+        """Fork; the new process closes the ends of connections that are the parent's ``own``."""
         self.connection, theirs = Pipe()
         self.asked = 0.0
         parent = os.getpid()
         self.pid = os.fork()  # safe: this process has one thread
         if not self.pid:
-            self.connection.close()
+            for end in (self.connection, *own):
+                end.close()
             _answer_resets(theirs, parent, context, kind, address)
         theirs.close()
 
@@ -103,10 +105,6 @@ class Resetter:
         if problem := answer.get("problem"):
             raise ResetError(f"the Dask cluster could not be reset: {problem}")
         return answer["restarted"]
-
-    def let_go(self) -> None:
-        """In a point: close what is the parent's."""
-        self.connection.close()
 
     def end(self) -> None:
         """End the process."""
@@ -146,7 +144,7 @@ class Order(TypedDict):
     log: str  # the file for what it prints
     error: str  # the file for the error that it does not catch
     group: str  # the address of its worker group
-    reports_answered: bool  # the server answers each of its reports
+    reports_answered: bool  # each of its reports is answered
 
 
 class Fork:
@@ -155,8 +153,8 @@ class Fork:
     ``reports`` is this end of a socket by which it reports metrics and hears whether to stop.
     """
 
-    def __init__(self, kind: Resets, resetters: Sequence[Resetter]) -> None:
-        """Fork, from the only thread; the new process lets go of ``resetters``, which are its parent's."""
+    def __init__(self, kind: Resets, own: Sequence[Connection | socket.socket]) -> None:
+        """Fork, from the only thread; the new process closes the ends of connections that are its parent's ``own``."""
         order, self.pipe = os.pipe()
         self.reports, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
         sys.stdout.flush()
@@ -165,9 +163,8 @@ class Fork:
         self.pid = os.fork()
         if not self.pid:
             os.close(self.pipe)
-            self.reports.close()
-            for resetter in resetters:
-                resetter.let_go()
+            for end in (self.reports, *own):
+                end.close()
             _wait_for(order, parent, theirs.detach(), kind)
         os.close(order)
         theirs.close()

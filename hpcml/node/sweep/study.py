@@ -15,26 +15,10 @@ import os
 import re
 import zlib
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
-from hpcml.node.sweep.records import Point
-from hpcml.terminal import say
-
-Tool = tuple[str, dict[str, Any]]  # the name of a class of Optuna's, empty for none, and its arguments
-
-
-class Settings(NamedTuple):
-    """The study as it was submitted."""
-
-    journal: str  # its file
-    name: str  # its name in that file
-    metric: str
-    maximize: bool
-    sampler: Tool
-    pruner: Tool
-    space: dict[str, tuple[str, list[Any]]]  # by parameter a distribution's kind and its bounds or choices; else empty
-    typed: dict[str, dict[str, Any]]  # by parameter the value that a choice's text means
-    seed: int
+from hpcml.failures import point as point_end
+from hpcml.node.sweep.points import Point, Settings
 
 
 class Study:
@@ -106,25 +90,25 @@ class Study:
         self.reports[key] += 1
         value, trial = metrics[self.settings.metric], self.trials[key]
         at = self.reports[key] if step is None else max(0, step)
-        trial.report(math.nan if value is None else value, at)
+        try:
+            trial.report(math.nan if value is None else value, at)
+        except RuntimeError:  # of a trial that another run has ended, because it runs the point now
+            return False
         if trial.should_prune():
             self.pruned[key] = at
         return key in self.pruned
 
-    def end(self, key: str, record: Mapping[str, Any]) -> None:
-        """Tell the study how a point ended; ``record`` is empty if the point was interrupted."""
-        trial, state = self.trials.pop(key), record.get("status")
-        value = record.get("metrics", {}).get(self.settings.metric)
-        if state == "pruned":
-            self.study.tell(trial, state=self.states.PRUNED)
-        elif state == "ok" and value is not None:
-            self.study.tell(trial, value)
-        else:
-            self.study.tell(trial, state=self.states.FAIL)
-            if state == "ok":
-                say(
-                    f"  the search ignores this point, which reported no number for the metric '{self.settings.metric}'"
-                )
+    def end(self, key: str, state: str, value: float | None) -> None:
+        """Tell the study how a point ended: its state, empty if it was interrupted, and the metric's last value.
+
+        A trial that another run has ended meanwhile, because it runs the point now, stays that run's.
+        """
+        trial, ended = self.trials.pop(key), self.states.FAIL
+        if state == point_end.PRUNED:
+            ended = self.states.PRUNED
+        elif state == point_end.OK and value is not None:
+            ended = self.states.COMPLETE
+        self.study.tell(trial, value if ended is self.states.COMPLETE else None, state=ended, skip_if_finished=True)
 
 
 def mend(journal: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from pathlib import Path
 from typing import Any
 
 from hpcml.node import files
@@ -12,26 +13,14 @@ from hpcml.node.settings import Context
 _HINT_RULES = ("gpu-arrays", "no-keyboard")  # whose errors are the script's own, on this node
 
 
-def next_step(context: Context) -> str:
-    """Return the next step after the error that the script's process has written down, empty if none is known."""
+def next_step(context: Context, note: Path) -> str:
+    """Return the next step after the error that a task's process has written down, empty if none is known."""
     try:
-        error = files.read_json(context.attempt.script_error)
+        error = files.read_json(note)
     except (OSError, ValueError) as problem:
         return f"The reason for the script's end cannot be read: {problem}."
-    for one in (error or {}).get("chain", ()):
-        if hint := _hint(one, context.settings.job.image):
-            return hint
-    sweep = context.settings.points.sweep
-    return f"{_failed_point(context)}See the failed points: hpcml sweep status {sweep}" if sweep else ""
-
-
-def _failed_point(context: Context) -> str:
-    """Return where the output of the first failed point is, empty if none failed."""
-    try:
-        logs = (files.read_json(context.attempt.points_end) or {}).get("logs")
-    except (OSError, ValueError):
-        return ""
-    return f"The first failed point's output is in {logs[0]}. " if logs else ""
+    hints = (_hint(one, context.settings.job.image) for one in (error or {}).get("chain", ()))
+    return next(filter(None, hints), "")
 
 
 def _hint(error: dict[str, Any], image: str) -> str:

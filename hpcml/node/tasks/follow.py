@@ -8,7 +8,7 @@ from hpcml import errors
 from hpcml.failures.end import SLURM, End, MemoryLimit, Reason
 from hpcml.files import tail
 from hpcml.kind import Processes, RunningTask
-from hpcml.node import stacks, starts, storage
+from hpcml.node import full_disk, stacks, starts
 from hpcml.node.kernel import HUNG_AFTER, FileSystemHang
 from hpcml.node.outcome import RunEndedError, end_of_hindrance, say
 from hpcml.node.processes import Process
@@ -30,6 +30,7 @@ def run_tasks(state: RunState, processes: Processes, queue: Queue) -> End:
         tasks.follow()
     finally:
         tasks.kill()
+        state.awaited.clear()
     return queue.end()
 
 
@@ -97,7 +98,7 @@ class Tasks:
 
     def _end(self, task: Task, running: RunningTask, status: int) -> None:
         """Take note of the end of a task."""
-        must_end = self.must_end
+        must_end = self.must_end if status or task is self.first else None  # any other that exited with 0 is done
         if task is self.first:
             self.state.events.write("script-ended", exit_status=status)
             if must_end is None and not running.out_of_memory(status):  # on its own, or quicker than the supervisor
@@ -121,6 +122,7 @@ class Tasks:
         try:
             self.state.end_requests.check(self.state.phase)
             self.processes.check()
+            self.queue.check()
         except RunEndedError as ended:
             return ended.end
         finally:
@@ -172,7 +174,7 @@ class Tasks:
         if state.clock.seconds - self.slow_looked < SLOW_TICK:
             return
         self.slow_looked = state.clock.seconds
-        if full := storage.scarce(state.context.run.directory):  # the script may not need it, or room be made
+        if full := full_disk.scarce(state.context.run.directory):  # the script may not need it, or room be made
             state.warn(f"{full}: further output of the script and further log lines are lost.")
         if not (self.must_end or state.end_requests.signalled):  # the wait of one that dies just ends
             look_for_hang(state, self.hang)
@@ -225,7 +227,7 @@ def _own_end(state: RunState, task: Task, running: RunningTask, status: int) -> 
     log = state.context.run.logs / failed.log if failed.log else task.log
     quote = () if status in (0, errors.STOPPED) else tail(log, width=300, begin=failed.log_begin)
     by = "hpcml" if task.code.form in state.kind.programs and status == errors.START_FAILED else "script"
-    hint = next_step(state.context) if status else ""
+    hint = next_step(state.context, task.error) if status else ""
     end = End(status, SCRIPT, by, running.describe_end(status), hint, quote)
     reason = Reason.EXIT if by == "script" and running.only_exited(status) else ""
     return end._replace(reason=reason, **failed._asdict())

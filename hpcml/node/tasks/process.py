@@ -35,14 +35,56 @@ START_MODULE = (
     " sys.path.insert(0, folder); runpy.run_module(name, run_name='__main__', alter_sys=True)"
 )
 
-# A point of a sweep is a fork of this process.
-_START_POINTS = "import sys; sys.path[:] = filter(None, sys.path); from hpcml.node.sweep.server import serve; serve()"
+_START_PROGRAM = (
+    "import sys; sys.path[:] = filter(None, sys.path); from importlib import import_module;"
+    " import_module(sys.argv[1]).main()"
+)
+_PROGRAM = (sys.executable, "-u", "-c", _START_PROGRAM)  # followed by Task.program
 
 # what the batch script tells the supervisor alone
 _SUPERVISOR = ("HPCML_BATCH", "HPCML_STEPS", "HPCML_SETUP", job.GIVEN)
 
 
-class Script:
+class OneProcess:
+    """How a task ended that is one process on this node."""
+
+    log_begin = 0
+
+    def __init__(self) -> None:
+        self.oom_before = oom_kills()
+        self.killed = False
+
+    def killed_by_others(self, status: int) -> bool:
+        """Whether somebody else's SIGKILL ended the script."""
+        return status == 128 + signal.SIGKILL and not self.killed
+
+    def out_of_memory(self, status: int) -> bool:
+        """Whether the kernel killed the script, or a process counted with it, because it was out of memory."""
+        return self.killed_by_others(status) and oom_kills() > self.oom_before
+
+    def failed_process(self) -> FailedProcess:
+        """Return where its output begins: the script is one process."""
+        return FailedProcess(log_begin=self.log_begin)
+
+    def describe_end(self, status: int) -> str:
+        """Return how the script ended, in words."""
+        return self._special_end(status) or f"the script exited with status {status}"
+
+    def only_exited(self, status: int) -> bool:
+        """Whether these words say no more than the exit status."""
+        return not self._special_end(status)
+
+    def _special_end(self, status: int) -> str:
+        if status == STOPPED:
+            return MEANING[STOPPED]
+        if self.out_of_memory(status):
+            return "the script was killed because the node's memory limit was reached (out of memory)"
+        if number := signal_of_status(status):
+            return f"the script was killed by {signal_name(number)}"
+        return ""
+
+
+class Script(OneProcess):
     """The running script, in a process group of its own so that nothing it started outlives it."""
 
     def __init__(
@@ -59,18 +101,18 @@ class Script:
         ``programs`` are those of the run's kind, which start with -P: they import nothing of the user's folder. With
         ``waits`` the interpreter starts, and the script's first line runs after :meth:`begin` (see :func:`can_wait`).
         """
+        super().__init__()
         self.context, self.task = context, task
         settings, traits = context.settings, task.code.form.traits
         environment = job.of_batch_script(environment, cpus=job.cpus() if settings.job.nodes == 1 else 0)
         environment = variables_of_script(context, environment, task.error)
-        if settings.job.nodes > 1 and traits.is_script and not settings.points.sweep:
+        if settings.job.nodes > 1 and traits.is_script and not task.program:
             environment[worlds.RECORD] = str(context.attempt.world)
         if "memray" in settings.report.profilers and traits.is_script:
             path = context.run.profiles / f"memray-script.{context.number}.bin"
             environment |= {"HPCML_MEMRAY": str(path)}
         if not traits.web_service:  # it takes up both itself, when its own files are made
             script_environment.restore(environment)
-        self.oom_before = oom_kills()
         self.log_begin = size_of(task.log)
         self._begin: int | None = None
         descriptors = os.pipe() if waits else ()
@@ -84,19 +126,19 @@ class Script:
         finally:
             for descriptor in descriptors[:1]:
                 os.close(descriptor)
-        self.signalled = self.killed = False
+        self.signalled = False
 
     def _start(
         self, environment: Mapping[str, str], programs: Mapping[Form, str], descriptors: Sequence[int]
     ) -> subprocess.Popen[bytes]:
-        code = self.task.code
+        task, code = self.task, self.task.code
         return subprocess.Popen(
-            command_of_script(self.context, programs),
+            [*_PROGRAM, task.program] if task.program else command_of_script(self.context, programs),
             cwd=code.cwd,
             env=environment,
             process_group=0,
             umask=0o077 if code.form.traits.web_service else code.umask,
-            pass_fds=descriptors,
+            pass_fds=(*descriptors, *task.descriptors),
             preexec_fn=functools.partial(_become_script, os.getpid()),  # noqa: PLW1509 - other threads only send
         )
 
@@ -147,38 +189,10 @@ class Script:
         except ProcessLookupError:
             return  # it ended by itself in between
 
-    def killed_by_others(self, status: int) -> bool:
-        """Whether somebody else's SIGKILL ended the script."""
-        return status == 128 + signal.SIGKILL and not self.killed
-
-    def out_of_memory(self, status: int) -> bool:
-        """Whether the kernel killed the script, or a process counted with it, because it was out of memory."""
-        return self.killed_by_others(status) and oom_kills() > self.oom_before
-
-    def failed_process(self) -> FailedProcess:
-        """Return where its output begins: the script is one process."""
-        return FailedProcess(log_begin=self.log_begin)
-
-    def describe_end(self, status: int) -> str:
-        """Return how the script ended, in words."""
-        return self._special_end(status) or f"the script exited with status {status}"
-
-    def only_exited(self, status: int) -> bool:
-        """Whether these words say no more than the exit status."""
-        return not self._special_end(status)
-
     def _special_end(self, status: int) -> str:
         if note := read_note(self.context.attempt.note_of(SCRIPT, self.context.node)).what:  # of a program of hpcml's
             return note
-        if self.context.settings.points.sweep and (points := files.read_json(self.context.attempt.points_end)):
-            return str(points["ended"])
-        if status == STOPPED:
-            return MEANING[STOPPED]
-        if self.out_of_memory(status):
-            return "the script was killed because the node's memory limit was reached (out of memory)"
-        if number := signal_of_status(status):
-            return f"the script was killed by {signal_name(number)}"
-        return ""
+        return super()._special_end(status)
 
 
 def can_wait(context: Context, programs: Mapping[Form, str]) -> bool:
@@ -197,8 +211,6 @@ def command_of_script(context: Context, programs: Mapping[Form, str]) -> list[st
     """Return the command that starts what the run runs; ``programs`` as for :class:`Script`."""
     settings, python = context.settings, (sys.executable, "-u")
     form, is_script = settings.code.form, settings.code.form.traits.is_script
-    if settings.points.sweep:
-        return [*python, "-c", _START_POINTS]
     if form in programs:
         script = [settings.code.script] if is_script else []
         return [*python, "-P", "-m", programs[form], *script, *settings.code.arguments]

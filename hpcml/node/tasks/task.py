@@ -24,6 +24,8 @@ class Task(NamedTuple):
     code: Code  # the program, its arguments and its folder
     log: Path  # what it prints
     error: Path  # where the error is written down that ends it
+    program: str = ""  # a module of hpcml's whose main() the interpreter runs in place of the code; empty: the code
+    descriptors: tuple[int, ...] = ()  # open files that its process keeps
 
 
 def of_run(context: Context) -> Task:
@@ -58,6 +60,9 @@ class Queue(ABC):
 
     def step(self) -> None:  # noqa: B027 - most have nothing to do
         """Take in what is known of the tasks beside their processes; it does not wait."""
+
+    def check(self) -> None:  # noqa: B027 - as above
+        """Raise RunEndedError (:mod:`hpcml.node.outcome`) if the run has to end for what is known."""
 
     @abstractmethod
     def ended(self, task: Task, end: End) -> None:

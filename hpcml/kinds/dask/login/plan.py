@@ -6,7 +6,7 @@ from hpcml import units
 from hpcml.errors import ConfigError, SiteError, UsageError, did_you_mean, nearest
 from hpcml.forms import Form
 from hpcml.kinds.dask.login.options import PROFILERS, asked
-from hpcml.kinds.dask.own import Own
+from hpcml.kinds.dask.own_settings import Own
 from hpcml.request.record import RunRequest
 from hpcml.settings import Gpu, Settings, Workers
 from hpcml.sites.schema import Site

@@ -19,18 +19,18 @@ from hpcml.kinds.dask.node import gpus, late, losses, temporary_directory
 from hpcml.kinds.dask.node import messages as dask_messages
 from hpcml.kinds.dask.node.losses import Losses
 from hpcml.kinds.dask.node.security import tls
-from hpcml.kinds.dask.own import Own
+from hpcml.kinds.dask.own_settings import Own
 from hpcml.kinds.dask.roles import NEEDS, SCHEDULER
 from hpcml.node import files, scratch
 from hpcml.node.absence import Absence
 from hpcml.node.agents import Agents
-from hpcml.node.hardware.network import own_addresses, ucx_environment
+from hpcml.node.hardware.communication import own_addresses, ucx_environment
 from hpcml.node.interconnect import record
 from hpcml.node.outcome import RunEndedError
 from hpcml.node.processes import OwnTime
 from hpcml.node.run_state import LAST_WORDS, TICK, RunState
 from hpcml.node.settings import Context
-from hpcml.node.silence import warn_after
+from hpcml.node.silent_supervisor import warn_after
 from hpcml.node.tasks.process import Script, can_wait, world_of_one
 from hpcml.node.tasks.task import Task, of_run
 from hpcml.node.versions import Comparison

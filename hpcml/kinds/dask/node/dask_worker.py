@@ -21,14 +21,14 @@ from distributed import Worker
 from distributed.system import MEMORY_LIMIT
 
 from hpcml import repairs
-from hpcml.kinds.dask.node import cuda_errors, dask_state, gpus, interconnect
+from hpcml.kinds.dask.node import cuda_errors, gpus, interconnect, state_samples
 from hpcml.kinds.dask.node.messages import CLOCK_QUESTION, NO_GPU, TASK_OUTPUT, TOPIC, measure_clock, watch_output
 from hpcml.kinds.dask.node.security import tls, ucx_auth
 from hpcml.kinds.dask.node.security.connection_limits import Guarded
-from hpcml.kinds.dask.own import Own
+from hpcml.kinds.dask.own_settings import Own
 from hpcml.node import files, job, processes, profilers, script_environment
 from hpcml.node.agent import Slot
-from hpcml.node.hardware.network import NoProtocolError, choose_address, choose_protocol, ucx_environment
+from hpcml.node.hardware.communication import NoProtocolError, choose_address, choose_protocol, ucx_environment
 from hpcml.node.processes import EndNote
 from hpcml.node.settings import Context
 from hpcml.repairs import dead_worker_memory, file_names, switching
@@ -237,7 +237,7 @@ async def _serve(
     worker.note = note
     worker.node, worker.restart_on_cuda_error = context.node, context.settings.own(Own).restart_on_cuda_error
     interconnect.Transfers(worker, folder, device)
-    dask_state.add_metrics(worker)
+    state_samples.add_metrics(worker)
     repaired = bool(pool) and repairs.is_on("dead_worker_memory", dead_worker_memory.ucx_version())
     holder = dead_worker_memory.Holder(worker) if repaired else None
     await worker

@@ -22,7 +22,7 @@ from hpcml.errors import STORAGE
 from hpcml.kinds.dask.node import cuda_errors, temporary_directory
 from hpcml.kinds.dask.node.dask_worker import Share
 from hpcml.kinds.dask.node.security import connection_limits
-from hpcml.kinds.dask.own import Own
+from hpcml.kinds.dask.own_settings import Own
 from hpcml.node import scratch
 from hpcml.node.settings import Context, load
 from hpcml.paths import AttemptPaths

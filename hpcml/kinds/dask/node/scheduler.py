@@ -19,13 +19,13 @@ from distributed.scheduler import heartbeat_interval
 from hpcml import listening
 from hpcml.errors import START_FAILED
 from hpcml.failures.end import Reason
-from hpcml.kinds.dask.node import dashboard, dask_state, interconnect, losses
+from hpcml.kinds.dask.node import dashboard, interconnect, losses, state_samples
 from hpcml.kinds.dask.node.activity import Activity, TaskEnds, task_remarks
 from hpcml.kinds.dask.node.messages import CLOCK_QUESTION, NO_GPU, START, TASK_OUTPUT, TOPIC, time_here
 from hpcml.kinds.dask.node.security import connection_limits, tls, ucx_auth
 from hpcml.kinds.dask.roles import SCHEDULER
 from hpcml.node import files, scratch, script_environment
-from hpcml.node.hardware.network import (
+from hpcml.node.hardware.communication import (
     NoAddressError,
     NoProtocolError,
     choose_address,
@@ -212,7 +212,7 @@ async def _serve(context: Context, link: Uplink, host: str, interface: str) -> i
     activity = Activity(context, schedulers, link.send)
     ended = [asyncio.create_task(one.finished()) for one in schedulers]
     orders = asyncio.create_task(_obey(link, lambda: interconnect.check(scheduler, context, protocol)))
-    beside = [asyncio.create_task(activity.watch()), asyncio.create_task(dask_state.watch(context, schedulers))]
+    beside = [asyncio.create_task(activity.watch()), asyncio.create_task(state_samples.watch(context, schedulers))]
     if protocol == "ucx":
         beside.append(asyncio.create_task(_open_ucx(context, link)))
     profile = dashboard.PerformanceReport(context, scheduler, folder) if "dask" in settings.report.profilers else None

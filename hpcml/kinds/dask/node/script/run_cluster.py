@@ -34,8 +34,8 @@ from distributed.protocol.pickle import loads
 
 from hpcml import listening
 from hpcml.kinds.dask.node import late
-from hpcml.kinds.dask.node.script.opening import Opening, Place, module_for_workers, move_to_main
-from hpcml.kinds.dask.own import Own
+from hpcml.kinds.dask.node.script.opened_cluster import Opening, Place, module_for_workers, move_to_main
+from hpcml.kinds.dask.own_settings import Own
 from hpcml.node.settings import load
 from hpcml.settings import Settings
 

@@ -1,6 +1,6 @@
 """Cancel a cluster's jobs when the program that asked for them has ended in whatever way, by SIGKILL too.
 
-``python -m hpcml.runs.job_guard FOLDER SCHEDULER`` has the end of a pipe as its input. When the pipe ends, or its
+``python -m hpcml.api.job_guard FOLDER SCHEDULER`` has the end of a pipe as its input. When the pipe ends, or its
 parent is gone, it removes the cluster's keys, without which no worker starts, and cancels what is left of its jobs.
 """
 

@@ -13,10 +13,10 @@ from typing import Any
 from hpcml.errors import WORKERS_NEVER_CAME
 from hpcml.failures.end import MemoryLimit
 from hpcml.files import size_of
-from hpcml.kinds.ranks.node import alone, interconnect
-from hpcml.kinds.ranks.node.rapidsmpf import token_of
+from hpcml.kinds.ranks.node import interconnect, unconnected
+from hpcml.kinds.ranks.node.rapidsmpf_server import token_of
 from hpcml.kinds.ranks.node.tasks import Tasks
-from hpcml.kinds.ranks.own import Own
+from hpcml.kinds.ranks.own_settings import Own
 from hpcml.kinds.ranks.roles import PROGRAMS, RANK
 from hpcml.kinds.ranks.variables import TOKEN, World, of_rank, with_users_own
 from hpcml.node import agent, files, job, processes, script_environment, starts
@@ -60,7 +60,7 @@ class Ranks:
         self.late = ""
         self.mpi = context.settings.own(Own).mpi
         self.next_use = self.next_growth = self.next_look = 0.0
-        self.looks = alone.Looks(wanted=False)
+        self.looks = unconnected.Looks(wanted=False)
         self.log_begins: dict[int, int] = {}  # by rank: bytes of its log that earlier attempts wrote
         self.sizes: dict[str, int] = {}  # of the logs, by name, as last written down
         self.began = time.time()
@@ -179,7 +179,7 @@ class Ranks:
         self.world, self.interface, self.link.reconnects = world, self._interface_to(world.address), False
         self.node.slots = [agent.Slot(str(rank)) for rank in numbers_of(self.context, self.context.node)]
         self.log_begins = {int(slot.name): size_of(log_of(self.context, int(slot.name))) for slot in self.node.slots}
-        self.looks = alone.Looks(wanted=world.size > 1 and not self.tasks)
+        self.looks = unconnected.Looks(wanted=world.size > 1 and not self.tasks)
         if interconnect.reads_logs(self.context.settings):
             self.nccl = interconnect.Ways(self.context.run.logs)
         variables = of_rank(world, 0, interface=self.interface, threads=1, errors="")
@@ -225,7 +225,10 @@ class Ranks:
         variables |= {TOKEN: token_of(self.link.key)} if TOKEN in variables else {}
         environment |= with_users_own(variables, environment)[0]
         if world.size > 1:
-            environment |= {worlds.RECORD: str(alone.record_of(self.context, rank)), worlds.RANKS: str(world.size)}
+            environment |= {
+                worlds.RECORD: str(unconnected.record_of(self.context, rank)),
+                worlds.RANKS: str(world.size),
+            }
         environment |= job.task_variables(
             rank=rank, local=rank % world.each, node=rank // world.each, each=world.each, nodes=world.nodes
         )
@@ -253,7 +256,7 @@ class Ranks:
         memory = slot.memory_limit == MemoryLimit.NODE
         self._note_growth()
         rank = int(slot.name)
-        is_alone = world_of_one(self.context, alone.record_of(self.context, rank))
+        is_alone = world_of_one(self.context, unconnected.record_of(self.context, rank))
         begin = self.log_begins.get(rank, 0)
         self.link.send(event="rank-ended", rank=rank, status=status, memory=memory, alone=is_alone, log_begin=begin)
 

@@ -1,4 +1,4 @@
-"""``python -m hpcml.kinds.report RUN_DIRECTORY ATTEMPT``: make a run's report once a line comes by standard input."""
+"""``python -m hpcml.kinds.report_process RUN_DIRECTORY ATTEMPT`` makes the report once a line comes by its input."""
 
 from __future__ import annotations
 

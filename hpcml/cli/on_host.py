@@ -17,7 +17,8 @@ from hpcml.forms import Form
 from hpcml.remote import channel
 from hpcml.remote.ssh import login_of
 from hpcml.request.record import Code, RunRequest
-from hpcml.runs import described, programs, project, script_checks, snapshot
+from hpcml.runs import programs, project, snapshot, uv_environments
+from hpcml.runs.checks import script_checks
 from hpcml.terminal import note, say
 from hpcml.units import counted, format_bytes
 
@@ -123,7 +124,7 @@ def _submit(
             note(text)
         path = decision.applied(RunRequest.of(path)).code.script
         upload = channel.Upload(path, Path(folder), code, module=form is Form.MODULE, root=decision.root)
-        _check_upload(upload, described.project_of(Code(path, cwd=here, form=form)))
+        _check_upload(upload, uv_environments.project_of(Code(path, cwd=here, form=form)))
         if missing := channel.unsent(arguments, here, upload.entries):
             note(f"hpcml does not send {', '.join(map(repr, missing))}: paths in arguments are paths on the cluster")
         connection = connect()
@@ -141,8 +142,8 @@ def _submit(
 
 def _check_upload(upload: channel.Upload, project: Path | None) -> None:
     """Say what is not sent, also of the script's uv ``project``; refuse to send code without the modules it imports."""
-    if project and not any(Path(entry.name).name == described.LOCK for entry in upload.entries):
-        lock = project / described.LOCK
+    if project and not any(Path(entry.name).name == uv_environments.LOCK for entry in upload.entries):
+        lock = project / uv_environments.LOCK
         note(f"hpcml does not send {lock}: to use the project's packages, put the script beside it, or add --python")
     if needed := snapshot.needed(upload.taken, upload.folder):
         hint = (

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from hpcml import errors
 from hpcml.kind import FailedProcess, Hindrance
-from hpcml.kinds.ranks.own import Own
+from hpcml.kinds.ranks.own_settings import Own
 from hpcml.node import processes
 from hpcml.node.settings import Context
 

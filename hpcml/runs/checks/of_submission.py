@@ -13,7 +13,8 @@ from hpcml.forms import Form
 from hpcml.origins import TYPED
 from hpcml.plan.plan import Plan
 from hpcml.request.record import RunRequest
-from hpcml.runs import described, packages, programs, ranks, rendezvous, script_checks
+from hpcml.runs import packages, programs, uv_environments
+from hpcml.runs.checks import expects_ranks, script_checks, unsafe_rendezvous
 from hpcml.runs.submit import Checked
 from hpcml.sites import layers
 from hpcml.sites.lookup import LoadedSite
@@ -52,14 +53,14 @@ def check_plan(loaded: LoadedSite, spec: RunRequest, made: Plan, *, dry_run: boo
     notes = _check_python(loaded.site, spec, made, dry_run=dry_run)
     if spec.code.form.traits.is_main:
         set_here = {*loaded.site.environment, *(name for name, _ in spec.environment)}
-        set_here |= ranks.VARIABLES if _is_prepared(loaded.site) else set()
+        set_here |= expects_ranks.VARIABLES if _is_prepared(loaded.site) else set()
         python, job = made.steps[-1].command[0], made.inside.job
         nodes, late = 1 if job.one_machine else job.nodes, made.inside.workers.late
-        notes += ranks.check_script(spec, python, made.inside.worker_count, set_here, nodes, late=late)
+        notes += expects_ranks.check_script(spec, python, made.inside.worker_count, set_here, nodes, late=late)
         notes += _check_code(loaded, spec, made, dry_run=dry_run)
     if spec.code.form in (Form.MODULE, Form.PROGRAM):
-        notes += ranks.check_program(spec, made)
-    open_to_others = rendezvous.check(loaded.site, spec, made)
+        notes += expects_ranks.check_program(spec, made)
+    open_to_others = unsafe_rendezvous.check(loaded.site, spec, made)
     notes += [*open_to_others, *_two_pythons(spec, made)]
     return Checked(notes, always=open_to_others)
 
@@ -130,7 +131,7 @@ def _check_access(python: str, named_by: str) -> list[str]:
     except PermissionError:
         denied = True
     except OSError:
-        if described.FOLDER in Path(python).parts:  # uv makes it at the submission
+        if uv_environments.FOLDER in Path(python).parts:  # uv makes it at the submission
             return []
         return [f"{python} ({named_by}) does not exist on this machine; the nodes must have it"]
     if denied:

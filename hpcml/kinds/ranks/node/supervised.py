@@ -16,15 +16,15 @@ from hpcml.failures.rule import Role, Where
 from hpcml.failures.rules import meaning
 from hpcml.files import tail
 from hpcml.kind import FailedProcess, Hindrance
-from hpcml.kinds.ranks.node import alone, interconnect, losses, ports
-from hpcml.kinds.ranks.node.ranks import error_of, log_of, numbers_of
-from hpcml.kinds.ranks.node.rapidsmpf import Server, token_of
+from hpcml.kinds.ranks.node import interconnect, losses, ports, unconnected
+from hpcml.kinds.ranks.node.rank_agent import error_of, log_of, numbers_of
+from hpcml.kinds.ranks.node.rapidsmpf_server import Server, token_of
 from hpcml.kinds.ranks.roles import RANK
 from hpcml.kinds.ranks.variables import OPEN, World
 from hpcml.node import stacks
 from hpcml.node.absence import Absence
 from hpcml.node.agents import Agents
-from hpcml.node.hardware import network
+from hpcml.node.hardware import communication
 from hpcml.node.interconnect import record
 from hpcml.node.link.messages import NUMBER, Events
 from hpcml.node.outcome import RunEndedError, end_of_hindrance, say
@@ -79,13 +79,13 @@ class Processes:
         """Return this node's addresses at which the ranks may meet, the best first."""
         single = self.settings.single_node
         try:
-            best, _ = network.choose_address(self.settings.network.interface, single_node=single)
-        except network.NoAddressError as error:
+            best, _ = communication.choose_address(self.settings.network.interface, single_node=single)
+        except communication.NoAddressError as error:
             hint, node = "Set network.interface in the profile.", self.context.node
             raise self.state.end(errors.START_FAILED, str(error), hint, node=node, reason=Reason.NO_ADDRESS) from error
         if single or self.settings.network.interface:
             return [best]
-        return list(dict.fromkeys([best, *network.own_addresses("", single_node=False)]))
+        return list(dict.fromkeys([best, *communication.own_addresses("", single_node=False)]))
 
     # -- startup --------------------------------------------------------------------------------------------------
 
@@ -319,7 +319,7 @@ class Ranks:
         self.first_end = self.first_failure = self.killed_at = 0.0  # by the supervisor's clock; 0: not yet
         self.first = -1  # the rank that ended first
         self.told = self.is_noted = False
-        self.alone = alone.Alone(processes.state.context, self.world.size, log_of)
+        self.alone = unconnected.Alone(processes.state.context, self.world.size, log_of)
         self.taken: ports.Taken | None = None  # a port on which rank 0 could not listen
 
     def take(self, node: str, end: dict[str, Any]) -> None:

@@ -1,0 +1,1 @@
+"""Checks of a script and its Python before a submission."""
