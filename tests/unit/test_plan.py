@@ -93,7 +93,7 @@ def test_a_partition_has_an_account_and_options_of_its_own() -> None:
                 "--exclusive": "user", "--hint": "nomultithread"}  # fmt: skip
     assert expected.items() <= made.items()
     assert "--mem" not in made
-    other = {**OWN, "partitions": {"cpu": {**OWN["partitions"]["cpu"], "remove": ["--time"]}}}
+    other = {**OWN, "partitions": {"cpu": {"remove": ["--time"]}}}
     noted = plan.plan(site(other), spec(time="1:00:00"), PLACE).notices
     assert "hpcml ignores --time: the profile removes --time (partitions.cpu.remove)" in noted
     typed = {"account": "mine", "qos": "short", "gpu_type": "a100", "sbatch": (("--constraint", "old"),)}
