@@ -295,7 +295,7 @@ def test_a_login_shell_that_runs_no_command_gets_no_line_of_ours_to_run(
     done = laptop.run(*words, timeout=120)
     assert done.returncode == errors.CONFIG, done.stderr
     status = "3" if "exit" in startup else "0"
-    assert f"cluster ran no command: it exited with status {status} (cluster)" in done.stderr
+    assert f"ran no command: it exited with status {status} (cluster)" in done.stderr
     assert ("  | closed for today\n" in done.stderr) == ("closed" in startup)
     assert not list(laptop.world.top.rglob("pwned"))
 
