@@ -14,6 +14,7 @@ from hpcml import files
 from hpcml.paths import LIBRARY
 
 _PACKAGE = Path(__file__).resolve().parent
+_SEAL = 64  # characters of a digest
 # What a run's library has under other names: in the place of the command line, for scripts that call hpcml, and what
 # Python imports as it starts.
 RENAMED = {
@@ -102,7 +103,8 @@ def node_archive() -> bytes:
     folder, prefix = _PACKAGE / "__pycache__", f"lib.{sys.implementation.cache_tag}."
     kept = folder / f"{prefix}{zlib.crc32(repr(states).encode()):08x}.zip"
     with contextlib.suppress(OSError):
-        return kept.read_bytes()
+        if (archive := kept.read_bytes()).endswith(seal(archive).encode()):
+            return archive
     archive = _archive(names)
     if not sys.dont_write_bytecode:
         with contextlib.suppress(OSError):
@@ -112,28 +114,37 @@ def node_archive() -> bytes:
     return archive
 
 
+def seal(archive: bytes) -> str:
+    """Return what an archive ends with if it is whole: the SHA-256 of all that precedes it (job.sh checks it too)."""
+    import hashlib
+
+    return hashlib.sha256(archive[:-_SEAL]).hexdigest()
+
+
 def _archive(names: list[str]) -> bytes:
     """Make the archive.
 
     Python compiles nothing that it finds in an archive for the next process: without compiled forms every role would
     compile every module. They hold for this interpreter's version; another one takes the sources. What they name as
     their file is in no folder, so that a traceback shows the lines that travelled. Nothing is packed: that takes ten
-    times as long as copying, and Python reads one as fast as the other.
+    times as long as copying, and Python reads one as fast as the other. The archive's comment is its :func:`seal`.
     """
     import io
     import marshal
     import zipfile
     from importlib.util import MAGIC_NUMBER, source_hash
 
-    archive = io.BytesIO()
-    with zipfile.ZipFile(archive, "w") as members:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as members:
         for name in (*names, *RENAMED):
             loader = _Travelling(name, f"{LIBRARY}/{RENAMED.get(name, name)}")
             source = loader.get_data(loader.path)
             unchecked = MAGIC_NUMBER + b"\1\0\0\0" + source_hash(source)
             members.writestr(zipfile.ZipInfo(name), source)
             members.writestr(zipfile.ZipInfo(f"{name}c"), unchecked + marshal.dumps(loader.get_code(name)))
-    return archive.getvalue()
+        members.comment = bytes(_SEAL)
+    archive = buffer.getvalue()
+    return archive[:-_SEAL] + seal(archive).encode()
 
 
 def package_root() -> Path:

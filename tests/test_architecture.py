@@ -281,11 +281,11 @@ COMPLEX = {
 }
 # The lines of each package, which may only fall: a commit that raises a number says what this buys.
 MOST_LINES = {
-    ".": 5678,
+    ".": 5689,
     "api": 1023,
-    "cli": 7369,
+    "cli": 7383,
     "doctor": 1542,
-    "failures": 3103,
+    "failures": 3107,
     "images": 1048,
     "kinds": 10167,
     "node": 11749,
@@ -295,7 +295,7 @@ MOST_LINES = {
     "repairs": 984,
     "report": 2278,
     "request": 535,
-    "runs": 8747,
+    "runs": 8806,
     "schedulers": 3098,
     "sites": 1527,
     "survey": 1199,

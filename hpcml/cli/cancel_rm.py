@@ -19,7 +19,7 @@ from hpcml import files, hooks, units, written
 from hpcml.cli import common, ls
 from hpcml.errors import HpcmlError, StorageError, UsageError
 from hpcml.paths import RunPaths, sweep_folder
-from hpcml.runs import directories, settling
+from hpcml.runs import directories, libraries, settling
 from hpcml.runs import record as records
 from hpcml.terminal import note, say, say_fitted
 
@@ -161,7 +161,7 @@ def add_rm_options(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--older-than", metavar="TIME", help="only runs submitted more than TIME ago, e.g. 30d, 1w, 12h (m: minutes)"
     )
-    parser.add_argument("--larger-than", metavar="SIZE", help="only runs whose files take at least SIZE, e.g. 500M, 2G")
+    parser.add_argument("--larger-than", metavar="SIZE", help="only runs that take at least SIZE, e.g. 500M, 2G")
     parser.add_argument("--failed", action="store_true", help=common.FAILED)
     parser.add_argument(
         "--keep", metavar="N", help="always keep the newest N runs (with --name: the newest N of that name)"
@@ -180,16 +180,27 @@ def add_rm_options(parser: ArgumentParser) -> None:
 
 
 class _Removal(NamedTuple):
-    """What goes, with its bytes: ended runs, and leftover files of interrupted commands, whose names ``rests`` has."""
+    """What goes, with its bytes: ended runs, leftover files of interrupted commands, and what only these runs shared.
+
+    ``rests`` has the names of the leftover files.
+    """
 
     runs: dict[Path, int]
     leftovers: dict[Path, int]
+    shared: dict[Path, int]
     rests: tuple[tuple[str, Path], ...] = ()
+
+    @property
+    def rows(self) -> list[tuple[str, Path, int]]:
+        """Each folder and shared file, with what it is."""
+        rows = [(path.name, path, size) for path, size in self.runs.items()]
+        rows += [(f"leftover files of {name}", path, self.leftovers[path]) for name, path in self.rests]
+        return [*rows, *(("lib.zip of these runs", path, size) for path, size in self.shared.items())]
 
     @property
     def total(self) -> int:
         """All bytes."""
-        return sum(self.runs.values()) + sum(self.leftovers.values())
+        return sum(sum(sizes.values()) for sizes in (self.runs, self.leftovers, self.shared))
 
     @property
     def summary(self) -> str:
@@ -204,6 +215,8 @@ class _Removal(NamedTuple):
             directories.remove_folder(path)
         for path in self.leftovers:
             directories.remove_leftover(path)
+        for folder in {path.parent for path in self.shared}:
+            libraries.drop_unused(folder)
 
 
 def run_rm(options: Namespace) -> int:
@@ -217,14 +230,15 @@ def run_rm(options: Namespace) -> int:
     rests = () if options.run else tuple(directories.leftovers(folder))
     left = {path: directories.size(path) for _, path in rests}
     missing = None if options.until_free is None else wanted - _free(folder) - sum(left.values())
-    removal = _Removal(_taken(ended, least, missing), left, rests)
+    taken = _taken(ended, least, missing)
+    shared = dict(libraries.unused_without(folder, [*taken, *left])) if taken or left else {}
+    removal = _Removal(taken, left, shared, rests)
     if not options.json:
-        rows = [(path.name, path, size) for path, size in removal.runs.items()]
-        _show([*rows, *((f"leftover files of {name}", path, left[path]) for name, path in rests)])
+        _show(removal.rows)
     _say_lost_points(folder, removal)
     _say_what_stays(staying, each=bool(options.run))
     staying |= _say_files_left(files_left)
-    if (short := (missing or 0) - sum(removal.runs.values())) > 0:
+    if (short := (missing or 0) - sum(taken.values()) - sum(shared.values())) > 0:
         note(f"{units.format_bytes(short)} of the requested {units.format_bytes(wanted)} cannot be freed")
     if not options.dry_run and (removal.runs or rests):
         if not common.confirmed(f"Remove {removal.summary}?", options.yes):

@@ -30,6 +30,7 @@ class Reason(StrEnum):
     NO_ADDRESS = "no-address"  # a node has no usable network address
     LACKS_PACKAGES = "lacks-packages"  # the run's Python has no Dask
     SHADOWED = "shadowed-module"  # a folder of PYTHONPATH hides a package
+    DAMAGED_LIBRARY = "damaged-library"  # the batch script says so
     NO_CONTAINER_PROGRAM = "container-program"  # this and the next two: image.sh says so
     TMPDIR_NOT_BOUND = "tmpdir"
     TMPDIR_OPEN = "tmpdir-open"

@@ -12,15 +12,16 @@ import shlex
 import shutil
 import stat
 import time
-import zlib
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from hpcml import assets, files, records
+from hpcml import files, records
 from hpcml.errors import NotFoundError, StorageError, did_you_mean, nearest
 from hpcml.paths import RESERVE_COUNT, RESERVE_SIZE, RunPaths
 from hpcml.records import Table
+from hpcml.runs import libraries
 from hpcml.schedulers import Submission
 from hpcml.sites import layers, lookup
 
@@ -201,36 +202,13 @@ def creating(directory: Path, trusted: Sequence[str] = ()) -> Iterator[RunPaths]
                 folder.mkdir(mode=0o700)
             for number in range(RESERVE_COUNT):
                 files.write(paths.reserve / str(number), " " * RESERVE_SIZE)
-            archive = assets.node_archive()
-            kept = directory.parent / f".lib-{zlib.crc32(archive):08x}.zip"
-            _put_library(paths.library, kept, archive)
+            libraries.put(paths.library, directory.parent)
             yield paths
             new.rename(directory)
-            _keep_library(RunPaths(directory).library, kept)
         except BaseException:
             shutil.rmtree(new, ignore_errors=True)
+            libraries.drop_unused(directory.parent)
             raise
-
-
-def _put_library(library: Path, kept: Path, archive: bytes) -> None:
-    """Link a run's modules for the nodes to the file that all runs of one folder and version have, or write them."""
-    with contextlib.suppress(OSError):  # none yet, somebody else's, or as many links as there may be
-        if files.read(kept, len(archive)) == archive:
-            library.hardlink_to(kept)
-            if files.read(library, len(archive)) == archive:
-                return
-    files.write(library, archive)
-
-
-def _keep_library(library: Path, kept: Path) -> None:
-    """Keep a run's modules for the runs that follow, and no longer those of versions that no run has."""
-    if os.path.lexists(kept):
-        return
-    with contextlib.suppress(OSError):  # a file system without links, or another submission was first
-        for old in kept.parent.glob(".lib-*.zip"):
-            if old.lstat().st_nlink == 1:
-                old.unlink()
-        kept.hardlink_to(library)
 
 
 def _check_owner(new: Path) -> None:
@@ -452,14 +430,21 @@ _OTHERS = 1000  # times that another command may be the first to remove somethin
 
 
 def size(directory: Path) -> int:
-    """Return the bytes that a run's directory takes; links are not followed, and what cannot be read is left out."""
-    total = 0
+    """Return the bytes that the removal of a run's directory frees; what cannot be read is left out.
+
+    Links are not followed, and a file with hard links elsewhere is left out: lib.zip (:mod:`hpcml.runs.libraries`).
+    """
+    total, shared = 0, Counter[tuple[int, int, int]]()
     with contextlib.suppress(RecursionError):  # folders within folders without an end
         for _, _, names, folder in os.fwalk(directory):
             for name in names:
                 with contextlib.suppress(FileNotFoundError):  # another command removes it
-                    total += os.stat(name, dir_fd=folder, follow_symlinks=False).st_blocks * 512
-    return total
+                    status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+                    if status.st_nlink == 1:
+                        total += status.st_blocks * 512
+                    else:
+                        shared[status.st_ino, status.st_nlink, status.st_blocks] += 1
+    return total + sum(blocks * 512 for (_, links, blocks), found in shared.items() if found >= links)
 
 
 def leftovers(folder: Path) -> list[tuple[str, Path]]:

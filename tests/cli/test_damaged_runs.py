@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -234,3 +235,60 @@ def test_rerun_does_not_guess_the_site(hpcml: Commands, run: Path, capfd: pytest
     assert "The file is damaged: site is missing" in capfd.readouterr().err
     assert main.main(["rerun", "--dry-run", "--site", "slurm", run.name]) == 0
     capfd.readouterr()
+
+
+def test_nothing_is_imported_from_a_damaged_library(world: World, subtests: pytest.Subtests) -> None:
+    """The batch script ends the run before any process of it starts, and why names the reason by its rule."""
+    damages: dict[str, Callable[[bytes], bytes] | None] = {
+        "intact": lambda archive: archive,
+        "one byte": lambda archive: archive[:5000] + bytes([archive[5000] ^ 1]) + archive[5001:],
+        "its end": lambda archive: archive[:-1] + b"g",
+        "cut": lambda archive: archive[:-4096],
+        "short": lambda archive: archive[:10],
+        "zeros": lambda archive: bytes(len(archive)),
+        "empty": lambda archive: archive[:0],
+        "missing": None,
+        "folder": None,
+        "pipe": None,
+    }
+    for name, damage in damages.items():
+        with subtests.test(name):
+            directory = world.submit("--ranks", "1")
+            library = directory / "lib.zip"
+            archive = library.read_bytes()
+            library.unlink()
+            if damage:
+                library.write_bytes(damage(archive))
+            elif name == "folder":
+                library.mkdir()
+            elif name == "pipe":
+                os.mkfifo(library)
+            srun = world.top / f"srun-{name}"
+            srun.mkdir()
+            (srun / "srun").write_text('#!/bin/sh\n: >"$0-began"\nexit 3\n')
+            (srun / "srun").chmod(0o755)
+            (job,) = [key for key, facts in world.jobs().items() if facts["script"] == str(directory / "job.sh")]
+            environment = {
+                "SLURM_JOB_ID": job,
+                "SLURM_CPUS_ON_NODE": "1",
+                "SLURM_JOB_NODELIST": "n1",
+                "PATH": f"{srun}:/usr/bin:/bin",
+            }
+            done = subprocess.run(
+                ["bash", directory / "job.sh"],
+                env=environment,
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=240,
+            )
+            world.set_job(job, state="FAILED")
+            assert (srun / "srun-began").exists() == (name == "intact"), done.stderr
+            if name == "intact":
+                continue
+            assert done.returncode == errors.STORAGE
+            assert "hpcml: damaged or missing: " in done.stderr
+            facts = world.answers("why", directory.name)
+            assert facts["rule"] == "damaged-library", facts
+            assert f"hpcml rerun {directory.name}" in facts["next_step"]
+            assert world.answers("status", directory.name)["exit_status"] == errors.STORAGE

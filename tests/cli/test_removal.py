@@ -175,6 +175,40 @@ def test_rm_by_age_size_and_number(world: World) -> None:
     assert world.left() == [kept.name]
 
 
+def test_rm_counts_what_runs_share_once_and_removes_it_with_the_last(world: World) -> None:
+    """An older run has a file of its own, and a submission that was killed may have a link too."""
+    first, second, old = (ended(world, name) for name in ("first", "second", "old"))
+    library = (old / "lib.zip").read_bytes()
+    (old / "lib.zip").unlink()
+    (old / "lib.zip").write_bytes(library)
+    (first / "out/one").write_bytes(b"x" * 300_000)
+    (first / "out/two").hardlink_to(first / "out/one")
+    (shared,) = world.runs.glob(".lib-*.zip")
+    full = shared.stat().st_blocks * 512
+
+    def freed(*words: str) -> int:
+        answer = json.loads(world.run("rm", *words, "--yes", "--json").stdout)
+        return int(answer["bytes"])
+
+    assert 300_000 < freed("first", "--dry-run") < 600_000 < full
+    assert 300_000 < freed("first") < 600_000
+    assert (second / "lib.zip").samefile(shared)
+    assert full < freed("--larger-than", "4M") < full + 300_000
+    assert world.left() == [second.name]
+    assert freed("--name", "none*") == 0
+    killed = world.runs / f".b-20200101-000000-0000.{'0' * 16}.removed"
+    shutil.copytree(second, killed)
+    (killed / "lib.zip").unlink()
+    (killed / "lib.zip").hardlink_to(shared)
+    assert full > freed(second.name)
+    done = world.run("rm", "--older-than", "30d", "--yes")
+    assert "lib.zip of these runs" in done.stdout, done.stderr
+    assert (world.left(), list(world.runs.glob(".lib-*"))) == ([], [])
+    fresh = ended(world, "fresh")
+    assert full < freed(fresh.name) < full + 300_000
+    assert list(world.runs.glob(".lib-*")) == []
+
+
 def test_rm_until_so_much_is_free(world: World, subtests: pytest.Subtests) -> None:
     kept = ended(world, "new")
     old = aged(kept, "old-20200101-000000-0000")

@@ -343,6 +343,7 @@ FAULTS = (
     F("hpcml/node/stacks.py", " and _head(path, len(HEAD % pid)) == HEAD % pid:", ":", "hpcml stacks empties a file without a name of the script's own", True),
     F("hpcml/kinds/dask/node/script/children.py", 'getattr(os, "O_TMPFILE", 0o20000000 | os.O_DIRECTORY)', "os.O_TMPFILE", "Pythons of conda and uv start with an error and show no stacks", True),
     F("hpcml/node/full_disk.py", 'json.dumps({**end, "quote": []}).encode()[:RESERVE_SIZE]', "text[:RESERVE_SIZE]", "a full disk leaves half a status file"),
+    F("hpcml/failures/point.py", "self.status if self.status in (OK, PRUNED) else FAILED", "self.status", "a point in a state that only a newer version knows counts as done"),
     F("hpcml/node/sweep/points.py", "not in _OF_THE_POINT and hit.line.time > began - _SLACK]", "not in _OF_THE_POINT]", "a worker's error during an earlier point explains this point's failure"),
     F("hpcml/leases.py", "return _are_one(file, name)", "return True", "two jobs run a point"),
     F("hpcml/leases.py", "if now - noticed < LEASE and not has_ended(holder):", "if True:", "the points of a job that died are lost"),
@@ -717,4 +718,9 @@ FAULTS = (
     F("hpcml/runs/checks/of_submission.py", '            if not dry_run:\n                raise\n', '', "a Dask run whose Python lacks Dask is queued"),
     F("hpcml/remote/server.py", "        forget(pythons.ACTIVE)  # what a login shell activates is no choice of the laptop's user\n", '', "what a login shell activates is the Python of a laptop's run"),
     F("hpcml/cli/sweep.py", '    spec = submission.with_python(spec)\n', '', "a sweep that is continued has another Python for its new points"),
+    F("hpcml/runs/libraries.py", "_MODE = 0o400", "_MODE = 0o600", "a script can write into the modules of all runs"),
+    F("hpcml/runs/libraries.py", "            if not _link(library, shared, archive):  # else", "            if True:  # else", "of two submissions at once each keeps a lib.zip of its own"),
+    F("hpcml/assets.py", "if (archive := kept.read_bytes()).endswith(seal(archive).encode()):", "if archive := kept.read_bytes():", "a damaged archive beside the package goes to the nodes"),
+    F("hpcml/runs/directories.py", "if status.st_nlink == 1:", "if True:", "hpcml rm counts the lib.zip that runs share for each of them"),
+    F("templates/batch.sh.j2", '&& ! is_whole "$HPCML_RUN_DIR/lib.zip"', '&& ! [ -e "$HPCML_RUN_DIR/lib.zip" ]', "a job imports from a damaged lib.zip", True),
 )  # fmt: skip

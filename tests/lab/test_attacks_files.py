@@ -12,7 +12,6 @@ import os
 import pwd
 import shutil
 import subprocess
-import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -267,14 +266,15 @@ def test_mallory_leads_no_file_of_a_script_out_of_its_project(cluster: Cluster, 
     cluster.lab.exec(["tee", str(secret / "config.json")], input="{}")
     runs.mkdir()
     runs.chmod(0o1777)
-    library = runs / f".lib-{zlib.crc32(assets.node_archive()):08x}.zip"
+    uid = pwd.getpwnam(ALICE).pw_uid
+    library = runs / f".lib-{uid}-{assets.seal(assets.node_archive())}.zip"
     place.plant((library, "text", "mallory's"))
     script = ("hpcml", "submit", "--nodes", "1", "--detach", "--json", "--set", f"paths.runs={runs}",
               str(project / "train.py"), str(go))  # fmt: skip
     [(code, out, err)] = place.types(script)
     assert code == 0, err
     run = Path(json.loads(out)["directory"])
-    assert (run / "lib.zip").stat().st_uid == pwd.getpwnam(ALICE).pw_uid
+    assert (run / "lib.zip").stat().st_uid == uid
     cluster.wait_event(run, "script-started", 60)
     place.plant((project / "config.json", "link", str(secret / "config.json")), (project / "pipe.csv", "pipe", ""),
                 (project / "hers", "folder", ""), (project / "link", "link", str(secret)),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import hashlib
 import io
 import json
 import os
@@ -26,7 +28,7 @@ from hpcml import assets, files, records
 from hpcml.errors import NotFoundError, StorageError
 from hpcml.paths import RunPaths
 from hpcml.request.record import Awaited
-from hpcml.runs import directories, record, snapshot, waiting
+from hpcml.runs import directories, libraries, record, snapshot, waiting
 from hpcml.runs.status import Status
 from hpcml.sites.schema import Code
 from hpcml.units import Memory
@@ -82,28 +84,95 @@ def test_a_run_that_is_a_link_is_named_as_that(tmp_path: Path) -> None:
         directories.load(tmp_path / "link")
 
 
-def test_the_library_of_a_run_is_no_file_that_has_changed(tmp_path: Path, subtests: pytest.Subtests) -> None:
-    """And of a version that no run has, no file is left."""
-    (tmp_path / ".lib-old.zip").write_bytes(b"of another version")
-    for name in ("a", "b"):
-        with directories.creating(tmp_path / name):
+def make(folder: Path, *names: str) -> list[Path]:
+    """Make runs and return the files of their modules."""
+    for name in names:
+        with directories.creating(folder / name):
             pass
-    ((kept,), archive) = tmp_path.glob(".lib-*.zip"), (tmp_path / "a/lib.zip").read_bytes()
-    kept.write_bytes(b"changed by a job")
+    return [folder / name / "lib.zip" for name in names]
+
+
+def test_the_library_of_a_run_is_no_file_that_has_changed(tmp_path: Path, subtests: pytest.Subtests) -> None:
+    """Such a file is replaced, so that the next runs share one again; of a version that no run has, no file is left."""
+    (tmp_path / ".lib-old.zip").write_bytes(b"of another version")
+    first, _ = make(tmp_path, "a", "b")
+    ((shared,), archive) = tmp_path.glob(".lib-*.zip"), first.read_bytes()
     elsewhere = tmp_path / "elsewhere"
     elsewhere.write_bytes(archive)
-    for what in ("changed", "link", "folder"):
-        with subtests.test(what):
+
+    def plant(what: str) -> None:
+        if what == "changed":
+            shared.chmod(0o600)
+            shared.write_bytes(b"changed by a job")
+        elif what == "open to all":
+            shared.chmod(0o666)
+        else:
+            shared.unlink()
             if what == "link":
-                kept.unlink()
-                kept.symlink_to(elsewhere)
-            elif what == "folder":
-                kept.unlink()
-                kept.mkdir()
-            with directories.creating(tmp_path / what):
-                pass
-            library = tmp_path / what / "lib.zip"
-            assert (library.read_bytes(), library.stat().st_nlink) == (archive, 1)
+                shared.symlink_to(elsewhere)
+            elif what == "pipe":
+                os.mkfifo(shared)
+            else:
+                shared.mkdir()
+
+    for what in ("changed", "open to all", "link", "pipe", "folder"):
+        with subtests.test(what):
+            plant(what)
+            new, after = make(tmp_path, f"{what}-1", f"{what}-2")
+            assert not new.samefile(first)
+            assert new.samefile(after) == (what != "folder")
+            for library in (new, after):
+                assert (library.read_bytes(), library.stat().st_mode & 0o777) == (archive, 0o400)
+    assert not list(tmp_path.rglob("*.new"))
+
+
+def test_a_run_has_a_library_of_its_own_where_there_are_no_hard_links(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_links(*_: object) -> None:
+        raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "hardlink_to", no_links)
+        one, two = make(tmp_path, "a", "b")
+    assert one.read_bytes() == two.read_bytes()
+    assert [library.stat().st_nlink for library in (one, two)] == [1, 1]
+    three, four = make(tmp_path, "c", "d")
+    assert three.samefile(four)
+    assert not three.samefile(one)
+
+
+def test_submissions_at_once_share_one_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of them find no shared file, and write their own; the first gives it to the others."""
+    write = files.write
+
+    def write_after_another(path: Path, data: str | bytes, mode: int = 0o600) -> None:
+        monkeypatch.setattr(files, "write", write)
+        if path.name == "lib.zip":
+            make(tmp_path, "first")
+        write(path, data, mode)
+
+    monkeypatch.setattr(files, "write", write_after_another)
+    libraries.put(tmp_path / "lib.zip", tmp_path)
+    assert (tmp_path / "lib.zip").samefile(tmp_path / "first/lib.zip")
+    assert (tmp_path / "lib.zip").stat().st_nlink == 3
+
+
+def test_a_submission_that_fails_leaves_no_library(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError), directories.creating(tmp_path / "a"):
+        raise RuntimeError
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_changed_checkout_has_a_library_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    old, same = make(tmp_path, "a", "b")
+    archive = old.read_bytes()
+    changed = b"changed" + archive[:-64]
+    changed += hashlib.sha256(changed).hexdigest().encode()
+    monkeypatch.setattr(assets, "node_archive", lambda: changed)
+    (new,) = make(tmp_path, "c")
+    assert (new.read_bytes(), old.read_bytes(), same.samefile(old)) == (changed, archive, True)
+    assert sorted(path.stat().st_nlink for path in tmp_path.glob(".lib-*.zip")) == [2, 3]
 
 
 def test_the_library_is_one_file_with_what_runs_on_the_nodes(tmp_path: Path) -> None:
@@ -116,7 +185,7 @@ def test_the_library_is_one_file_with_what_runs_on_the_nodes(tmp_path: Path) -> 
     root = Path(directories.__file__).parent.parent.parent
     archive = tmp_path / "a/lib.zip"
     assert archive.samefile(tmp_path / "b/lib.zip")
-    assert archive.stat().st_mode & 0o777 == 0o600
+    assert archive.stat().st_mode & 0o777 == 0o400
     assert archive.read_bytes() == (tmp_path / "b/lib.zip").read_bytes()
     with zipfile.ZipFile(archive) as members:
         assert members.testzip() is None
@@ -203,8 +272,13 @@ def test_the_archive_is_kept_until_a_module_changes(tmp_path: Path) -> None:
     first = made()
     (kept,) = package.glob("__pycache__/lib.*.zip")
     assert kept.read_bytes() == first
-    kept.write_bytes(b"kept")
-    assert made() == b"kept"
+    other = b"kept" + hashlib.sha256(b"kept").hexdigest().encode()
+    kept.write_bytes(other)
+    assert made() == other
+    kept.write_bytes(first[:-1000])  # damaged
+    again = made()
+    assert again == kept.read_bytes()
+    assert again.endswith(assets.seal(again).encode())
     for name in ("units.py", "node/script/hpcml_command.py"):  # the second one travels as hpcml/__main__.py
         with (package / name).open("a") as file:
             file.write("# changed\n")

@@ -28,13 +28,13 @@ if [ -n "$job" ] && [ "$job" != "$this_job" ]; then
   exit 64
 fi
 attempt="$HPCML_RUN_DIR/attempts/$HPCML_ATTEMPT"
-# write_end EXIT_STATUS PHASE MESSAGE HINT: write the run's status if no supervisor can. It overwrites an existing file, because the
-# disk may be full.
+# write_end EXIT_STATUS PHASE MESSAGE HINT [REASON]: write the run's status if no supervisor can. It overwrites an existing file, because
+# the disk may be full. REASON is one of Reason in hpcml/failures/end.py.
 json_text() { printf %s "$1" | tr '\n\t' '  ' | tr -d '[:cntrl:]' | sed 's/[\\"]/\\&/g'; }
 write_end() {
   mkdir -p "$HPCML_RUN_DIR/reserve" 2>/dev/null
-  printf '{"over": true, "state": "FAILED", "time": %s, "attempt": %s, "exit_status": %s, "phase": "%s", "by": "hpcml", "message": "%s", "hint": "%s", "quote": []}' \
-    "$(date +%s.%3N)" "$HPCML_ATTEMPT" "$1" "$2" "$(json_text "$3")" "$(json_text "$4")" \
+  printf '{"over": true, "state": "FAILED", "time": %s, "attempt": %s, "exit_status": %s, "phase": "%s", "by": "hpcml", "message": "%s", "hint": "%s", "reason": "%s", "quote": []}' \
+    "$(date +%s.%3N)" "$HPCML_ATTEMPT" "$1" "$2" "$(json_text "$3")" "$(json_text "$4")" "${5-}" \
     1<>"$HPCML_RUN_DIR/reserve/0" && mv "$HPCML_RUN_DIR/reserve/0" "$HPCML_RUN_DIR/status.json"
 }
 said=$(mkdir -p "$attempt/nodes" "$attempt/exit" "$attempt/secret" 2>&1) || {
@@ -44,6 +44,14 @@ said=$(mkdir -p "$attempt/nodes" "$attempt/exit" "$attempt/secret" 2>&1) || {
   exit 74
 }
 
+# lib.zip has hpcml's modules. It ends with the SHA-256 of the bytes before: no role may import anything from a damaged file.
+is_whole() { [ -f "$1" ] && [ "$(head -c $(($(wc -c <"$1") - 64)) "$1" | sha256sum | cut -d ' ' -f 1)" = "$(tail -c 64 "$1" | tr -d '\0')" ]; }
+if command -v sha256sum >/dev/null && ! is_whole "$HPCML_RUN_DIR/lib.zip"; then
+  echo "hpcml: damaged or missing: $(ls -ld "$HPCML_RUN_DIR/lib.zip" 2>&1)" >&2
+  write_end 74 allocated "lib.zip in the run's directory is damaged or missing" \
+    "Submit the run again: hpcml rerun staged-20261121-074500-1a2b. If lib.zip is damaged again, check the file system of paths.runs." damaged-library
+  exit 74
+fi
 set +u   # the lines of the site and of the user, and what these load, are not written for set -u
 export HPCML_CONTAINER_ENV=''
 set +e -u
