@@ -15,6 +15,7 @@ class Form(StrEnum):
     MODULE = "module"  # a Python module, as for python -m: its folder and its dotted name
     NOTEBOOK = "notebook"  # a notebook that is executed
     PROGRAM = "program"  # any other program
+    BATCH = "batch"  # a shell script with its own #SBATCH lines
     JUPYTER = "jupyter"  # JupyterLab
     INTERCONNECT = "interconnect"  # the check of the interconnect
     DOCTOR = "doctor"  # the check of the nodes
@@ -46,6 +47,8 @@ class Traits(NamedTuple):
     is_main: bool = False  # tasks find its functions in __main__
     packages: tuple[str, ...] = ()  # modules that the run's Python must have for it
     web_service: str = ""  # the one that it offers; it is ready once services/NAME.json says where that is
+    near_limit: str = "hpcml asks the script to save and stop"  # what happens shortly before the time limit
+    kind: str = ""  # the only kind of run that it can have; empty: each
     socket_room: int = 70  # bytes that the name of the folder for its unix sockets may have; a kernel's are long
 
 
@@ -54,6 +57,7 @@ _TRAITS = {
     Form.MODULE: Traits(is_main=True),
     Form.NOTEBOOK: Traits(packages=("nbclient", "nbformat", "ipykernel"), socket_room=38),
     Form.PROGRAM: Traits(),
+    Form.BATCH: Traits("the batch script", near_limit="Slurm ends the job then", kind="batch"),
     Form.JUPYTER: Traits(
         "JupyterLab", is_script=False, packages=("jupyterlab",), web_service="jupyter", socket_room=38
     ),

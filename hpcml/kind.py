@@ -247,10 +247,25 @@ class Kind(ABC):
         """
         return None
 
+    def with_script(self, request: Request) -> tuple[Request, list[str]]:
+        """Return the request with what the script's own lines say, and notes; an HpcmlError if it cannot run.
+
+        The submission calls it before the plan is made. It may read the script, and starts nothing.
+        """
+        return request, []
+
+    def sized(self, site: Site, request: Request) -> tuple[Site, Request]:
+        """Return site and request with the sizes that the script's own lines ask for.
+
+        The plan calls it first, before it fills in the site's defaults. It changes neither what was asked of the
+        scheduler nor the record of the request.
+        """
+        return site, request
+
     def decided(self, site: Site, request: Request) -> Site:
         """Return the site with what the kind decides; UsageError or ConfigError if the request cannot be met.
 
-        The plan calls it first, with the site's defaults in the request, and uses the returned site from then on.
+        The plan calls it with the site's defaults in the request, and uses the returned site from then on.
         """
         return site
 

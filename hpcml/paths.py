@@ -62,6 +62,8 @@ class RunPaths(Folder):
     stage = Below("stage.sh")
     keep = Below("keep.sh")
     sweep = Below("sweep.sh")
+    agents = Below("agents.sh")
+    batch_script = Below("slurm_script")  # the copy of the user's, under the name that Slurm gives to such copies
     home = Below("home")
     submission = Below("submission.json")
     job = Below("job")

@@ -38,6 +38,8 @@ class RecordedPlan(NamedTuple):
     may_start_again: bool = False  # another attempt may follow
     setup: tuple[str, ...] = ()  # lines of runtime.setup
     environment: tuple[tuple[str, str], ...] = ()  # variables of all roles
+    variables: tuple[str, ...] = ()  # names of the user's own
+    forwarded: tuple[str, ...] = ()  # signals that are passed on to a batch script
     steps: tuple[RecordedStep, ...] = ()  # the supervisor's last
     after: tuple[str, ...] = ()  # runs that it waits for, as ``ID:ok``
     python_from: str = ""  # who named the Python of the run's processes; empty: it is hpcml's own

@@ -179,12 +179,12 @@ def test_a_dry_run_imports_nothing_for_a_script_or_a_report(site: str, tmp_path:
 
 
 def test_slurm_s_variables_are_named_behind_the_seam_alone() -> None:
-    """Beside hpcml.schedulers by one module on the nodes, and by what a profile cites."""
+    """Beside hpcml.schedulers by one module on the nodes, by Slurm's step of agents, and by what a profile cites."""
     files = [path for folder in ("hpcml", "templates") for path in (ROOT / folder).rglob("*") if path.is_file()]
     texts = {path: path.read_text(encoding="utf-8") for path in files if path.suffix in (".py", ".sh", ".j2", ".toml")}
     named = {str(path.relative_to(ROOT)) for path, text in texts.items() if re.search(r"SLURM[A-Z]*_[A-Z]", text)}
     outside = {name for name in named if not name.startswith("hpcml/schedulers/")}
-    assert outside == {"hpcml/node/job.py", "hpcml/sites/profiles/vega.toml"}
+    assert outside == {"hpcml/node/job.py", "templates/agents.sh", "hpcml/sites/profiles/vega.toml"}
 
 
 def test_every_value_in_a_template_passes_a_filter() -> None:
@@ -281,22 +281,22 @@ COMPLEX = {
 }
 # The lines of each package, which may only fall: a commit that raises a number says what this buys.
 MOST_LINES = {
-    ".": 5689,
+    ".": 5712,
     "api": 1023,
-    "cli": 7383,
+    "cli": 7393,
     "doctor": 1542,
-    "failures": 3107,
+    "failures": 3130,
     "images": 1048,
-    "kinds": 10167,
-    "node": 11749,
-    "options": 831,
-    "plan": 840,
+    "kinds": 10596,
+    "node": 11787,
+    "options": 842,
+    "plan": 848,
     "remote": 3632,
     "repairs": 984,
     "report": 2278,
-    "request": 535,
-    "runs": 8806,
-    "schedulers": 3098,
+    "request": 536,
+    "runs": 8836,
+    "schedulers": 3369,
     "sites": 1527,
     "survey": 1199,
     "sweeps": 1424,

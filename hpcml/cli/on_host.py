@@ -93,8 +93,7 @@ def _submit(
     here = Path.cwd()
     misplaced.check(script, here, f"hpcml {command}")
     path, (_, *arguments), form = programs.named(script, here)
-    if form is Form.PROGRAM and (here / path).is_file():
-        path = here / path  # what PATH leads to on this laptop does not count
+    path, form = _to_send(path, form, here, options)
     if form is Form.PROGRAM and programs.is_python(path):
         hint = f"Send the script itself: hpcml --host … {command} SCRIPT. "
         hint += "Choose the Python on HOST: --python PATH."
@@ -138,6 +137,15 @@ def _submit(
             *arguments,
         ]
         return channel.run(connection, command_line, upload, most=math.inf)
+
+
+def _to_send(path: Path, form: Form, here: Path, options: Namespace) -> tuple[Path, Form]:
+    """Return the file on this laptop that is meant, and its form."""
+    if form is Form.SCRIPT and not options.ranks:
+        form = programs.as_batch_script(Code(path)).form
+    if form is Form.PROGRAM and (here / path).is_file():
+        path = here / path  # what PATH leads to on this laptop does not count
+    return path, form
 
 
 def _check_upload(upload: channel.Upload, project: Path | None) -> None:

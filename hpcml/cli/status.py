@@ -114,7 +114,7 @@ def _lines(
     lines += _of_allocation(status.allocation)
     if status.alone:
         lines.append(("cluster", status.no_cluster))
-    elif status.phase in (Phase.STARTING, Phase.RUNNING):
+    elif status.planned.expected and status.phase in (Phase.STARTING, Phase.RUNNING):
         lines.append((f"{status.noun}s", f"{status.cluster.workers}/{status.planned.expected}"))
     values = status.fields()
     keys = ("jupyter", "versions", "protocol", "address", "security", "interconnect")
@@ -126,7 +126,7 @@ def _lines(
         place = common.typed(status.written.original, sys.stdout)
         lines.append(("brought", f"to {place}: {first_of_many(names, _NAMED)}"))
     lines += phases(status)
-    if (exit_status := status.ending.exit_status) is not None:
+    if (exit_status := status.exit_status) is not None:
         by_script = status.ending.by == "script" and exit_status != STOPPED
         meaning = "from the script" if by_script else MEANING.get(exit_status, "")
         lines.append(("exit", f"{exit_status} ({meaning})" if meaning else str(exit_status)))

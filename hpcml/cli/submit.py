@@ -507,9 +507,9 @@ def _recorded_spec(options: Namespace, recorded: RecordedSpec, run: directories.
     if options.script_words and (old := recorded.arguments) and list(old) != list(arguments):
         note(f"the script's arguments change from {shlex.join(old)} to {shlex.join(arguments) or 'none'}")
     command_line = [form.service or str(script), *arguments]
-    spec = request_of(vars(options), programs.code(command_line, common.here()))
+    spec = request_of(vars(options), programs.code(command_line, common.here())._replace(form=form))
     spec = spec.changed(cwd=folder, staged=staged, sent_from=recorded.sent_from)
     spec = spec.changed(idle=recorded.idle)
-    spec = spec.changed(script=script, form=form, root=root)
+    spec = spec.changed(script=script, root=root)
     spec = spec.changed(interpreter=recorded.interpreter, in_place=recorded.in_place)
     return spec.changed(sources=()) if staged or not script.is_absolute() else spec

@@ -72,6 +72,11 @@ class Case(NamedTuple):
         return "program" if self.form is Form.PROGRAM else "script"
 
     @property
+    def is_python(self) -> bool:
+        """Whether Python runs what was started."""
+        return self.form not in (Form.PROGRAM, Form.BATCH)
+
+    @property
     def of_ranks(self) -> bool:
         """Whether the script is several processes."""
         return self.end.rank is not None or (self.kind is not None and self.kind.ranks is not None)

@@ -54,9 +54,13 @@ class LostTasks:
                     self.by_node |= dict.fromkeys(expand_hosts(match[1]), clause)
 
 
-def why_ended(text: str, job: str) -> str | None:
-    """Return why Slurm ended a job, empty for a plain cancellation; None if a log's text does not say it."""
-    whose = rf"(?:JOB {re.escape(job)}|STEP {re.escape(job)}\.\S+) ON \S+"
+def why_ended(text: str, job: str, *, with_steps: bool = True) -> str | None:
+    """Return why Slurm ended a job, empty for a plain cancellation; None if a log's text does not say it.
+
+    ``with_steps``: the end of a step means the job's, since no step ends alone.
+    """
+    step = rf"|STEP {re.escape(job)}\.\S+" if with_steps else ""
+    whose = rf"(?:JOB {re.escape(job)}{step}) ON \S+"
     causes: Iterable[str] = re.findall(rf"\*\*\* {whose} CANCELLED AT \S+(?: DUE (?:TO|to) ([^*\n]+?))? \*\*\*", text)
     *_, last = (None, *causes)
     return "" if last and last.startswith("SIGNAL") else last  # what newer Slurms say of a plain scancel

@@ -57,14 +57,16 @@ def _exited(case: Case, hits: Sequence[Hit]) -> Cause:
         clause = f"{exited}: {last.text[:TOLD]}" if last else clause
         remedy = "Use a path on a file system that all nodes share."
         return Cause(clause, "program cannot be started", evidence=case.quoted, remedy=remedy)
-    by = "" if case.noun == "program" else " (by sys.exit or os._exit)"
+    by = " (by sys.exit or os._exit)" if case.is_python else ""
     remedy = f"See the output before the exit{by}: {LOGS}."
-    if status == _OF_TIMEOUT and case.noun == "program":
+    if status == _OF_TIMEOUT and not case.is_python:
         remedy = f"The command timeout ends with status {status} when its time is over. {remedy}"
     if error := output.printed_error(case.last_output):
         place = f" ({error.place})" if error.place else ""
         return printed_error(case, hits, case.own(f"{error.words.text}{place}", error.words.number))
-    if (said := output.last_complaint(case.last_output)) and said != last:
+    if task := output.failed_task(case.last_output):
+        exited += f"; {task}"
+    elif (said := output.last_complaint(case.last_output)) and said != last:
         exited += f"; it printed: {said.text[:TOLD]}"
     elif last:
         exited += f"; the last line of its output: {last.text[:TOLD]}"

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import Any
 
 from hpcml import errors
@@ -175,16 +176,16 @@ def _end_time(context: Context) -> float:
     return float(os.environ.get("HPCML_BEGAN") or "inf") + limit
 
 
-def from_slurm(context: Context, outcome: End, since: int) -> End:
+def from_slurm(context: Context, outcome: End, logs: Mapping[Path, int]) -> End:
     """Return an outcome of a run that was told to end with the cause that Slurm gives.
 
-    ``since`` is the length of the job's log when this attempt began.
+    ``logs`` are the files into which Slurm writes it, each with its length when this attempt began.
     """
     stopped = outcome.by == "script" and outcome.exit_status == errors.STOPPED
     if context.settings.job.one_machine or stopped or outcome.state not in _TOLD_TO_END:
         return outcome
     deadline = time.monotonic() + (0.0 if _in_allocation() else LINE)
-    while (cause := _cause(context, since)) is None and time.monotonic() < deadline:
+    while (cause := why_ended(logs)) is None and time.monotonic() < deadline:
         time.sleep(0.05)
     if outcome.by != "script":
         return _by_cause(outcome, cause)
@@ -224,15 +225,21 @@ def _by_cause(outcome: End, cause: str | None) -> End:
     return outcome._replace(**causes.get(cause, other))
 
 
-def _cause(context: Context, since: int) -> str | None:
-    """Return why Slurm ended the job, empty for a plain cancellation; None if it has not said so."""
-    try:
-        with context.run.job_log.open("rb") as file:
-            file.seek(max(since, os.fstat(file.fileno()).st_size - (1 << 20)))
-            text = file.read(1 << 20).decode(errors="replace")
-    except OSError:
-        return None
-    return job_log.why_ended(text, job_id())
+def why_ended(logs: Mapping[Path, int], *, with_steps: bool = True) -> str | None:
+    """Return why Slurm ended the job, empty for a plain cancellation; None if it has not said so.
+
+    ``logs`` as for :func:`from_slurm`, ``with_steps`` as for :func:`hpcml.failures.job_log.why_ended`.
+    """
+    for path, begin in logs.items():
+        try:
+            with path.open("rb") as file:
+                file.seek(max(begin, os.fstat(file.fileno()).st_size - (1 << 20)))
+                text = file.read(1 << 20).decode(errors="replace")
+        except OSError:
+            continue
+        if (cause := job_log.why_ended(text, job_id(), with_steps=with_steps)) is not None:
+            return cause
+    return None
 
 
 def _put_back(job: str) -> bool:

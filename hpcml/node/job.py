@@ -10,6 +10,7 @@ import os
 import re
 import subprocess
 from collections.abc import Mapping
+from pathlib import Path
 
 GIVEN = "HPCML_JOB_VARIABLES"  # Slurm's variables of the batch script, a line each; not set without Slurm
 _PMI = re.compile("PMI_|PMI2_|PMIX_(?!MCA_)")
@@ -116,6 +117,28 @@ def task_variables(*, rank: int, local: int, node: int, each: int, nodes: int) -
 def task_rank() -> int:
     """Return the number of this process among the tasks of its step."""
     return int(os.environ["SLURM_PROCID"])
+
+
+def batch_process() -> Path:
+    """Return what Linux shows of the batch script's shell, beside which this process runs."""
+    return Path(f"/proc/{int(os.environ['HPCML_BATCH'])}")
+
+
+def variables_of_batch_process(folder: str, *, own_log: bool) -> dict[str, str]:
+    """Return the variables that the scheduler gave to the batch script, before the script changed any.
+
+    Parameters
+    ----------
+    folder
+        The one that the user submitted from, which may not be sbatch's.
+    own_log
+        Whether the output goes to a log of hpcml's, to which Slurm appends: srun would take that for its files too.
+    """
+    entries = (batch_process() / "environ").read_bytes().split(b"\0")
+    variables = dict(os.fsdecode(entry).split("=", 1) for entry in entries if b"=" in entry[1:])
+    if own_log:
+        variables.pop("SLURM_OPEN_MODE", None)
+    return variables | {"SLURM_SUBMIT_DIR": folder}
 
 
 def placement() -> dict[str, str]:

@@ -44,6 +44,8 @@ class RunState:
         self.stacks_written: dict[str, str] = {}  # by node, the last request for stacks that its agent has answered
         self.environment_known = False  # whether all roles have told their versions
         self.looked = 0.0
+        # The files into which the scheduler writes why it ends the job, with their lengths when this attempt began.
+        self.job_logs = {context.run.job_log: size_of(context.run.job_log)}
         self.awaited: list[int] = []  # open files that end a wait of the kind's processes when they can be read
         self.clock = OwnTime()
         self.steps = Steps(kind, self.clock, context.run.job_log)

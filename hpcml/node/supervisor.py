@@ -63,7 +63,6 @@ def _wake_batch_script(context: Context, status: int) -> None:
 
 
 def _supervise(context: Context, kind: Kind) -> int:
-    began = size_of(context.run.job_log)
     events = EventLog(context.run.events, context.number)
     job, batch = job_id(), int(os.environ.get("HPCML_BEGAN") or 0)
     size = size_of(context.run.script_log)
@@ -89,7 +88,7 @@ def _supervise(context: Context, kind: Kind) -> int:
         attempts.keep_last_end(context)
         if anew := attempts.waits_anew(context):
             state.warn(anew)
-        outcome = or_a_full_disk(end_cause.from_slurm(context, _run(state, processes), began), context)
+        outcome = or_a_full_disk(end_cause.from_slurm(context, _run(state, processes), state.job_logs), context)
         outcome = attempts.decided(context, outcome)
         was_written = tear_down(state, processes, outcome)
     if outcome.by != "script":

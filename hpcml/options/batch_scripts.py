@@ -5,33 +5,26 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any
 
 from hpcml.errors import UsageError
 from hpcml.options.sbatch_options import INSTEAD
+from hpcml.schedulers import sbatch_lines
 from hpcml.terminal import json_text
 
 PAGE = "hpcml help from-batch-scripts"
-_NAMES = {"-a": "--array", "-n": "--ntasks", "-N": "--nodes", "--tasks-per-node": "--ntasks-per-node"}
 _TASKS = ("--ntasks", "--ntasks-per-node", "--gpus-per-task")
 # Where a shell looks for a command: at the beginning of a line or a text, or after a word that another command follows.
 _BEFORE = r"(?:^|[;&|({\"'`]|(?<![\w./-])(?:then|do|else|exec|time|nohup|command|env|uv\s+run)\s)\s*(?:\w+=\S*\s+)*"
 _LAUNCHERS = r"mpirun|mpiexec(?:\.\w+)?|orterun|prterun|srun|torchrun|deepspeed|horovodrun"
 _STARTS_TASKS = ("srun", "mpirun", "mpiexec", "orterun", "prterun")  # as many as Slurm says, if they are not told
 LINE_OF_A_LAUNCHER = re.compile(rf"{_BEFORE}({_LAUNCHERS})\s", re.MULTILINE)
+_OF_SHELL = re.compile(r"#![ \t]*(?:\S*/)?(?:env[ \t]+(?:-\S+[ \t]+)*)?(?:\S*/)?(?:ba|da|z|k|mk|c|tc|a)?sh(?![\w.])")
 _COMMENT = re.compile(r"(?m)^\s*#.*$|(?<=\s)#\s.*$")
 _OF_A_SHELL = re.compile(r"[$`|<>&;*?(){}~\\\n]")
 _MODULES = re.compile(r"(?:module|ml)\s+(?:load|add)\s+([\w./+ -]+)")
 _NO_EFFECT = re.compile(r"set\s+[-+][\w -]+|(?:module|ml)\s+purge|hostname|date")
-
-
-class _Line(NamedTuple):
-    """An option of a #SBATCH line: its long name, its value, how it is typed, and its line."""
-
-    name: str
-    value: str
-    typed: str
-    number: int
 
 
 def launchers(text: str) -> Iterator[str]:
@@ -41,8 +34,32 @@ def launchers(text: str) -> Iterator[str]:
 
 def advice(lines: Sequence[tuple[int, str]]) -> str:
     """Return what to use instead of the first option of #SBATCH lines that says how many tasks there are."""
-    asked = (line for number, options in lines for line in _options(options, number))
+    asked = (line for number, options in lines for line in sbatch_lines.options(options, number))
     return next((INSTEAD[line.name] for line in asked if line.name in _TASKS and line.value != "1"), "")
+
+
+def is_batch_script(text: str) -> bool:
+    """Return whether a text is a script for a shell that has lines for sbatch, or that starts tasks with srun."""
+    if not _OF_SHELL.match(text):
+        return False
+    return any(True for _ in sbatch_lines.of_script(text)) or "srun" in launchers(text)
+
+
+def check_array(script: Path) -> None:
+    """Refuse a batch script whose lines ask for an array."""
+    _refuse_array(script.name, _asked(list(sbatch_lines.of_script(script.read_text(errors="replace")))))
+
+
+def _asked(lines: Sequence[tuple[int, str]]) -> dict[str, sbatch_lines.Option]:
+    """Return the options of numbered lines by their names."""
+    return {line.name: line for number, options in lines for line in sbatch_lines.options(options, number)}
+
+
+def _refuse_array(name: str, asked: Mapping[str, sbatch_lines.Option]) -> None:
+    if array := asked.get("--array"):
+        problem = f"hpcml starts no job array, but line {array.number} of {name} asks for one: {array.typed}"
+        what = "" if name.endswith(".py") else f" SCRIPT is the Python script that {name} starts."
+        raise UsageError(problem, place="#SBATCH", hint=f"{INSTEAD['--array']}{what} More: {PAGE}.")
 
 
 def check(
@@ -66,11 +83,8 @@ def check(
     UsageError
         The line, and what to type instead.
     """
-    asked = {line.name: line for number, options in lines for line in _options(options, number)}
-    if array := asked.get("--array"):
-        problem = f"hpcml starts no job array, but line {array.number} of {name} asks for one: {array.typed}"
-        what = "" if name.endswith(".py") else f" SCRIPT is the Python script that {name} starts."
-        raise UsageError(problem, place="#SBATCH", hint=f"{INSTEAD['--array']}{what} More: {PAGE}.")
+    asked = _asked(lines)
+    _refuse_array(name, asked)
     tasks = _Tasks(asked, str(given.get("nodes") or ""))
     if given.get("ranks") or not tasks.count:
         return
@@ -85,29 +99,10 @@ def check(
     raise UsageError(problem, place="#SBATCH", hint=hint)
 
 
-def _options(text: str, number: int) -> Iterator[_Line]:
-    """Yield the options of a #SBATCH line."""
-    try:
-        words = shlex.split(text, comments=True)
-    except ValueError:
-        return
-    for at, word in enumerate(words):
-        if word.startswith("--"):
-            name, equals, value = word.partition("=")
-        elif word.startswith("-"):
-            name, equals, value = word[:2], word[2:], word[2:].removeprefix("=")
-        else:
-            continue
-        if not equals and words[at + 1 : at + 2] and not words[at + 1].startswith("-"):
-            value = words[at + 1]
-        typed = word if equals or not value else f"{word} {value}"
-        yield _Line(_NAMES.get(name, name), value, typed, number)
-
-
 class _Tasks:
     """How many tasks #SBATCH lines ask for; ``count`` is 0 where the lines decide nothing that hpcml ignores."""
 
-    def __init__(self, asked: Mapping[str, _Line], nodes: str) -> None:
+    def __init__(self, asked: Mapping[str, sbatch_lines.Option], nodes: str) -> None:
         total, each = (_number(asked.get(name)) for name in _TASKS[:2])
         if not nodes.isdecimal() and total and each:
             nodes = str(-(-total // each))
@@ -130,7 +125,7 @@ class _Tasks:
         return [*words, "--ranks", "gpu" if self.one_gpu_each else str(self.per_node or "N")]
 
 
-def _number(line: _Line | None) -> int:
+def _number(line: sbatch_lines.Option | None) -> int:
     return int(line.value) if line and line.value.isdecimal() else 0
 
 
@@ -168,3 +163,13 @@ def _command(text: str, tasks: _Tasks) -> tuple[list[str], list[str]] | None:
         elif name not in ("-n", "-np", "--ntasks") or value != str(tasks.count):
             return None
     return (options, words) if words and launcher in _STARTS_TASKS else None
+
+
+def instead(script: Path) -> str:
+    """Return what to type where nothing reads a batch script as it is: hpcml's line of the same run, if it has one."""
+    text = script.read_text(errors="replace")
+    asked = _asked(list(sbatch_lines.of_script(text)))
+    tasks = _Tasks(asked, asked["--nodes"].value if "--nodes" in asked else "")
+    if any(word in _STARTS_TASKS for word in launchers(text)):
+        return f"{_advice(text, tasks, [])} More: {PAGE}."
+    return f"To start it on one node: hpcml submit -- bash {script.name}. More: {PAGE}."

@@ -26,7 +26,8 @@ def request_of(given: Mapping[str, Any], code: Code) -> RunRequest:
         If a value cannot be read, or the kind of run has no such option; the place is the option.
     """
     request = RunRequest(code)
-    request = request._replace(kind=next((kind for kind in KINDS if _is_given(given, kind)), request.kind))
+    chosen = code.form.traits.kind or next((kind for kind in KINDS if _is_given(given, kind)), request.kind)
+    request = request._replace(kind=chosen)
     values: dict[str, Any] = {"environment": variables.read(given.get("env_file") or (), given.get("env") or ())}
     for name, option in OPTIONS.items():
         if not _is_given(given, name) or name == "sbatch":

@@ -19,22 +19,24 @@ if TYPE_CHECKING:
     from hpcml.options.parser import Parser
 
 _MOST = 1 << 16  # bytes in which the first comment lines are looked for
-_LINE = re.compile(r"#\s*(hpcml:|SBATCH\s)\s*(.*)")
 
 
-def lay_below(given: dict[str, Any], script: Path, parser: Parser) -> tuple[tuple[str, str], ...]:
+def lay_below(
+    given: dict[str, Any], script: Path, parser: Parser, *, as_is: bool = False
+) -> tuple[tuple[str, str], ...]:
     """Add to ``given`` what the script's own lines say and it does not; return those options with their lines.
 
     ``# hpcml: --nodes 4`` is read as the command line is, by ``parser``. Of ``#SBATCH`` lines what hpcml has an option
     for counts, and a note names the others. Settings of the lines stay apart, with their lines: ``given["line_set"]``.
+    With ``as_is`` the scheduler reads them itself, and only lines of hpcml's count.
 
     Raises
     ------
     UsageError
         If a line of hpcml's is wrong; the place is the line. Or if the script is no run without its #SBATCH lines.
     """
-    text = _start(script)
-    lines = list(_lines(text))
+    text = start_of(script)
+    lines = list(_lines(text, r"hpcml:" if as_is else r"hpcml:|SBATCH\s"))
     if not lines:
         return ()
     single: dict[str, tuple[Any, str]] = {}
@@ -131,7 +133,7 @@ def _gpus_of_gres(arguments: list[str]) -> list[str]:
     return options
 
 
-def _start(script: Path) -> str:
+def start_of(script: Path) -> str:
     """Return the beginning of a script; nothing if it is not a file, which the check of scripts reports."""
     try:
         if not script.is_file():
@@ -142,10 +144,13 @@ def _start(script: Path) -> str:
         return ""
 
 
-def _lines(text: str) -> Iterator[tuple[int, str, str]]:
-    """Yield number, first word and options of each line that holds options, before the first line of code."""
+def _lines(text: str, words: str) -> Iterator[tuple[int, str, str]]:
+    """Yield number, first word and options of each line that holds options, before the first line of code.
+
+    ``words`` is the pattern of such first words.
+    """
     for number, line in enumerate(text.splitlines(), 1):
         if line.strip() and not line.startswith("#"):
             return
-        if match := _LINE.match(line):
+        if match := re.match(rf"#\s*({words})\s*(.*)", line):
             yield number, match[1].strip(), match[2].strip()

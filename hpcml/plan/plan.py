@@ -60,6 +60,9 @@ class Plan(NamedTuple):
     scheduler: str
     directives: tuple[tuple[str, str], ...]  # this one and others below are the scheduler's: see JobLayout
     directive_word: str
+    lines: tuple[str, ...]
+    warning: str
+    forwarded: tuple[str, ...]
     may_start_again: bool
     modules: tuple[str, ...]
     setup: tuple[str, ...]  # lines of bash
@@ -106,8 +109,9 @@ def plan(site: Site, asked: RunRequest, location: RunLocation) -> Plan:
         hint = "Choose another site. For CPU jobs, try the generic profile: --site slurm."
         raise SiteError(site.unsupported, place=f"profile {site.name}", hint=hint)
     reasons: list[str] = []
-    spec = _filled(site, asked)
-    kind = kinds.get(spec.kind)
+    kind = kinds.get(asked.kind)
+    site, sized = kind.sized(site, asked)
+    spec = _filled(site, sized)
     site = kind.decided(site, spec)
     _check_directory(location.directory)
     if site.runtime.python and not site.runtime.python.startswith("/"):
@@ -132,6 +136,9 @@ def plan(site: Site, asked: RunRequest, location: RunLocation) -> Plan:
     return Plan(
         directives=layout.directives,
         directive_word=layout.directive_word,
+        lines=layout.lines,
+        warning=layout.warning,
+        forwarded=layout.forwarded,
         may_start_again=layout.may_start_again or spec.attempts.several_jobs,
         prologue=layout.prologue,
         starts_word=layout.starts_word,
@@ -176,6 +183,7 @@ def _scripts(paths: RunPaths, site: Site, spec: RunRequest, layout: JobLayout) -
         *([paths.image] if spec.image else []),
         *([paths.stage, paths.keep] if stage(site, spec.image, layout) else []),
         *([paths.sweep] if layout.one_machine else []),
+        *([paths.agents] if layout.forwarded else []),
         *([paths.setup] if site.runtime.setup else []),
     ]
 

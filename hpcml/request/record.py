@@ -66,6 +66,7 @@ class Code(NamedTuple):
     sent_from: str = ""  # the laptop and its folder that a staged script comes from
     idle: float = 0.0  # seconds without use after which JupyterLab ends; 0: never
     root: str = ""  # the folder that is copied: the project's root, above the script; empty: the script's own folder
+    lines: tuple[str, ...] = ()  # of a batch script: those for the scheduler, as they are
 
     @property
     def copied(self) -> bool:

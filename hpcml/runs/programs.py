@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from hpcml.errors import UsageError
 from hpcml.forms import Form
+from hpcml.options import batch_scripts, script_lines
 from hpcml.request import record
 from hpcml.runs import modules_reached
 from hpcml.sites import layers
@@ -61,6 +62,13 @@ def code(command: list[str], here: Path) -> record.Code:
     sources = tuple(dict.fromkeys((path.parent.resolve(), path.resolve().parent))) if path.is_absolute() else ()
     in_place = form is Form.PROGRAM and stays(path, here)
     return record.Code(path, tuple(command[1:]), here, form, interpreter, in_place, sources)
+
+
+def as_batch_script(code: record.Code) -> record.Code:
+    """Return what is started as a batch script, if it is one; all that it uses stays where it is."""
+    if not batch_scripts.is_batch_script(script_lines.start_of(code.script)):
+        return code
+    return code._replace(form=Form.BATCH, in_place=True, sources=())
 
 
 def is_python(program: Path) -> bool:

@@ -57,7 +57,7 @@ def choose(loaded: LoadedSite, spec: RunRequest, late: bool, *, dry_run: bool) -
         If the environment that a script describes cannot be made, or lacks what the run needs.
     """
     site, environment = loaded.site, layers.process_environment()
-    if spec.image or site.runtime.kind == "image":
+    if spec.image or site.runtime.kind == "image" or spec.code.form is Form.BATCH:  # which chooses its own
         return Chosen(loaded, spec)
     needed = _Needed(loaded, spec, late)
     if site.runtime.python:

@@ -449,7 +449,7 @@ def _after(current: Status, event: Event) -> Status:
         case "script-started":
             return current.changed(phase=Phase.RUNNING)
         case "time-limit-near":
-            traits, effect = current.planned.form.traits, "hpcml asks the script to save and stop"
+            traits, effect = current.planned.form.traits, current.planned.form.traits.near_limit
             if traits.web_service:
                 effect = f"{traits.title} pages in browsers save their documents"
             left = format_age(fields.number("seconds"))

@@ -75,8 +75,11 @@ def script_request(given: dict[str, Any], arguments: list[str], parser: Parser) 
     file = here / arguments[first]
     if arguments[0] == "--" and arguments[2:] and programs.stays(programs.named(arguments, here)[0], here):
         file = here / arguments[2]  # as in: bash job.sh
-    origins = script_lines.lay_below(given, file, parser)
-    return request_of(given, programs.code(arguments, here))._replace(origins=origins)
+    code = programs.code(arguments, here)
+    if code.form is Form.SCRIPT and not code.interpreter and not given.get("ranks") and "grid" not in given:
+        code = programs.as_batch_script(code)
+    origins = script_lines.lay_below(given, file, parser, as_is=code.form is Form.BATCH)
+    return request_of(given, code)._replace(origins=origins)
 
 
 def prepare_request(spec: RunRequest, *, by_hand: bool = False, dry_run: bool = False) -> Prepared:
@@ -92,7 +95,7 @@ def prepare_request(spec: RunRequest, *, by_hand: bool = False, dry_run: bool = 
     """
     place = spec.place
     loaded = lookup.load_here(place.site, spec.code.cwd, place.settings, place.line_settings)
-    notes: list[str] = []
+    spec, notes = kinds.get(spec.kind).with_script(spec)
     for adapt in hooks.added("change of a request"):
         spec, more = adapt(loaded.site, spec, look=not dry_run)
         notes += more
@@ -341,22 +344,30 @@ def _write(prepared: Prepared, script: str, image: dict[str, object]) -> list[st
         paths.out.chmod(group | 0o777 & ~made.inside.code.umask)
         for name in made.scripts:
             files.write(paths.directory / name, (assets.folder("templates") / name).read_text(encoding="utf-8"))
-        if not spec.code.copied:
-            return []
-        lasting = not spec.code.staged  # what a laptop sent is copied whole: where it lies now, it is removed
-        module = spec.code.form is Form.MODULE
-        rules = loaded.site.code
-        file, root = spec.code.script, spec.code.root
-        taken = snapshot.take(file, paths.code, rules, linked=lasting, limited=lasting, module=module, root=root)
-        if needed := snapshot.needed(taken, paths.code):
-            hint = "Increase the named limit (--set code.…=…), or run the script in its own folder "
-            hint += "(--set code.snapshot=none)."
-            raise UsageError("The copy of the code would lack required files", place=snapshot.listed(needed), hint=hint)
-        if rules.snapshot != "none":
-            why = "the script is a link" if file.is_symlink() else ""
-            home = spec.code.top.resolve() if not why else file.parent
-            settling.begin(paths, Path(made.directory), home, written.FROM_LAPTOP if spec.code.staged else why)
-        if made.inside.job.image:
-            linked = taken.places if loaded.site.code.snapshot != "none" else spec.code.sources
-            files.write(paths.sources, "".join(f"{folder}\n" for folder in linked if folder != spec.code.cwd))
-        return taken.notes()
+        return _copy_code(prepared, paths)
+
+
+def _copy_code(prepared: Prepared, paths: RunPaths) -> list[str]:
+    """Copy what the run starts into its directory; return notes on what is not copied."""
+    loaded, spec, made = prepared.loaded, prepared.spec, prepared.plan
+    if spec.code.form is Form.BATCH:
+        files.write(paths.batch_script, spec.code.script.read_bytes(), 0o700)
+    if not spec.code.copied:
+        return []
+    lasting = not spec.code.staged  # what a laptop sent is copied whole: where it lies now, it is removed
+    module = spec.code.form is Form.MODULE
+    rules = loaded.site.code
+    file, root = spec.code.script, spec.code.root
+    taken = snapshot.take(file, paths.code, rules, linked=lasting, limited=lasting, module=module, root=root)
+    if needed := snapshot.needed(taken, paths.code):
+        hint = "Increase the named limit (--set code.…=…), or run the script in its own folder "
+        hint += "(--set code.snapshot=none)."
+        raise UsageError("The copy of the code would lack required files", place=snapshot.listed(needed), hint=hint)
+    if rules.snapshot != "none":
+        why = "the script is a link" if file.is_symlink() else ""
+        home = spec.code.top.resolve() if not why else file.parent
+        settling.begin(paths, Path(made.directory), home, written.FROM_LAPTOP if spec.code.staged else why)
+    if made.inside.job.image:
+        linked = taken.places if loaded.site.code.snapshot != "none" else spec.code.sources
+        files.write(paths.sources, "".join(f"{folder}\n" for folder in linked if folder != spec.code.cwd))
+    return taken.notes()

@@ -45,6 +45,9 @@ class JobLayout(NamedTuple):
 
     directives: tuple[tuple[str, str], ...] = ()  # options and values, empty for a flag
     directive_word: str = ""  # begins the line of each directive
+    lines: tuple[str, ...] = ()  # of the user's batch script, which the scheduler reads as they are
+    warning: str = "USR1"  # the signal to the batch script before the time limit
+    forwarded: tuple[str, ...] = ()  # signals to the batch script that are passed on to the user's
     may_start_again: bool = False  # the scheduler may put the job back into its queue
     prologue: tuple[str, ...] = ()  # lines of bash before the steps
     launchers: Mapping[
@@ -190,6 +193,7 @@ class Submitter(Protocol):
     """What starts and ends runs: asked by the plan, a submission and ``hpcml cancel``."""
 
     ONE_MACHINE: bool  # runs are on the machine that they are submitted from, and no ssh leads to their nodes
+    BATCH_SCRIPTS: bool  # it reads the lines of a user's batch script
     OWN_JOBS: bool  # each run has a job of its own, which another can follow; False: it is a step of an existing job
     NODE_OPTIONS: tuple[str, ...]  # the options that exclude and list nodes; none where there are no nodes to choose
 

@@ -34,7 +34,7 @@ from hpcml.sites.schema import Site
 from hpcml.states import State
 from hpcml.units import expand_hosts
 
-ONE_MACHINE, OWN_JOBS = False, False
+ONE_MACHINE, OWN_JOBS, BATCH_SCRIPTS = False, False, False
 NODE_OPTIONS: tuple[str, ...] = ()
 clean_environment = slurm.clean_environment  # without what the allocation, or a step of it, set for Slurm's commands
 foreign_variables, outer_job = slurm.foreign_variables, slurm.outer_job

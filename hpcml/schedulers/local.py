@@ -17,7 +17,7 @@ from hpcml.schedulers import JobEnd, JobLayout, JobRequest, JobState, Submission
 from hpcml.sites.schema import Site
 from hpcml.states import State
 
-ONE_MACHINE, OWN_JOBS = True, True
+ONE_MACHINE, OWN_JOBS, BATCH_SCRIPTS = True, True, False
 NODE_OPTIONS: tuple[str, ...] = ()
 clean_environment = slurm.clean_environment  # a run from within a job is no part of that job
 foreign_variables, outer_job = slurm.foreign_variables, slurm.outer_job

@@ -13,12 +13,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from hpcml import files, units
+from hpcml import files, records, units
 from hpcml.errors import ANSWER_LOST, HpcmlError, SiteError, SlurmUnreachableError
 from hpcml.failures.rule import Where
 from hpcml.failures.rules import meaning, own_lines
+from hpcml.forms import Form
 from hpcml.origins import HPCML
 from hpcml.paths import RunPaths
+from hpcml.recorded import RecordedPlan
 from hpcml.request.record import RunRequest, measure
 from hpcml.schedulers import (
     NOT_ASKED,
@@ -26,10 +28,13 @@ from hpcml.schedulers import (
     UNREADABLE,
     AnswerLostError,
     JobEnd,
+    JobLayout,
+    JobRequest,
     JobState,
     Prospect,
     Submission,
     readable,
+    slurm_batch,
     slurm_options,
     slurm_reasons,
 )
@@ -38,9 +43,8 @@ from hpcml.sites.schema import Site
 from hpcml.states import ACTIVE, ENDED, PENDING, State
 from hpcml.subprocesses import Answer, CommandMissingError, run
 
-ONE_MACHINE, OWN_JOBS = False, True
+ONE_MACHINE, OWN_JOBS, BATCH_SCRIPTS = False, True, True
 NODE_OPTIONS: tuple[str, ...] = ("--exclude", "--nodelist")
-lay_out = slurm_options.lay_out
 step_on = slurm_options.step_on
 shell_on = slurm_options.shell_on
 gpu_directives = slurm_options.gpu_directives
@@ -167,6 +171,12 @@ def ask(command: list[str], timeout: float = TIMEOUT, *, umask: int = -1) -> Ans
         ) from error
 
 
+def lay_out(site: Site, request: JobRequest) -> JobLayout:
+    """Return Slurm's part of a batch script."""
+    is_batch = request.spec.code.form is Form.BATCH
+    return slurm_batch.lay_out(site, request) if is_batch else slurm_options.lay_out(site, request)
+
+
 def for_clusters(clusters: str, command: list[str]) -> list[str]:
     """Return one of Slurm's commands for other clusters, as it is for none."""
     return [command[0], f"--clusters={clusters}", *command[1:]] if clusters else command
@@ -181,7 +191,7 @@ def submit(site: Site, run: RunPaths) -> Submission:
     """Submit a run's batch script, and look for the job by its comment if the answer is lost or doubtful."""
     timeout, run_id = float(site.slurm.timeout), run.directory.name
     try:
-        return _confirmed(sbatch(str(run.script), timeout)._replace(run=run_id))
+        return _confirmed(sbatch(str(run.script), timeout, umask=_umask(run))._replace(run=run_id))
     except AnswerLostError as lost:
         clusters = re.search(r"(?m)^#SBATCH --clusters=(\S+)$", files.read(run.script).decode(errors="replace"))
         if job_id := _look_again(run_id, min(timeout, _LOOK_AGAIN), clusters[1] if clusters else ""):
@@ -189,6 +199,12 @@ def submit(site: Site, run: RunPaths) -> Submission:
         message = "It is unknown whether Slurm accepted the job"
         hint = f"hpcml did not submit the job again. When Slurm answers again, run: hpcml status {run_id}"
         raise HpcmlError(message, place="sbatch", hint=hint, exit_status=ANSWER_LOST, quote=lost.quote) from lost
+
+
+def _umask(run: RunPaths) -> int:
+    """Return the umask for the output of a run's job: the user's where that goes into the user's own files."""
+    plan = records.on_demand(RecordedPlan, files.read_json(run.plan))
+    return _UMASK if plan.directive("--output") else plan.inside.code.umask
 
 
 def _confirmed(answer: Submission) -> Submission:
@@ -221,12 +237,12 @@ def _look_again(run_id: str, seconds: float, clusters: str) -> Submission | None
         pause = min(pause * 2, 5.0)
 
 
-def sbatch(script: str, timeout: float = TIMEOUT, chosen: str = "") -> Submission:
+def sbatch(script: str, timeout: float = TIMEOUT, chosen: str = "", *, umask: int = _UMASK) -> Submission:
     """Submit a job script and return the job id, the cluster's name (often empty), and what else sbatch says.
 
     It raises AnswerLostError if the request may have arrived but the answer did not, or names several jobs.
     """
-    answer = ask(for_clusters(chosen, ["sbatch", "--parsable", script]), timeout, umask=_UMASK)
+    answer = ask(for_clusters(chosen, ["sbatch", "--parsable", script]), timeout, umask=umask)
     if _is_silent(answer) or (answer.code != 0 and re.search(_MAYBE_SENT, answer.text)):
         raise AnswerLostError("sbatch did not respond", quote=_quote(answer))
     if answer.code != 0:

@@ -42,13 +42,13 @@ _OF_A_ROLE = ("--output", "--job-name", "--kill-on-bad-exit")
 _NOT_OF_A_CLUSTER = ("--signal", "--requeue", "--no-requeue", "--comment", "--output", "--error", "--open-mode")
 
 # What the job has for its own steps is not meant for another job.
-_FOLLOW_UP = (
+FOLLOW_UP = (
     'for name in "${!SLURM_@}"; do [ "$name" = SLURM_CONF ] || unset "$name"; done; '
     'timeout 60 sbatch --parsable --begin=now --dependency="afterany:$this_job" "$HPCML_RUN_DIR/job.sh"'
 )
-_FOLLOW_UP_HERE = "here=$SLURM_CLUSTER_NAME; " + _FOLLOW_UP.replace("--parsable", '--parsable --clusters="$here"')
-_MAY_PUT_BACK = 'timeout 60 scontrol update jobid="$this_job" requeue=1'  # submitted with --no-requeue
-_PUT_BACK = 'timeout 60 scontrol requeue "$this_job"'
+FOLLOW_UP_HERE = "here=$SLURM_CLUSTER_NAME; " + FOLLOW_UP.replace("--parsable", '--parsable --clusters="$here"')
+MAY_PUT_BACK = 'timeout 60 scontrol update jobid="$this_job" requeue=1'  # submitted with --no-requeue
+PUT_BACK = 'timeout 60 scontrol requeue "$this_job"'
 
 
 def lay_out(site: Site, request: JobRequest) -> JobLayout:
@@ -86,10 +86,10 @@ def lay_out(site: Site, request: JobRequest) -> JobLayout:
         nodes_word='"$SLURM_JOB_NUM_NODES"',
         starts_word=STARTS,
         job_word='"$SLURM_JOB_ID"',
-        follow_up=_FOLLOW_UP if "--clusters" not in dict(directives) else _FOLLOW_UP_HERE,
+        follow_up=FOLLOW_UP if "--clusters" not in dict(directives) else FOLLOW_UP_HERE,
         forget="scancel",
-        may_put_back=_MAY_PUT_BACK,
-        put_back=_PUT_BACK,
+        may_put_back=MAY_PUT_BACK,
+        put_back=PUT_BACK,
         stage_modes=STAGE_MODES,
         memory=_of_node(site, request, name).memory,
         node_gpus=part.of if part.partial else 0,
@@ -283,7 +283,7 @@ def _directives(
     if not of_node.cpus and not site.resources.exclusive:
         reasons.append("hpcml requests one CPU per node: request and profile set no number of CPUs (--cpus-per-node)")
     own = _own_directives(site, request, partition_name, terms, of_node)
-    typed, passed = _typed(request.asked), dict(spec.place.sbatch)
+    typed, passed = typed_options(request.asked), dict(spec.place.sbatch)
     removed = {_known_directive(site, option) for option in terms.remove}
     if "--mem" in removed and "--mem" in typed and "--mem-per-cpu" not in removed:
         per_cpu, note = _memory_per_cpu(site, of_node, typed["--mem"], _remover(site, partition_name, "--mem"))
@@ -332,7 +332,7 @@ def _with_own_gres(own: Iterable[Directive], passed: str) -> str:
     return ",".join([*own_gres, passed])
 
 
-def _typed(asked: RunRequest) -> dict[str, str]:
+def typed_options(asked: RunRequest) -> dict[str, str]:
     """Return the options of sbatch for which the user gave an option of hpcml's, each with that option's word."""
     names = sorted(asked.given().keys() & OPTIONS.keys())
     return {option: OPTIONS[name].word for name in names for option in OPTIONS[name].slurm}
@@ -358,7 +358,7 @@ def _own_directives(
         *gpu_directives(site, spec.size.gpus_per_node, terms.gpu_type),
         ("--mem", "0" if takes_all else memory),
         ("--time", units.format_time_limit(spec.size.time) if spec.size.time else ""),
-        ("--dependency", _dependency(spec)),
+        ("--dependency", dependency(spec)),
         ("--kill-on-invalid-dep", "yes" if spec.place.after else ""),  # or it would wait for ever
         ("--output", filename_pattern(request.paths.job_log)),
         ("--open-mode", "append"),
@@ -383,7 +383,7 @@ def _extra(
 ) -> list[Directive]:
     """Return those options of the profile's ``extra`` that stand for none of the user's, and why the others do not."""
     extra = []
-    for option, value in dict(_extra_directive(site, line) for line in terms.extra).items():
+    for option, value in dict(extra_directive(site, line) for line in terms.extra).items():
         ignored = f"hpcml ignores {option}{'=' if value else ''}{value} of the profile's slurm.extra"
         if option in passed or (option == "--requeue" and "--no-requeue" in passed):
             stated = option if option in passed else "--no-requeue"
@@ -395,7 +395,7 @@ def _extra(
     return extra
 
 
-def _dependency(spec: RunRequest) -> str:
+def dependency(spec: RunRequest) -> str:
     """Return the jobs that have to end before, as Slurm takes them: all of them."""
     jobs = [f"{_AFTER[one.when]}:{one.job}" for one in spec.place.after]
     if jobs and "?" in spec.place.dependency:
@@ -406,7 +406,8 @@ def _dependency(spec: RunRequest) -> str:
     return ",".join([*filter(None, [spec.place.dependency]), *jobs])
 
 
-def _extra_directive(site: Site, line: str) -> tuple[str, str]:
+def extra_directive(site: Site, line: str) -> tuple[str, str]:
+    """Return a directive of the profile; ConfigError if it is invalid or would break the run."""
     option, _, value = line.partition("=")
     return _known_directive(site, option.strip()), value.strip()
 

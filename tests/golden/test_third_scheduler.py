@@ -34,7 +34,7 @@ NAMES = (
 class Pbs:
     """A scheduler as ``hpcml/schedulers/pbs.py`` would be one; nothing is submitted here."""
 
-    ONE_MACHINE, OWN_JOBS = False, True
+    ONE_MACHINE, OWN_JOBS, BATCH_SCRIPTS = False, True, False
     NODE_OPTIONS: tuple[str, ...] = ()
 
     def lay_out(self, site: Site, request: JobRequest) -> JobLayout:

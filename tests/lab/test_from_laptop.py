@@ -154,3 +154,18 @@ def test_the_staging_folder_is_alice_s_alone(outside: Outside, project: Path) ->
         os.kill(controller, signal.SIGCONT)
     _, err = process.communicate(timeout=180)
     assert process.returncode == 0, err
+
+
+def test_a_batch_script_runs_as_it_is_in_the_copy_of_its_folder(outside: Outside, project: Path) -> None:
+    folder = project / "batch"
+    outside.laptop("mkdir", "-p", str(folder))
+    write(outside, folder / "job.sh", "#!/bin/bash\n#SBATCH -N2 --time=5 --mem-per-cpu=100M\nsrun python3 hi.py\npwd\n")
+    write(
+        outside,
+        folder / "hi.py",
+        'import os; print("task", os.environ["SLURM_PROCID"], os.environ["SLURM_SUBMIT_DIR"])\n',
+    )
+    done = hpcml(outside, folder, "submit", "--wait", "job.sh")
+    assert done.returncode == 0, done.stderr
+    code = directory_of(done) / "code"
+    assert sorted(done.stdout.splitlines()) == [str(code), f"task 0 {code}", f"task 1 {code}"]

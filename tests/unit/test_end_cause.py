@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -25,20 +24,22 @@ LINE = "slurmstepd: error: *** JOB 45 ON n1 CANCELLED AT 2026-11-22T15:02:26{} *
 def test_slurm_s_line(ending: str, cause: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_JOB_ID", "45")
     log = tmp_path / "job.log"
-    context = SimpleNamespace(run=SimpleNamespace(job_log=log))
     log.write_text("x" * (3 << 20) + "\n" + LINE.format(ending))  # more than is read: the line stands at the end
-    assert end_cause._cause(context, 0) == cause  # type: ignore[arg-type]
-    assert end_cause._cause(context, log.stat().st_size) is None  # type: ignore[arg-type]
+    assert end_cause.why_ended({log: 0}) == cause
+    assert end_cause.why_ended({log: log.stat().st_size}) is None
 
 
 def test_the_last_line_of_the_own_job_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_JOB_ID", "45")
     log = tmp_path / "job.log"
-    context = SimpleNamespace(run=SimpleNamespace(job_log=log))
     log.write_text(LINE.format(" DUE TO TIME LIMIT").replace("45", "46"))
-    assert end_cause._cause(context, 0) is None  # type: ignore[arg-type]
+    assert end_cause.why_ended({log: 0}) is None
     log.write_text(LINE.format(" DUE TO TIME LIMIT") + LINE.format(" DUE TO PREEMPTION"))
-    assert end_cause._cause(context, 0) == "PREEMPTION"  # type: ignore[arg-type]
+    assert end_cause.why_ended({log: 0}) == "PREEMPTION"
+    assert end_cause.why_ended({tmp_path / "none": 0, log: 0}) == "PREEMPTION"
+    log.write_text(LINE.format(" DUE TO TIME LIMIT").replace("JOB 45", "STEP 45.0"))
+    assert end_cause.why_ended({log: 0}) == "TIME LIMIT"
+    assert end_cause.why_ended({log: 0}, with_steps=False) is None
 
 
 @pytest.mark.parametrize(("cause", "status"), [

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -228,4 +227,4 @@ def test_lines_of_job_logs(
         with subtests.test(name, of="the end"):
             log.write_text(recorded[f"log: {name}"]["out"])
             monkeypatch.setenv("SLURM_JOB_ID", recorded[f"log: {name}"]["job"])
-            assert end_cause._cause(SimpleNamespace(run=SimpleNamespace(job_log=log)), 0) == cause  # type: ignore[arg-type]
+            assert end_cause.why_ended({log: 0}) == cause

@@ -129,7 +129,7 @@ def _facts(view: View) -> list[tuple[str, str]]:
         rows.append(("next" if status.over else "note", status.hint))
     if status.alone and status.phase in HAS_NODES:
         rows.append(("cluster", status.no_cluster))
-    elif status.phase in HAS_NODES:
+    elif status.phase in HAS_NODES and status.planned.expected:
         nodes = f" on {counted(view.node_count, 'node')}" if view.node_count else ""
         rows.append((f"{status.noun}s", f"{status.cluster.workers} of {status.planned.expected}{nodes}"))
     elif status.phase == Phase.QUEUED and view.node_count:

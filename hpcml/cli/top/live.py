@@ -228,7 +228,7 @@ def _of_run(view: View) -> dict[str, str]:
     }
     if view.status.alone:
         values["cluster"] = "none"
-    else:
+    elif view.status.planned.expected:
         values[f"{view.status.noun}s"] = f"{view.status.cluster.workers}/{view.status.planned.expected}"
     if (work := view.work) is not None:
         values |= {

@@ -103,16 +103,7 @@ class Script(OneProcess):
         """
         super().__init__()
         self.context, self.task = context, task
-        settings, traits = context.settings, task.code.form.traits
-        environment = job.of_batch_script(environment, cpus=job.cpus() if settings.job.nodes == 1 else 0)
-        environment = variables_of_script(context, environment, task.error)
-        if settings.job.nodes > 1 and traits.is_script and not task.program:
-            environment[worlds.RECORD] = str(context.attempt.world)
-        if "memray" in settings.report.profilers and traits.is_script:
-            path = context.run.profiles / f"memray-script.{context.number}.bin"
-            environment |= {"HPCML_MEMRAY": str(path)}
-        if not traits.web_service:  # it takes up both itself, when its own files are made
-            script_environment.restore(environment)
+        environment = self._variables(environment)
         self.log_begin = size_of(task.log)
         self._begin: int | None = None
         descriptors = os.pipe() if waits else ()
@@ -128,6 +119,21 @@ class Script(OneProcess):
                 os.close(descriptor)
         self.signalled = False
 
+    def _variables(self, environment: dict[str, str]) -> dict[str, str]:
+        """Return the variables of the script's process."""
+        context, task = self.context, self.task
+        settings, traits = context.settings, task.code.form.traits
+        environment = job.of_batch_script(environment, cpus=job.cpus() if settings.job.nodes == 1 else 0)
+        environment = variables_of_script(context, environment, task.error)
+        if settings.job.nodes > 1 and traits.is_script and not task.program:
+            environment[worlds.RECORD] = str(context.attempt.world)
+        if "memray" in settings.report.profilers and traits.is_script:
+            path = context.run.profiles / f"memray-script.{context.number}.bin"
+            environment |= {"HPCML_MEMRAY": str(path)}
+        if not traits.web_service:  # it takes up both itself, when its own files are made
+            script_environment.restore(environment)
+        return environment
+
     def _start(
         self, environment: Mapping[str, str], programs: Mapping[Form, str], descriptors: Sequence[int]
     ) -> subprocess.Popen[bytes]:
@@ -139,7 +145,7 @@ class Script(OneProcess):
             process_group=0,
             umask=0o077 if code.form.traits.web_service else code.umask,
             pass_fds=(*descriptors, *task.descriptors),
-            preexec_fn=functools.partial(_become_script, os.getpid()),  # noqa: PLW1509 - other threads only send
+            preexec_fn=functools.partial(become_script, os.getpid()),  # noqa: PLW1509 - other threads only send
         )
 
     def begin(self) -> None:
@@ -202,7 +208,8 @@ def can_wait(context: Context, programs: Mapping[Form, str]) -> bool:
     return plain and not code.interpreter and not context.settings.points.sweep
 
 
-def _become_script(supervisor: int) -> None:
+def become_script(supervisor: int) -> None:
+    """In the child of the supervisor, before the script takes its place."""
     processes.end_with(supervisor)
     processes.lower_file_limit()
 

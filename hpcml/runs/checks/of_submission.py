@@ -7,9 +7,10 @@ import shutil
 import sys
 from pathlib import Path
 
-from hpcml import files, kinds
+from hpcml import files, kinds, schedulers
 from hpcml.errors import ScriptError, UsageError
 from hpcml.forms import Form
+from hpcml.options import batch_scripts
 from hpcml.origins import TYPED
 from hpcml.plan.plan import Plan
 from hpcml.request.record import RunRequest
@@ -33,6 +34,8 @@ def check_request(site: Site, spec: RunRequest) -> None:
         if programs.is_python(spec.code.script) and (not spec.code.arguments or spec.code.arguments[-1] == "-"):
             hint = f"Name the script: hpcml submit -- {spec.code.script.name} SCRIPT."
             raise UsageError("Python needs a script: a run has no standard input", place="--", hint=hint)
+    elif spec.code.form is Form.BATCH:
+        _check_batch_script(site, spec.code.script)
     elif spec.code.form is Form.NOTEBOOK:
         script_checks.check_notebook(spec.code.script, spec.code.arguments)
     elif spec.code.form is Form.SCRIPT:
@@ -40,6 +43,14 @@ def check_request(site: Site, spec: RunRequest) -> None:
     if spec.code.interpreter and not (site.runtime.kind == "image" or spec.image):
         path = layers.process_environment().get("PATH", "")
         script_checks.check_program(Path(spec.code.interpreter[0]), path, prepared=_is_prepared(site))
+
+
+def _check_batch_script(site: Site, script: Path) -> None:
+    """Refuse a site that does not read the lines of a batch script, and lines for an array."""
+    batch_scripts.check_array(script)
+    if not schedulers.get(site.scheduler).BATCH_SCRIPTS:
+        problem = f"{script.name} is a batch script for Slurm, but the site '{site.name}' does not use sbatch"
+        raise UsageError(problem, place="SCRIPT", hint=batch_scripts.instead(script))
 
 
 def check_plan(loaded: LoadedSite, spec: RunRequest, made: Plan, *, dry_run: bool) -> Checked:

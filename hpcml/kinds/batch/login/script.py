@@ -1,0 +1,98 @@
+"""What is read of a batch script before its submission: its lines for Slurm, and what of them hpcml cannot do."""
+
+from __future__ import annotations
+
+from hpcml.errors import NotFoundError, UsageError
+from hpcml.request.record import NOT_SAID, RunRequest, job_name
+from hpcml.schedulers import sbatch_lines
+from hpcml.sites.schema import Site
+from hpcml.units import TimeLimit
+
+_PAGE = "hpcml help from-batch-scripts"
+_DROPPED = {"--wait": "To wait for the run, use hpcml submit --wait.", "--test-only": "Use hpcml submit --check."}
+
+
+def read(spec: RunRequest) -> tuple[RunRequest, list[str]]:
+    """Return the request with the script's lines for Slurm, and notes.
+
+    Raises
+    ------
+    HpcmlError
+        If the script cannot be read, or a line asks for what hpcml does not do.
+    """
+    script = spec.code.script
+    for option, value, hint in (
+        ("--image", spec.image, "Start the image in the script: srun apptainer exec IMAGE PROGRAM."),
+        ("--python", spec.python, "Activate the environment in the script, before srun."),
+    ):
+        if value:
+            raise UsageError(f"{option} has no meaning for a batch script", place=option, hint=hint)
+    try:
+        text = script.read_bytes().decode(errors="surrogateescape")
+    except OSError as error:
+        hint = "Give yourself read permission (chmod u+r)."
+        raise NotFoundError(f"The script cannot be read: {error.strerror}", place=str(script), hint=hint) from error
+    if text.partition("\n")[0].endswith("\r"):
+        problem = "The batch script has line breaks of Windows, which Slurm refuses"
+        raise UsageError(problem, place=str(script), hint=f"Convert the file: dos2unix {script.name}.")
+    numbered = list(sbatch_lines.of_script(text))
+    for number, line in numbered:
+        _check_line(f"line {number} of {script.name}", line)
+    lines = tuple(line for _, line in numbered)
+    stated = sbatch_lines.all_options(lines)
+    notes = [f"hpcml ignores {option} in {script.name}. {way}" for option, way in _DROPPED.items() if option in stated]
+    if "--comment" in stated:
+        notes.append(
+            f"hpcml replaces {stated['--comment'].typed} of {script.name}: by the comment it finds the job again"
+        )
+    return _named(spec.changed(lines=lines), stated), notes
+
+
+def _check_line(place: str, line: str) -> None:
+    """Refuse a line that asks for several components."""
+    if sbatch_lines.is_for_another(line):
+        hint = f"Submit it with sbatch, or each component as a run of its own. More: {_PAGE}."
+        raise UsageError("hpcml starts no heterogeneous job, but the script asks for one", place=place, hint=hint)
+
+
+def _named(spec: RunRequest, stated: dict[str, sbatch_lines.Option]) -> RunRequest:
+    """Return the request with the name that the script gives to its job, if a run can have it."""
+    name = stated.get("--job-name")
+    if spec.name or name is None:
+        return spec
+    try:
+        job_name(named := spec.changed(name=name.value))
+    except UsageError:
+        return spec
+    return named
+
+
+def sized(site: Site, spec: RunRequest) -> tuple[Site, RunRequest]:
+    """Return the site without its defaults for sizes, and the request with those of the script's lines."""
+    stated = sbatch_lines.all_options(spec.code.lines)
+    size = spec.size
+    if size.nodes == NOT_SAID:
+        size = size._replace(nodes=sbatch_lines.nodes(stated))
+    if size.gpus_per_node == NOT_SAID:
+        size = size._replace(gpus_per_node=sbatch_lines.gpus(stated))
+    if not size.time and "--time" in stated:
+        size = size._replace(time=_time(stated["--time"].value))
+    said = {
+        name: stated[f"--{name}"].value for name in ("account", "partition", "qos", "clusters") if f"--{name}" in stated
+    }
+    without = site.resources._replace(cpus_per_node=0, memory_per_node=type(site.resources.memory_per_node)())
+    site = site._replace(
+        resources=without,
+        defaults=site.defaults._replace(time=TimeLimit()),
+        runtime=site.runtime._replace(kind="python"),
+    )
+    place = {name: value for name, value in said.items() if not spec.value(name)}
+    return site, spec._replace(size=size).changed(**place)
+
+
+def _time(text: str) -> TimeLimit:
+    """Return the time limit of a line, none if it has none that can be read: Slurm will say so."""
+    try:
+        return TimeLimit(text)
+    except ValueError:
+        return TimeLimit()

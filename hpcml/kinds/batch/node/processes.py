@@ -1,0 +1,108 @@
+"""A batch script's run, as its supervisor sees it: the script waits for nothing of hpcml's."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import signal
+import time
+from pathlib import Path
+
+from hpcml import errors
+from hpcml.kind import Hindrance
+from hpcml.kind import Processes as Base
+from hpcml.kinds.batch.node.script import BatchScript, Copies, Signals
+from hpcml.kinds.batch.roles import AGENT
+from hpcml.node import full_disk
+from hpcml.node.agents import Agents
+from hpcml.node.end_cause import LINE, why_ended
+from hpcml.node.hardware import communication
+from hpcml.node.run_state import TICK, RunState
+from hpcml.node.tasks.task import Task
+from hpcml.node.versions import Comparison
+from hpcml.recorded import Recorded
+
+CLOSE = 2.0  # seconds in which the agents end by themselves
+
+
+class Processes(Base):
+    """The agents beside a batch script, and what the script gets of Slurm's."""
+
+    def __init__(self, state: RunState, folders: contextlib.ExitStack) -> None:
+        self.state, self.context = state, state.context
+        versions = Comparison(state.context, (AGENT,), shown=("python",))
+        self.agents = Agents(state, folders, self._addresses(), versions, {})
+        self.copies = Copies(self.context)
+        state.job_logs |= {Path(path): begin for path, (_, begin) in self.copies.sources.items()}
+        self.script: BatchScript | None = None
+        self.told = -math.inf  # when the script was told to end, by the supervisor's clock
+
+    def _addresses(self) -> list[str]:
+        """Return this node's addresses for the agents; without one they use files."""
+        single, interface = len(self.context.node_names) == 1, self.context.settings.network.interface
+        try:
+            best, _ = communication.choose_address(interface, single_node=single)
+        except communication.NoAddressError:
+            return []
+        return [best]
+
+    def start(self) -> dict[str, str]:
+        """Say where the supervisor is, and wait for nobody."""
+        self.agents.begin()
+        self.signals = Signals(self.context, Recorded(self.context.run).plan.forwarded)
+        self.state.events.write("script-ready", seconds=self.state.seconds)
+        return dict(os.environ)
+
+    def run(self, task: Task, environment: dict[str, str]) -> BatchScript:
+        """Start the script."""
+        self.script = BatchScript(self.context, task, environment, {})
+        return self.script
+
+    def step(self) -> None:
+        """Take in what the agents report, pass on signals, and copy the output."""
+        self.state.clock.tick()
+        self.agents.receive(TICK)
+        if self.script:
+            self._pass_signals_on(self.script)
+        self.copies.copy()
+
+    def _pass_signals_on(self, script: BatchScript) -> None:
+        """Pass on what the batch script's shell got; with SIGTERM Slurm may end the job, which its log says."""
+        for number in self.signals.look():
+            script.pass_on(number)
+            if number == signal.SIGTERM:
+                self.told = self.state.clock.seconds
+        requests = self.state.end_requests
+        if not requests.signalled and self._was_told_lately and self._why_ended() is not None:
+            full_disk.write_end(self.context.run, self.context.attempt.terminate, {})  # the script has its signal
+            requests.signalled = True
+
+    def _why_ended(self) -> str | None:
+        """Return why Slurm ended the job, None if it has not: the script may end its own steps and continue."""
+        return why_ended(self.state.job_logs, with_steps=False)
+
+    @property
+    def _was_told_lately(self) -> bool:
+        return self.state.clock.seconds - self.told < LINE
+
+    def check(self) -> None:
+        """Say once that the agents are gone: the script continues."""
+        if self.state.steps.gone(AGENT.name):
+            self.state.warn("The nodes are not watched: the step of hpcml's agents has ended. The script continues.")
+
+    def hindrance(self, status: int) -> Hindrance | None:  # noqa: ARG002 - what Slurm says counts
+        """Return that Slurm ended the job, if its log says so: the script had the signal before the supervisor."""
+        self.copies.end()
+        if self.script and not self._was_told_lately:
+            self._pass_signals_on(self.script)
+        while (cause := self._why_ended()) is None and self._was_told_lately:
+            self.state.clock.tick()
+            time.sleep(TICK)
+        return None if cause is None else Hindrance(errors.CANCELLED, "the run was cancelled", "")
+
+    def close(self) -> float:
+        """Tell the agents to end."""
+        self.agents.hub.send(do="close")
+        self.copies.end()
+        return CLOSE

@@ -1,0 +1,125 @@
+"""The lines of a batch script that sbatch reads, as sbatch reads them: their options, without a look at the code."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+_LINE = re.compile(r"#(SBATCH|PBS|BB|DW)\s")  # sbatch reads those of others too
+LONG = {
+    "-A": "--account", "-a": "--array", "-b": "--begin", "-C": "--constraint", "-c": "--cpus-per-task",
+    "-D": "--chdir", "-d": "--dependency", "-e": "--error", "-F": "--nodefile", "-G": "--gpus", "-H": "--hold",
+    "-i": "--input", "-J": "--job-name", "-k": "--no-kill", "-L": "--licenses", "-M": "--clusters",
+    "-m": "--distribution",
+    "-N": "--nodes", "-n": "--ntasks", "-O": "--overcommit", "-o": "--output", "-p": "--partition", "-Q": "--quiet",
+    "-q": "--qos", "-S": "--core-spec", "-s": "--oversubscribe", "-t": "--time", "-W": "--wait", "-w": "--nodelist",
+    "-x": "--exclude", "--tasks-per-node": "--ntasks-per-node", "--workdir": "--chdir", "--cluster": "--clusters",
+}  # fmt: skip
+FLAGS = {"--hold", "--overcommit", "--quiet", "--wait", "--requeue", "--no-requeue", "--parsable", "--test-only",
+         "--contiguous", "--reboot", "--spread-job", "--use-min-nodes", "--verbose", "--ignore-pbs"}  # fmt: skip
+_ONLY_WITH_EQUALS = ("--exclusive", "--no-kill", "--oversubscribe", "--nice", "--propagate", "--get-user-env")
+_REQUEUE = {"--requeue", "--no-requeue"}  # of which one replaces the other
+
+
+class Option(NamedTuple):
+    """An option of a line: its long name, its value, the words that say it, and the number of the line."""
+
+    name: str
+    value: str
+    words: tuple[str, ...]
+    number: int
+
+    @property
+    def typed(self) -> str:
+        """The words as they are typed."""
+        return " ".join(self.words)
+
+
+def of_script(text: str) -> Iterator[tuple[int, str]]:
+    """Yield number and text of the lines of a batch script that sbatch reads: those before the first line of code."""
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.strip() and not line.startswith("#"):
+            return
+        if _LINE.match(f"{line} "):
+            yield number, line.rstrip()
+
+
+def is_for_another(line: str) -> bool:
+    """Whether a line begins the part of another component of the job."""
+    return line.split()[1:2] in (["hetjob"], ["packjob"])
+
+
+def options(line: str, number: int = 0) -> list[Option]:
+    """Return the options of a ``#SBATCH`` line, with or without that word; none of a line that cannot be read."""
+    try:
+        words = shlex.split(line.removeprefix("#SBATCH"), comments=True)
+    except ValueError:
+        return []
+    if line.startswith("#") and not line.startswith("#SBATCH"):
+        return []
+    read = []
+    while words:
+        word = words.pop(0)
+        if word.startswith("--"):
+            name, equals, value = word.partition("=")
+        elif word.startswith("-"):
+            name, equals, value = word[:2], word[2:], word[2:].removeprefix("=")
+        else:
+            continue
+        said = [word]
+        long = LONG.get(name, name)
+        alone = long in FLAGS or (long in _ONLY_WITH_EQUALS)
+        if not equals and not alone and words and not re.match(r"-[A-Za-z-]", words[0]):
+            value = words.pop(0)
+            said.append(value)
+        read.append(Option(long, value, tuple(said), number))
+    return read
+
+
+def all_options(lines: Sequence[str]) -> dict[str, Option]:
+    """Return the options of a script's lines by their long names, each as it is said last."""
+    return {option.name: option for line in lines for option in options(line)}
+
+
+def without(lines: Iterable[str], names: Collection[str]) -> tuple[str, ...]:
+    """Return lines without some options; lines that have none of them stay as they are."""
+    dropped = {*names, *(_REQUEUE if _REQUEUE & {*names} else ())}
+    kept = []
+    for line in lines:
+        read = options(line)
+        if not any(option.name in dropped for option in read):
+            kept.append(line)
+        elif rest := [word for option in read if option.name not in dropped for word in option.words]:
+            kept.append(f"#SBATCH {' '.join(_quoted(word) for word in rest)}")
+    return tuple(kept)
+
+
+def _quoted(word: str) -> str:
+    """Quote a word as sbatch reads it (see ``plan.batch_script.directive``)."""
+    if re.fullmatch(r"[A-Za-z0-9_./:=,@%+\[\]*-]+", word):
+        return word
+    escaped = word.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
+
+
+def count(option: Option | None) -> int:
+    """Return the number that an option says, of ``--nodes=2-4`` the first; 0 without one."""
+    match = re.match(r"\d+", option.value) if option else None
+    return int(match[0]) if match else 0
+
+
+def nodes(stated: dict[str, Option]) -> int:
+    """Return how many nodes lines ask for, as far as they say it: 1 where Slurm decides."""
+    total, each = (count(stated.get(name)) for name in ("--ntasks", "--ntasks-per-node"))
+    return count(stated.get("--nodes")) or (-(-total // each) if total and each else 1)
+
+
+def gpus(stated: dict[str, Option]) -> int:
+    """Return how many GPUs of a node lines ask for, as far as they say it; else 0."""
+    said = [stated[name].value for name in ("--gpus-per-node", "--gpus") if name in stated]
+    gres = stated["--gres"].value.split(",") if "--gres" in stated else []
+    said += [part.removeprefix("gpu") for part in gres if part.startswith("gpu")]
+    numbers = [text.rpartition(":")[2] or "1" for text in said]
+    return next((int(number) for number in numbers if number.isdecimal()), 0)

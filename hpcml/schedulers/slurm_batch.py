@@ -1,0 +1,125 @@
+"""What a batch script asks of Slurm: its own lines as they are, and what hpcml adds without changing what they say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from hpcml import units
+from hpcml.errors import UsageError
+from hpcml.kind import Role
+from hpcml.request.options import OPTIONS
+from hpcml.schedulers import JobLayout, JobRequest, Launcher, partitions, sbatch_lines, slurm_options
+from hpcml.schedulers.slurm_options import Directive, filename_pattern
+from hpcml.sites.schema import Site
+
+# By default nothing takes notice of this signal, and few scripts have a trap for it.
+SIGNAL = "URG"
+FORWARDED = ("HUP", "INT", "QUIT", "USR1", "USR2", "ALRM", "TERM")  # that sbatch's script would get, as its own shell
+_DROPPED = (
+    "--comment",
+    "--clusters",
+    "--wait",
+    "--quiet",
+    "--parsable",
+    "--test-only",
+)  # hpcml's own, or for who types sbatch
+_OUTPUT = {"--output", "--error"}
+
+
+def lay_out(site: Site, request: JobRequest) -> JobLayout:
+    """Return Slurm's part of the script that hpcml submits in the place of a batch script."""
+    directives, lines, reasons = _merged(site, request)
+    stated = sbatch_lines.all_options(lines)
+    return JobLayout(
+        directives=directives,
+        directive_word="#SBATCH",
+        lines=lines,
+        warning=SIGNAL,
+        forwarded=FORWARDED,
+        may_start_again="--no-requeue" not in stated,
+        prologue=(slurm_options.NAMES,),
+        launchers={role.name: _launcher(role) for role in request.roles},
+        nodes_word='"$SLURM_JOB_NUM_NODES"',
+        starts_word=slurm_options.STARTS,
+        job_word='"$SLURM_JOB_ID"',
+        follow_up=slurm_options.FOLLOW_UP_HERE if request.spec.place.clusters else slurm_options.FOLLOW_UP,
+        forget="scancel",
+        may_put_back=slurm_options.MAY_PUT_BACK,
+        put_back=slurm_options.PUT_BACK,
+        reasons=tuple(reasons),
+    )
+
+
+def _merged(site: Site, request: JobRequest) -> tuple[tuple[Directive, ...], tuple[str, ...], list[str]]:
+    """Return what hpcml adds, the script's lines without what an option of hpcml's replaces, and which these are."""
+    spec, typed = request.spec, slurm_options.typed_options(request.asked)
+    before = sbatch_lines.all_options(spec.code.lines)
+    passed = dict(spec.place.sbatch)
+    if "--exclude" in passed and "--exclude" in before:
+        passed["--exclude"] = f"{before['--exclude'].value},{passed['--exclude']}"
+    if (name := before.get("--job-name")) and name.value == spec.name:
+        typed.pop("--job-name", None)
+    given = {**typed, **{option: option for option in passed}}
+    lines = sbatch_lines.without(spec.code.lines, {*given, *_DROPPED})
+    stated = sbatch_lines.all_options(lines)
+    by_user = dict(_asked(site, request, typed))
+    own = {**by_user, **dict(_added(site, request, stated)), **passed}
+    removed = {*site.slurm.remove} - {*by_user, *passed}
+    directives = tuple((option, value) for option, value in own.items() if option not in removed)
+    replaced = [
+        f"{word} replaces {before[option].typed} of the script"
+        for option, word in given.items()
+        if option in before and option not in stated and option != "--exclude"
+    ]
+    return directives, lines, replaced
+
+
+def _asked(site: Site, request: JobRequest, typed: dict[str, str]) -> Iterator[Directive]:
+    """Yield the options of sbatch for what hpcml's options say."""
+    spec, asked = request.spec, request.asked
+    if "--cpus-per-task" in typed:
+        hint = "Change the line of the script: #SBATCH --cpus-per-task=N."
+        problem = f"A batch script decides itself about its tasks: {OPTIONS['cpus_per_node'].word} has no meaning"
+        raise UsageError(problem, place=OPTIONS["cpus_per_node"].word, hint=hint)
+    rows = (
+        ("--job-name", spec.name if "--job-name" in typed else ""),
+        ("--account", asked.place.account),
+        ("--partition", asked.place.partition),
+        ("--qos", asked.place.qos),
+        ("--clusters", spec.place.clusters),  # in the form in which a run's job is looked for
+        ("--nodes", str(spec.size.nodes) if "--nodes" in typed else ""),
+        *(slurm_options.gpu_directives(site, spec.size.gpus_per_node, spec.size.gpu_type) if "--gpus" in typed else ()),
+        ("--mem", units.format_memory_for_slurm(asked.size.memory_per_node) if "--mem" in typed else ""),
+        ("--time", units.format_time_limit(spec.size.time) if "--time" in typed else ""),
+        ("--dependency", slurm_options.dependency(spec)),
+        ("--kill-on-invalid-dep", "yes" if spec.place.after else ""),  # or it would wait for ever
+    )
+    return ((option, value) for option, value in rows if value)
+
+
+def _added(site: Site, request: JobRequest, stated: dict[str, sbatch_lines.Option]) -> Iterator[Directive]:
+    """Yield what hpcml adds where neither the script nor the user says it."""
+    spec, has_output = request.spec, bool(_OUTPUT & stated.keys())
+    terms = partitions.terms(site, spec.place.partition, spec, with_gpus=spec.size.gpus_per_node > 0)
+    defaults = (
+        ("--job-name", spec.code.script.name),  # as sbatch names it
+        ("--account", terms.account),
+        ("--partition", spec.place.partition),
+        ("--qos", terms.qos),
+        ("--chdir", str(spec.code.cwd)),
+        ("--signal", f"B:{SIGNAL}@{request.signal_lead}"),
+        ("--export", "" if site.slurm.export == "ALL" else site.slurm.export),
+        ("--output", "" if has_output else filename_pattern(request.paths.job_log)),
+        ("--open-mode", "" if has_output else "append"),
+        *(slurm_options.extra_directive(site, line) for line in terms.extra),
+    )
+    typed = slurm_options.typed_options(request.asked)
+    yield ("--comment", f"hpcml:{request.paths.directory.name}")
+    for option, value in defaults:
+        if value and option not in stated and option not in typed:
+            yield option, value
+
+
+def _launcher(role: Role) -> Launcher:
+    """Return what starts the agents."""
+    return Launcher("/bin/bash", '"$HPCML_RUN_DIR/agents.sh"', (role.name,))

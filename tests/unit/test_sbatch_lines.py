@@ -1,0 +1,161 @@
+"""A batch script as it is: which lines Slurm gets, what hpcml adds, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import stat
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from hpcml.cli import commands, submit
+from hpcml.errors import UsageError
+from hpcml.failures import output
+from hpcml.failures.evidence import Piece
+from hpcml.options.batch_scripts import is_batch_script
+from hpcml.runs import submit as submission
+from hpcml.runs.submit import Prepared
+from hpcml.schedulers import sbatch_lines
+from tests.said import in_order
+
+LINES = """
+#SBATCH --nodes=2 --ntasks-per-node=2   # remark
+##SBATCH --nodes=9
+#SBATCH -J own -t 00:10:00
+#PBS -l nodes=3
+#SBATCH --licenses="a b:2" --unknown-option=1
+""".strip()
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    (tmp_path / "home").mkdir()
+
+
+def prepared(lines: str, *words: str, code: str = "srun hostname", site: str = "slurm") -> Prepared:
+    Path("job.sh").write_text(f"#!/bin/bash\n{lines}\n{code}\n#SBATCH --nodes=7\n")
+    options = commands.build_parser("submit").parse_args(["--site", site, *words])
+    options.caller, options.script_words = None, ["job.sh", "an argument"]
+    return submission.prepare_request(submit.script_spec(options))
+
+
+def sbatch_of(prepared: Prepared) -> list[str]:
+    return [line for line in prepared.script.splitlines() if line.startswith(("#SBATCH", "#PBS"))]
+
+
+def test_the_lines_go_to_slurm_as_they_are_and_in_order() -> None:
+    made = prepared(LINES)
+    kept = [line for line in LINES.splitlines() if not line.startswith("##")]
+    lines = sbatch_of(made)
+    assert lines[-len(kept) :] == kept
+    own = {line.removeprefix("#SBATCH ").partition("=")[0] for line in lines[: -len(kept)]}
+    assert own == {"--comment", "--chdir", "--signal", "--output", "--open-mode"}
+    assert (made.plan.inside.job.nodes, made.plan.inside.job.time_limit, made.plan.name) == (2, 600, "own")
+    assert made.plan.inside.kind == "batch"
+    assert subprocess.run(["bash", "-n"], input=made.script, text=True, check=False).returncode == 0
+
+
+def test_options_of_the_command_line_replace_lines_and_it_is_said() -> None:
+    made = prepared(
+        "#SBATCH -N 4 --mem-per-cpu=1G --exclude=n7\n#SBATCH -t 5 --gres=gpu:1",
+        "--nodes", "3", "--memory-per-node", "8G", "--time", "1h", "--exclude=n8", "--gpus-per-node", "2",
+    )  # fmt: skip
+    lines = sbatch_of(made)
+    assert {"#SBATCH --nodes=3", "#SBATCH --mem=8192M", "#SBATCH --time=01:00:00", "#SBATCH --exclude=n7,n8",
+            "#SBATCH --gpus-per-node=2"} <= {*lines}  # fmt: skip
+    assert not [line for line in lines if "-N 4" in line or "mem-per-cpu" in line or "gres" in line or "-t 5" in line]
+    in_order(" ".join(made.plan.reasons), "--nodes replaces -N 4", "--time replaces -t 5")
+
+
+@pytest.mark.parametrize(("line", "lacks"), [
+    ("-o out.txt", {"--output", "--open-mode"}), ("--error=%j.err", {"--output", "--open-mode"}),
+    ("--signal=B:TERM@60", {"--signal"}), ("-A mine -p debug -q low", {"--account", "--partition", "--qos"}),
+    ("-D /tmp", {"--chdir"}), ("--job-name=a", {"--job-name"}), ("--export=NONE", {"--export"}),
+])  # fmt: skip
+def test_what_hpcml_adds_does_not_overrule_a_line(line: str, lacks: set[str]) -> None:
+    made = prepared(f"#SBATCH {line}", "--set", "defaults.account=profiles", "--set", "defaults.partition=boost")
+    assert not lacks & dict(made.plan.directives).keys()
+    assert f"#SBATCH {line}" in sbatch_of(made)
+
+
+def test_the_profile_s_sizes_do_not_count() -> None:
+    made = prepared("#SBATCH -n 1", "--set", "defaults.time=2h", "--set", "resources.cpus_per_node=64",
+                    "--set", "resources.memory_per_node=100G", "--set", "resources.exclusive=true")  # fmt: skip
+    assert not {"--time", "--cpus-per-task", "--mem", "--exclusive", "--nodes"} & dict(made.plan.directives).keys()
+
+
+def test_the_comment_is_hpcml_s_and_sbatch_s_own_wait_is_left_out() -> None:
+    made = prepared("#SBATCH --comment=mine --wait -n 2\n#SBATCH --wait")
+    assert sbatch_of(made)[-1] == "#SBATCH -n 2"
+    assert [line for line in sbatch_of(made) if "--comment" in line] == [f"#SBATCH --comment=hpcml:{made.plan.run_id}"]
+    in_order(" ".join(made.notes), "--wait", "hpcml submit --wait", "--comment=mine")
+
+
+@pytest.mark.parametrize(("lines", "words", "place"), [
+    ("#SBATCH --array=0-3", (), "#SBATCH"), ("#SBATCH -n 1\n#SBATCH hetjob", (), "line 3 of job.sh"),
+    ("#SBATCH -n 1", ("--image", "a.sif"), "--image"), ("#SBATCH -n 1", ("--python", "a"), "--python"),
+    ("#SBATCH -n 1", ("--cpus-per-node", "4"), "--cpus-per-node"),
+])  # fmt: skip
+def test_what_is_refused(lines: str, words: tuple[str, ...], place: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        prepared(lines, *words)
+    assert caught.value.place == place
+
+
+def test_a_site_without_slurm_names_the_line_that_does_the_same() -> None:
+    with pytest.raises(UsageError) as caught:
+        prepared("#SBATCH -N 2 --ntasks-per-node=2", code="srun ./solve --x 1", site="local")
+    in_order(str(caught.value), "job.sh", "'local'", "--nodes 2 --ranks 2 -- ./solve --x 1")
+
+
+def test_the_copy_is_the_users_own_to_run_and_no_line_of_it_runs_here() -> None:
+    made = prepared("#SBATCH -n 1", code="touch ran-here", site="slurm")
+    run = submission.submit(made, by_hand=True)
+    copy = run.paths.batch_script
+    assert copy.read_bytes() == Path("job.sh").read_bytes()
+    assert stat.S_IMODE(copy.stat().st_mode) == 0o700
+    assert not Path("ran-here").exists()
+    assert json.loads(run.paths.request.read_text())["spec"]["form"] == "batch"
+
+
+BATCH = "#!/bin/sh\n#SBATCH -n1\n"
+
+
+@pytest.mark.parametrize(("text", "is_one"), [
+    (BATCH, True), ("#!/usr/bin/env bash\nsrun a", True), ("#!/bin/bash -l\n#SBATCH -n1\n", True),
+    ("#!/usr/bin/env -S bash -e\n#SBATCH -n1\n", True), ("#!/bin/zsh\n#SBATCH -n1\n", True),
+    ("#!/usr/bin/env python3\n#SBATCH -n1\n", False), ("#SBATCH -n1\nsrun a", False), ("#!/bin/bash\necho a", False),
+    ("#!/bin/bash\n# srun a\n", False), ("#!/bin/bash\necho a\n#SBATCH -n1\n", False), ("#!/bin/shell\n#SBATCH -n1", False),
+    ("#!/bin/bash\n##SBATCH -n1\n# SBATCH -n1\n", False),
+])  # fmt: skip
+def test_which_files_are_batch_scripts(text: str, is_one: bool) -> None:
+    assert is_batch_script(text) is is_one
+
+
+@pytest.mark.parametrize(("line", "options"), [
+    ("#SBATCH -N2 -n 4 --exclusive --mem=0", {"--nodes": "2", "--ntasks": "4", "--exclusive": "", "--mem": "0"}),
+    ("#SBATCH --exclusive -t 5", {"--exclusive": "", "--time": "5"}),
+    ("#SBATCH --hold --wait -J a", {"--hold": "", "--wait": "", "--job-name": "a"}),
+    ('#SBATCH --job-name="a b" # -n 3', {"--job-name": "a b"}), ("#SBATCH 'open", {}), ("#PBS -l nodes=1", {}),
+    ("#SBATCH --nice=-5 -c 2", {"--nice": "-5", "--cpus-per-task": "2"}),
+])  # fmt: skip
+def test_options_of_a_line(line: str, options: dict[str, str]) -> None:
+    assert {option.name: option.value for option in sbatch_lines.options(line)} == options
+
+
+@pytest.mark.parametrize(("lines", "nodes", "gpus"), [
+    (["#SBATCH -N 2-4"], 2, 0), (["#SBATCH -n 5 --ntasks-per-node=2"], 3, 0), (["#SBATCH -n 5"], 1, 0),
+    (["#SBATCH --gres=lustre:1,gpu:a100:4"], 1, 4), (["#SBATCH --gpus-per-node=h100:2"], 1, 2), (["#SBATCH --gres=gpu"], 1, 1),
+])  # fmt: skip
+def test_sizes_of_lines(lines: list[str], nodes: int, gpus: int) -> None:
+    stated = sbatch_lines.all_options(lines)
+    assert (sbatch_lines.nodes(stated), sbatch_lines.gpus(stated)) == (nodes, gpus)
+
+
+def test_the_first_task_that_srun_reports_is_named() -> None:
+    text = "x\nsrun: error: n2: task 2: Exited with exit code 3\nsrun: error: n1: tasks 0-1: Exited with exit code 4\n"
+    assert output.failed_task(Piece(text, 1)) == "srun reported of task 2 on n2: Exited with exit code 3"
+    assert output.failed_task(Piece("no task", 1)) == ""
