@@ -393,7 +393,7 @@ class Call:
         if code != 255:
             self.connection.check_shell()
         if code in (126, 127):
-            hint = "Install hpcml on {host}, or set its path (login.hpcml in ~/.config/hpcml/config.toml, or --set)."
+            hint = f"Install hpcml on {host}, or set its path (login.hpcml in ~/.config/hpcml/config.toml, or --set)."
             return NotFoundError(f"hpcml is not installed on {host}", place="login.hpcml", hint=hint, quote=quote)
         if code == 255:
             hint = f"Close other ssh sessions to {host}, or ask the site about MaxSessions."

@@ -9,7 +9,6 @@ import re
 import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -507,6 +506,10 @@ def states(jobs: Sequence[str]) -> dict[str, JobState]:
         by_cluster.setdefault(_cluster(job), []).append(job)
     if len(by_cluster) < 2:
         return _of_cluster(jobs)
+    from concurrent.futures import (
+        ThreadPoolExecutor,  # few need it, and it imports a module that users call theirs: queue
+    )
+
     with ThreadPoolExecutor(len(by_cluster)) as pool:
         answers = [*pool.map(_of_cluster_or_silent, by_cluster.values())]
     return {job: state for answer in answers for job, state in answer.items()}

@@ -347,6 +347,7 @@ FAULTS = (
     F("hpcml/kinds/dask/node/script/children.py", 'getattr(os, "O_TMPFILE", 0o20000000 | os.O_DIRECTORY)', "os.O_TMPFILE", "Pythons of conda and uv start with an error and show no stacks", True),
     F("hpcml/node/full_disk.py", 'json.dumps({**end, "quote": []}).encode()[:RESERVE_SIZE]', "text[:RESERVE_SIZE]", "a full disk leaves half a status file"),
     F("hpcml/failures/point.py", "self.status if self.status in (OK, PRUNED) else FAILED", "self.status", "a point in a state that only a newer version knows counts as done"),
+    F("hpcml/node/sweep/forker.py", "if slot.problem:", "if False:", "a point begins twice where the workers could not be reset"),
     F("hpcml/node/sweep/points.py", "not in _OF_THE_POINT and hit.line.time > began - _SLACK]", "not in _OF_THE_POINT]", "a worker's error during an earlier point explains this point's failure"),
     F("hpcml/leases.py", "return _are_one(file, name)", "return True", "two jobs run a point"),
     F("hpcml/leases.py", "if now - noticed < LEASE and not has_ended(holder):", "if True:", "the points of a job that died are lost"),
