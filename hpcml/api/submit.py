@@ -57,7 +57,7 @@ def submit(script: str | os.PathLike[str], *arguments: object, **options: Any) -
         prepared = submission.prepare_request(spec, by_hand=by_hand)
         notes.show(prepared.notes, prepared.always, prepared.project_notes)
         run = submission.submit(prepared, by_hand=by_hand)
-    notes.show(run.submission.notes if run.submission else ())
+    notes.show_submitted(run.submission)
     return RunHandle(run)
 
 

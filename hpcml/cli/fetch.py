@@ -147,7 +147,7 @@ def from_laptop(laptop: Laptop) -> int:
     # `--` so that no name is taken for an option
     call = channel.Call(connection, [*arguments, "--", options.run], channel.Guard(sys.stderr), out=subprocesses.PIPE)
     try:
-        call.begin()
+        call.begin(reads=True)
         with channel.patience(call.child, connection.host) as heard:
             assert call.child.out is not None
             mark = call.nonce.encode() + b" "

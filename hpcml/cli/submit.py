@@ -241,7 +241,7 @@ def announce(run: directories.Run, *, as_json: bool) -> None:
         say_fitted(text, sys.stderr, first="  submission ", rest=" " * 13)
     from hpcml.runs import notes
 
-    notes.show(run.submission.notes)
+    notes.show_submitted(run.submission)
 
 
 def _announce_line(run: directories.Run, *, as_json: bool) -> None:

@@ -540,6 +540,12 @@ IMAGES = (
          "the image was not mounted within {0} s: its file system is slow or busy, often because many nodes read it",
          'Copy the image to each node first: --set runtime.stage="copy".', "image mounted too slowly",
          where=_ENTERING),
+    Rule("image-noexec", ROOT,
+         r"exec /\.singularity\.d/actions/\w+(?: failed)?: permission denied|fork/exec /bin/sh: permission denied",
+         "the image's programs must not be executed: the image was unpacked into a file system that forbids it "
+         "(noexec), or the image's files lack permissions",
+         "Set TMPDIR to a folder that findmnt --target FOLDER shows without noexec. If the image is a folder, allow "
+         "its users to read and execute its files.", "image not executable", where=_ENTERING | Where.BUILD),
     Rule("image-proc", ROOT, r"can't mount proc filesystem to /proc",
          "the machine does not allow the container program to mount /proc, as inside another container",
          "Run hpcml outside the other container, or ask the site's support.", "/proc not mounted", where=_ENTERING),
@@ -570,8 +576,12 @@ IMAGES = (
     Rule("image-format", ROOT, r"image format not recognized",
          "the file is not an image", "Build the image with hpcml image build, or copy the image again.", "not an image",
          where=_ENTERING),
+    Rule("image-superblock", ROOT, r"bad superblock for squashfs",
+         "the node's kernel cannot read the image: it lacks the image's compression, or the image is damaged",
+         "Run hpcml image check. If the check finds no fault, build the image again with gzip compression: "
+         'apptainer build --mksquashfs-args="-comp gzip" NEW OLD.', "image not readable", where=_ENTERING),
     Rule("image-damaged", ROOT,
-         r"(?i:trying to read the squashfs image|bad superblock for squashfs)|" + _OF_THE_PROGRAM +
+         r"(?i:trying to read the squashfs image)|" + _OF_THE_PROGRAM +
          r"(?i:squashfs.{0,40}(?:corrupt|superblock)|unexpected EOF|header is corrupted|"
          r"while (?:loading|reading) .*(?:EOF|header|descriptor))",
          "the image file is damaged or truncated",

@@ -207,7 +207,6 @@ def _filled(site: Site, asked: RunRequest) -> RunRequest:
         time=asked.size.time or defaults.time,
         account=asked.place.account or defaults.account,
         partition=asked.place.partition or defaults.partition,
-        qos=asked.place.qos or defaults.qos,
         image=image_of(site, asked),
     )
 

@@ -184,6 +184,7 @@ class CallFacts(TypedDict, total=False):
 
     hello: Annotated[int, _number(0, 10**6)]  # its PROTOCOL
     version: Annotated[str, _version]  # of its hpcml
+    marked: Annotated[bool, _flag]  # whether its standard output begins with :func:`output_mark`
     run: Annotated[str, _run]  # the id that the run will have
     submitted: Annotated[str, _run]  # the id of a run that Slurm has taken
     exit_status: Annotated[int, _number(0, 255)]  # of the command
@@ -285,6 +286,11 @@ def of_call(line: str | bytes, host: str) -> CallFacts:
 def mark(nonce: str, **fields: Any) -> bytes:
     """Return facts as a marked line."""
     return b"\x1e" + nonce.encode() + b" " + json.dumps(fields).encode() + b"\n"
+
+
+def output_mark(nonce: str) -> bytes:
+    """Return the line with which a command's standard output begins; a shell's startup files print before it."""
+    return b"\x1e" + nonce.encode() + b"\n"
 
 
 class StreamDemux:

@@ -11,7 +11,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, Literal, TextIO
 
@@ -30,9 +30,10 @@ from hpcml.remote import answers, fetched, receiver
 from hpcml.remote.answers import GO, PROTOCOL, SERVE, CallFacts, StreamDemux
 from hpcml.remote.ssh import Connection
 from hpcml.remote.transfer import PIECE, Entry, listing, send
+from hpcml.runs import notes
 from hpcml.runs.snapshot import take
 from hpcml.sites.schema import Code, Login
-from hpcml.terminal import Raw, say
+from hpcml.terminal import Raw, noted, say
 from hpcml.units import format_bytes
 
 INTERRUPTED = 10.0  # seconds that the other side has to end after Ctrl-C where a run is in its hands
@@ -41,12 +42,20 @@ LAST_WORDS = 10.0  # seconds without a byte after its exit status: who holds its
 SILENCE = 300.0  # seconds without a byte of what is sent or fetched: its file system may be slow
 MOST_FACTS = 100  # beside those of a tunnel's feed
 GREETING = 300.0  # seconds for the other side's hpcml to begin: its Python may come from a slow file system
+QUIET = 5.0  # seconds after which it is checked whether the login shell runs commands at all
 MOST_BEFORE = 1 << 20  # bytes that a shell may say before that
+MOST_GREETING = 100  # lines that are shown of that
 MOST_SAID = 64 << 20  # bytes of both its streams, of a command whose output is an answer
 MOST_KEPT = 1 << 16  # characters of what it says that nobody is shown
 
 # Constant, and on one line: the login shell there may be any. What runs is read from standard input.
 _READ = "import sys; exec(sys.stdin.buffer.read(int(sys.argv[1])))"
+
+
+def _inert(header: Mapping[str, Any]) -> bytes:
+    """Return a line of JSON in which a shell that reads it, in the place of hpcml, finds nothing to run."""
+    line = json.dumps(header)  # the other characters that a shell obeys are between double quotes
+    return line.replace("$", "\\u0024").replace("`", "\\u0060").encode() + b"\n"
 
 
 def connect(login: Login) -> Connection:
@@ -192,7 +201,7 @@ class Call:
             self.child.kill()
 
     def _pass_on(self, source: IO[bytes], show: Callable[[bytes], object]) -> None:
-        before = b""
+        before, has_begun = b"", False
         with contextlib.suppress(OSError, ValueError):
             silent = 0.0
             while silent < LAST_WORDS:
@@ -204,15 +213,36 @@ class Call:
                     silent = 0.0
                 elif "exit_status" in self.facts:
                     silent += pause
-                if self.held is None:
+                if not has_begun and (own := self.own_output(before)) is not None:
+                    before, has_begun = own, True
+                if has_begun:
                     self._count(before)
                     show(before)
                     before = b""
                 elif len(before) > MOST_BEFORE:
                     raise talks_on(self.connection.host)
-            show(before)
+            if not has_begun:
+                self.child.wait(LAST_WORDS)  # its facts may come after the end of its output
+                show(self.own_output(before) or b"")
             return
         source.close()  # so that the other side learns it, as from a pipe of its own
+
+    def own_output(self, output: bytes) -> bytes | None:
+        """Return what the command has printed, without what a shell printed before; None if it has not begun."""
+        before, mark, own = output.partition(answers.output_mark(self.nonce))
+        if mark:
+            self._greet(before)
+            return own
+        is_older = self.held is None and not self.facts.get("marked")
+        return output if is_older else None
+
+    def _greet(self, before: bytes) -> None:
+        """Show what a shell printed as it started; a person sees each line once a day."""
+        if isinstance(self.show, Guard) and before.strip():
+            lines = before.decode(errors="replace").splitlines()[:MOST_GREETING]
+            before = "".join(f"{line}\n" for line in notes.new_today(f"ssh {self.connection.host}", lines)).encode()
+        if before:
+            self.show(before)
 
     def _learn(self, fact: CallFacts) -> None:
         if "standing" not in fact:
@@ -226,7 +256,7 @@ class Call:
             self.child.expect_end(LAST_WORDS)
         if "hello" in fact:
             before, self.held = self.held or b"", None
-            self.show(before)
+            self._greet(before)
             if fact["version"] != __version__:
                 versions = (
                     f"hpcml has version {__version__} on this machine, but {fact['version']} on {self.connection.host}"
@@ -255,21 +285,53 @@ class Call:
         with contextlib.suppress(OSError, ValueError):
             self.child.write(data)
 
-    def begin(self) -> None:
-        """Send the words and the upload."""
-        header: dict[str, Any] = {"protocol": PROTOCOL, "version": __version__, "nonce": self.nonce}
+    def begin(self, *, reads: bool = False) -> None:
+        """Send the words and, when the other side's hpcml has begun, the upload: another program may run its lines.
+
+        ``reads``: the caller reads the standard output and limits it, so the first output ends the wait too.
+        """
+        header: dict[str, Any] = {"protocol": PROTOCOL, "version": __version__, "nonce": self.nonce, "marked": True}
         header |= {"words": self.words, "host": self.connection.host}
         if self.upload:
             header |= {**self.upload.place, "files": self.upload.entries, "folder": self.upload.source}
+        self._send(lambda write: write(_inert(header)))  # where the other side has ended, its own words follow
+        self._await_greeting(self.child.out if reads else None)
+        if (upload := self.upload) and self.held is None:
+            self._send(lambda write: send(upload.folder, upload.entries, write))
+
+    def _send(self, what: Callable[[Callable[[bytes], None]], None]) -> None:
         with contextlib.suppress(OSError), patience(self.child, self.connection.host) as heard:
 
             def write(piece: bytes) -> None:
                 self.child.write(piece)
                 heard()
 
-            write(json.dumps(header).encode() + b"\n")  # an OSError: the other side has ended, and its own words follow
-            if self.upload:
-                send(self.upload.folder, self.upload.entries, write)
+            what(write)
+
+    def _await_greeting(self, output: IO[bytes] | None) -> None:
+        """Wait until the other side's hpcml has begun or ended, has sent what is no greeting, or an output.
+
+        Raises
+        ------
+        ConfigError
+            If the login shell does not run commands; LinkError if the greeting does not come in time.
+        """
+        began, is_checked, host = time.monotonic(), False, self.connection.host
+        while self.held is not None and self.wrong is None and self.child.code is None:
+            self.news.wait(0.1)
+            self.news.clear()
+            if output and select.select([output], [], [], 0)[0]:
+                return
+            waited = time.monotonic() - began
+            if waited > QUIET and not is_checked:
+                is_checked = True
+                self.connection.check_shell()
+                text = f"hpcml on {host} has not started within {QUIET:g} s. hpcml waits up to {GREETING:g} s"
+                self.show(f"{noted(text)}\n".encode())
+            if waited > GREETING:
+                message = f"hpcml on {host} did not start within {GREETING:g} s"
+                hint = f"The file system on {host} may be slow. Try: ssh {host} hpcml --version"
+                raise LinkError(message, place=host, hint=hint)
 
     # -- its end -----------------------------------------------------------------------------------------------------
 
@@ -283,10 +345,10 @@ class Call:
         KeyboardInterrupt
             If it did not end after Ctrl-C.
         """
-        interrupted, began = False, time.monotonic()
+        interrupted = False
         while True:
             try:
-                code = self._wait(began) if not interrupted else self.child.wait(self._last_wait())
+                code = self._wait() if not interrupted else self.child.wait(self._last_wait())
                 break
             except KeyboardInterrupt:
                 if interrupted:
@@ -303,17 +365,11 @@ class Call:
     def _last_wait(self) -> float:
         return INTERRUPTED if self.upload or "run" in self.facts else LEFT
 
-    def _wait(self, began: float) -> int | None:
-        """Wait for its end, however long, but not for its beginning, nor long once it has said its exit status."""
+    def _wait(self) -> int | None:
+        """Wait for its end, however long, but not long once it has said its exit status."""
         while (code := self.child.wait(1.0)) is None:
             if "exit_status" in self.facts:
                 return self.child.wait(LAST_WORDS)
-            if self.held is not None and time.monotonic() - began > GREETING:
-                host = self.connection.host
-                message = f"hpcml on {host} did not start within {GREETING:g} s"
-                raise LinkError(
-                    message, place=host, hint=f"The file system on {host} may be slow. Try: ssh {host} hpcml --version"
-                )
         return code
 
     def check(self) -> None:
@@ -334,8 +390,10 @@ class Call:
             return self._lost(f"The connection to {host} was lost")
         if held is None:
             return self._lost(f"hpcml on {host} exited with status {code} without a message")
+        if code != 255:
+            self.connection.check_shell()
         if code in (126, 127):
-            hint = "Install hpcml on {host}, or set its path (login.hpcml in ~/.config/hpcml/config.toml, or --set)."
+            hint = f"Install hpcml on {host}, or set its path (login.hpcml in ~/.config/hpcml/config.toml, or --set)."
             return NotFoundError(f"hpcml is not installed on {host}", place="login.hpcml", hint=hint, quote=quote)
         if code == 255:
             hint = f"Close other ssh sessions to {host}, or ask the site about MaxSessions."
@@ -502,6 +560,7 @@ class Delivery:
         files = [(entry.name, entry.size, entry.mode) for entry in entries]
         ask = {"mark": mark, "path": self.path, "replace": self.replace}
         command = ("-IS", "-c", _READ, str(len(program)))
+        self.connection.check_shell()  # which would else run the lines of the program
         child = subprocesses.Child(self.connection.python(*command), out=subprocesses.PIPE, program=HPCML)
         try:
             with contextlib.suppress(OSError), patience(child, self.host):

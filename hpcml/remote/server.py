@@ -20,7 +20,7 @@ from hpcml import __version__
 from hpcml.errors import ConfigError, LinkError, StorageError, UsageError
 from hpcml.files import parsed
 from hpcml.forms import Form
-from hpcml.remote.answers import LONGEST_LINE, PROTOCOL, SERVE, mark
+from hpcml.remote.answers import LONGEST_LINE, PROTOCOL, SERVE, mark, output_mark
 from hpcml.remote.transfer import PIECE, entries_of, files, parts_of, receive
 from hpcml.request.record import RunRequest
 from hpcml.runs import pythons
@@ -184,7 +184,9 @@ def serve(call: Callable[[list[str], RemoteSession], int]) -> int:
     try:
         header = parsed(json.loads, _line(source).decode())
         session = RemoteSession(header, source)
-        session.say(hello=PROTOCOL, version=__version__)
+        if header.get("marked"):  # an older laptop does not know it
+            os.write(1, output_mark(str(header["nonce"])))
+        session.say(hello=PROTOCOL, version=__version__, marked=bool(header.get("marked")))
         protocol = header["protocol"]
     except (ValueError, TypeError, KeyError, OSError) as error:
         hint = "Call hpcml from a laptop: hpcml --host HOST COMMAND."

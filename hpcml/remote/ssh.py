@@ -14,6 +14,7 @@ import hashlib
 import json
 import os
 import re
+import secrets
 import shlex
 import stat
 import sys
@@ -559,6 +560,19 @@ class Connection:
         if answer.code is None or (answer.code == 255 and not self.alive()):
             raise self.gone(answer.err)
         return answer
+
+    def check_shell(self) -> None:
+        """Raise ConfigError if the login shell does not run a command: a startup file exits or starts another shell."""
+        word = secrets.token_hex(8)
+        answer = subprocesses.run(self.command(["echo", word]), CHECK, program=HPCML)
+        if answer.code is None or word in answer.out or not self.alive():
+            return  # who called says that it is slow, or that the connection is lost
+        message = f"The login shell on {self.host} ran no command: it exited with status {answer.code}"
+        hint = "A startup file there, such as ~/.bashrc, exits or starts another shell. "
+        hint += "Put this line behind a test for interactive shells: [[ $- == *i* ]] && exec zsh. "
+        hint += f"Then try: ssh {self.host} echo test"
+        quote = tuple((answer.out + answer.err).strip().splitlines()[-3:])
+        raise ConfigError(message, place=self.host, hint=hint, quote=quote)
 
     def gone(self, complaint: str = "") -> LinkError:
         """Return the error for a connection that is lost."""

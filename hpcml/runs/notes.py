@@ -12,13 +12,15 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from hpcml import files
 from hpcml.plan import batch_script
 from hpcml.request.record import Code
+from hpcml.schedulers import Submission
 from hpcml.sites.layers import here, process_environment
 from hpcml.sites.lookup import Project
 from hpcml.terminal import cells, columns, fit, noted, say, shown
@@ -26,7 +28,7 @@ from hpcml.terminal import cells, columns, fit, noted, say, shown
 _LIMIT = 1 << 20  # bytes of the file
 _MOST = 200  # folders and files that are remembered, and kinds of note of each folder
 _NUMBER = re.compile(r"(?<!\S)\d+(?:\.\d+)?(?!\S)")  # a word of its own: no node's name, no date
-
+_DIGITS = re.compile(r"(?<![A-Za-z\d])\d+(?:T\d+)?")  # in a site's own text: no partition's number
 
 _NO_CODE = Code()
 _shown: set[tuple[str, str]] = set()  # folders and kinds that this process has shown: the file may not be writable
@@ -61,6 +63,31 @@ def show(notes: Sequence[str], always: Sequence[str] = (), project_notes: Sequen
         say(fit(line, width) if width and text not in each_time else line, sys.stderr)
     if is_cut:
         say("hpcml: to show the full notes: hpcml status --notes", sys.stderr)
+
+
+def show_submitted(submission: Submission | None) -> None:
+    """Print a submission's notes that were not shown before, and as it is what sbatch printed that is new today."""
+    if submission is None:
+        return
+    show(submission.notes)
+    for line in new_today("sbatch", submission.said):
+        say(shown(line), sys.stderr)
+
+
+def new_today(source: str, lines: Sequence[str]) -> list[str]:
+    """Return the lines of a site's text that were not shown today, and remember them; numbers and clocks do not count.
+
+    The text of each source is remembered by its lines' digests: a banner may be long.
+    """
+    digests = {line: _digest(_DIGITS.sub("#", line).encode()) for line in lines}
+    today, path = time.strftime("%Y-%m-%d"), _path()
+    known = _read(path).get(source, [])
+    known = known if known[:1] == [today] else [today]
+    fresh = [line for line in digests if digests[line] not in known and (source + today, digests[line]) not in _shown]
+    _shown.update((source + today, digests[line]) for line in fresh)
+    if path and fresh:
+        _write(path, {source: [*known, *dict.fromkeys(digests[line] for line in fresh)][: _MOST + 1]})
+    return fresh
 
 
 def kind(note: str) -> str:
@@ -134,13 +161,18 @@ def _remember(folder: str, notes: list[str], project_notes: Sequence[ProjectNote
     if fresh:
         after[folder] = [*kinds, *dict.fromkeys(map(kind, fresh))][-_MOST:]
     if any(before.get(place) != value for place, value in after.items()):
-        rest = {place: value for place, value in before.items() if place not in after}
-        newest = dict(list({**rest, **after}.items())[-_MOST:])
-        with contextlib.suppress(OSError):  # a full disk is reported by the submission, which needs more of it
-            path.parent.mkdir(mode=0o700, exist_ok=True)
-            if files.is_own_folder(path.parent):
-                files.write(path, json.dumps(newest, indent=1) + "\n")
+        _write(path, after)
     return fresh
+
+
+def _write(path: Path, after: Mapping[str, list[str]]) -> None:
+    """Write down what is new; the oldest entries go."""
+    rest = {place: value for place, value in _read(path).items() if place not in after}
+    newest = dict(list({**rest, **after}.items())[-_MOST:])
+    with contextlib.suppress(OSError):  # a full disk is reported by the submission, which needs more of it
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        if files.is_own_folder(path.parent):
+            files.write(path, json.dumps(newest, indent=1) + "\n")
 
 
 def _read(path: Path | None) -> dict[str, list[str]]:

@@ -29,7 +29,7 @@ def described(run: directories.Run, status: Status) -> dict[str, Any]:
         "asked": asked(run, status.planned),
         "results": str(run.paths.out) if has_results(run) else "",
         "attempts": [one._asdict() for one in attempts.earlier(Recorded(run.paths), status.progress.attempt)],
-        "notes": list(run.submission.notes if run.submission else ()),
+        "notes": [*run.submission.notes, *run.submission.said] if run.submission else [],
     }
     return {**status.as_json(), **more}
 

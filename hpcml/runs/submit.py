@@ -274,7 +274,7 @@ def submit(prepared: Prepared, *, by_hand: bool = False) -> directories.Run:
     def write(answer: Submission) -> directories.Run:
         bash_env = layers.process_environment().get("BASH_ENV", "")  # it may end bash before the batch script
         record = answer._replace(site=made.site, time=begun, scheduler=made.scheduler, requeue=made.may_start_again)
-        record = record._replace(notes=(*notes, *answer.notes), bash_env=bash_env)
+        record = record._replace(notes=tuple(notes), bash_env=bash_env)
         directories.write_json(paths.submission, record.as_json())
         return directories.Run(made.run_id, paths, record)
 

@@ -147,7 +147,7 @@ class Submission(NamedTuple):
     ``directory`` names a run among others of one job. ``cancelled`` is when ``hpcml cancel`` cancelled the job, in
     seconds since 1970. A refusal has ``error`` and the facts behind it. ``requeue``: the job may start again.
     ``bash_env`` is the file that bash reads before the batch script. ``line`` is what a person types to submit a run
-    that was only prepared; its job may be another until one has begun.
+    that was only prepared; its job may be another until one has begun. ``said`` has sbatch's output without the job id.
     """
 
     site: str = ""
@@ -155,6 +155,7 @@ class Submission(NamedTuple):
     scheduler: str = "slurm"
     requeue: bool = False
     notes: tuple[str, ...] = ()
+    said: tuple[str, ...] = ()
     bash_env: str = ""
     job: str = ""
     run: str = ""

@@ -61,8 +61,8 @@ def _choices(site: Site, name: str, spec: RunRequest) -> Iterator[str]:
 
 
 def qos_of(site: Site, name: str, spec: RunRequest) -> str:
-    """Return the QoS of a request in a partition, empty where the site's default counts."""
-    return spec.place.qos or next((one.qos for one in _named(site, name)), "")
+    """Return the QoS of a request in a partition, the first of several; may be empty."""
+    return spec.place.qos or next((one.qos for one in _named(site, name)), "") or site.defaults.qos
 
 
 def _named(site: Site, names: str) -> tuple[Partition, ...]:
@@ -100,7 +100,7 @@ def _terms_of(site: Site, name: str, asked: RunRequest, *, with_gpus: bool) -> T
     constraint = [f"--constraint={partition.constraint}"] if partition.constraint else []
     return Terms(
         account=place.account or partition.account or site.defaults.account,
-        qos=place.qos or site.defaults.qos or partition.qos,
+        qos=qos_of(site, name, asked),
         gpu_type=asked.size.gpu_type or (with_gpus and partition.gpu_type) or site.slurm.gpu_type,
         extra=(*site.slurm.extra, *partition.extra, *constraint),
         remove=(*site.slurm.remove, *partition.remove),

@@ -9,7 +9,6 @@ import re
 import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +99,7 @@ _QUEUED = "--format=%i|%T|%r|%S|%N|%j|%k"
 _HEADER = "JOBID|STATE|"  # squeue's first line: with it, a job that is not listed is not known
 _SKEW = 3600.0  # seconds that the controller's clock may be behind this machine's
 _USUAL_ARRAY = 1000  # tasks, where Slurm does not tell: its default MaxArraySize is 1001, the largest index + 1
-_MOST_SAID = 6  # lines of what sbatch says beside the job's number
+_MOST_SAID = 40  # lines of what sbatch says beside the job's number
 _UMASK = 0o077  # Slurm makes a job's log with the umask of sbatch
 _LONGEST_LINE = 300  # characters of a line that is shown
 _LONGEST_FIELD = 65536  # characters of a field: a list of thousands of nodes is the longest that Slurm writes
@@ -209,13 +208,13 @@ def _umask(run: RunPaths) -> int:
 
 def _confirmed(answer: Submission) -> Submission:
     """Return sbatch's answer; AnswerLostError if more was printed and the number is not that of the run's job."""
-    if answer.notes:
+    if answer.said:
         try:
             state = _queued([answer.key])[answer.key]
         except SlurmUnreachableError:
             return answer
         if state.state == UNKNOWN.state:
-            raise AnswerLostError("sbatch printed the id of another job", quote=answer.notes)
+            raise AnswerLostError("sbatch printed the id of another job", quote=answer.said[-6:])
     return answer
 
 
@@ -257,7 +256,8 @@ def sbatch(script: str, timeout: float = TIMEOUT, chosen: str = "", *, umask: in
     [(job, cluster)] = clusters.items()
     said = re.sub(pattern, "", answer.out) + answer.err
     lines = [re.sub(r"^sbatch: ", "", line.strip())[:_LONGEST_LINE] for line in said.splitlines() if line.strip()]
-    return Submission(job=job, cluster=cluster, notes=tuple(f"sbatch: {line}" for line in lines[:_MOST_SAID]))
+    more = [f"({len(lines) - _MOST_SAID} more lines)"] if len(lines) > _MOST_SAID else []
+    return Submission(job=job, cluster=cluster, said=tuple(f"sbatch: {line}" for line in lines[:_MOST_SAID] + more))
 
 
 def _is_silent(answer: Answer) -> bool:
@@ -506,6 +506,10 @@ def states(jobs: Sequence[str]) -> dict[str, JobState]:
         by_cluster.setdefault(_cluster(job), []).append(job)
     if len(by_cluster) < 2:
         return _of_cluster(jobs)
+    from concurrent.futures import (
+        ThreadPoolExecutor,  # few need it, and it imports a module that users call theirs: queue
+    )
+
     with ThreadPoolExecutor(len(by_cluster)) as pool:
         answers = [*pool.map(_of_cluster_or_silent, by_cluster.values())]
     return {job: state for answer in answers for job, state in answer.items()}

@@ -286,7 +286,7 @@ def _directives(
     typed, passed = typed_options(request.asked), dict(spec.place.sbatch)
     removed = {_known_directive(site, option) for option in terms.remove}
     if "--mem" in removed and "--mem" in typed and "--mem-per-cpu" not in removed:
-        per_cpu, note = _memory_per_cpu(site, of_node, typed["--mem"])
+        per_cpu, note = _memory_per_cpu(site, of_node, typed["--mem"], _remover(site, partition_name, "--mem"))
         own += per_cpu
         notices.append(note)
         if not per_cpu:  # the job keeps what the profile says of memory
@@ -294,7 +294,7 @@ def _directives(
     extra = _extra(site, terms, typed, passed, reasons)
     of_user = removed & typed.keys() - _spoken_of(removed)
     notices += [
-        f"hpcml ignores {typed[option]}: the profile removes {option} (slurm.remove)"
+        f"hpcml ignores {typed[option]}: the profile removes {option} ({_remover(site, partition_name, option)})"
         for option, _ in own
         if option in of_user
     ]
@@ -305,6 +305,13 @@ def _directives(
     reasons += [f"{option}={value}: requested".replace("=:", ":") for option, value in spec.place.sbatch]
     left_out = {*removed, *(option for option, _ in extra), *passed}
     return (*((option, value) for option, value in own if option not in left_out), *extra, *passed.items())
+
+
+def _remover(site: Site, partition_name: str, option: str) -> str:
+    """Return the key by which the profile removes an option: for all jobs, or for those of a partition."""
+    if option in site.slurm.remove:
+        return "slurm.remove"
+    return f"partitions.{partition_name.partition(',')[0]}.remove"  # those of a list are alike
 
 
 def _spoken_of(removed: set[str]) -> set[str]:
@@ -361,11 +368,11 @@ def _own_directives(
     return tuple((option, value) for option, value in rows if value)
 
 
-def _memory_per_cpu(site: Site, of_node: _OfNode, word: str) -> tuple[tuple[Directive, ...], str]:
+def _memory_per_cpu(site: Site, of_node: _OfNode, word: str, remover: str) -> tuple[tuple[Directive, ...], str]:
     """Return the memory of a node by its CPUs, for a site that takes no --mem, and a note on the user's option."""
     count = of_node.cpus or (0 if site.resources.exclusive else 1)
     if not (of_node.memory and count):
-        return (), f"hpcml ignores {word}: the profile removes --mem (slurm.remove)"
+        return (), f"hpcml ignores {word}: the profile removes --mem ({remover})"
     value = f"{-(-(of_node.memory >> 20) // count)}M"
     note = f"hpcml passes {word} as --mem-per-cpu={value}, because this site does not accept --mem"
     return (("--mem-per-cpu", value),), note
@@ -407,7 +414,7 @@ def extra_directive(site: Site, line: str) -> tuple[str, str]:
 
 def _known_directive(site: Site, option: str) -> str:
     """Return a directive of the profile; raise ConfigError if it is invalid or would break the run."""
-    place = f"site {site.name}: slurm.extra, slurm.remove"
+    place = f"site {site.name}: extra, remove"
     if not _DIRECTIVE.fullmatch(option):
         raise ConfigError(
             f"'{option}' is not an sbatch option", place=place, hint="Write --constraint=gpu, without quotes."

@@ -16,7 +16,7 @@ from hpcml.sites import powers, renamed
 from hpcml.units import Memory, Seconds, TimeLimit
 
 T = TypeVar("T")
-_OF_PARTITION = re.compile(r"partitions\.[^.]+\.account")
+_OF_ALL = ("defaults.account", "defaults.qos")
 _SWITCHES = "repairs"  # the table of which one word sets all keys: repairs = false
 
 
@@ -58,10 +58,11 @@ class Layers:
             below = f"{key}."
             for shadowed in [name for name in self.values if name.startswith(below)]:
                 del self.values[shadowed]
-            if key == "defaults.account":  # of one for all partitions the accounts of earlier layers are no part
-                for name in [name for name in self.values if _OF_PARTITION.fullmatch(name)]:
+            if key in _OF_ALL:  # it replaces those that earlier layers set for single partitions
+                of_partition = re.compile(rf"partitions\.[^.]+\.{key.partition('.')[2]}")
+                for name in [name for name in self.values if of_partition.fullmatch(name)]:
                     if self.values[name].origin != origin:
-                        del self.values[name]
+                        self.values[name] = Value("", origin, by)  # a partition that has nothing else remains
             self.values[key] = Value(value, origin, by)
 
     def nested(self) -> dict[str, Any]:

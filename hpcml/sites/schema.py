@@ -142,7 +142,9 @@ class Partition(NamedTuple):
     your settings set ``defaults.account``, the accounts of the profile's partitions have no effect.
     """
     qos: str = ""
-    """The default QoS for jobs in this partition."""
+    """The QoS for jobs in this partition, instead of ``defaults.qos``. ``--qos`` replaces both. If your settings set
+    ``defaults.qos``, the QoS of the profile's partitions have no effect.
+    """
     gpu_type: str = ""
     """The GPU type in a request, instead of ``slurm.gpu_type``."""
     constraint: str = ""

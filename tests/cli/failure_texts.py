@@ -183,7 +183,7 @@ TEXTS: dict[str, list[str]] = {
                      "FATAL:   While checking container encryption: could not open image /i/a.sif: the image's architecture (arm64) could not run on the host's (amd64)"],
     "image-programs": ["\x1b[31mFATAL:  \x1b[0m exec /usr/bin/python3 failed: exec format error"],
     "image-format": ["FATAL:   could not open image /work/me/a.sif: image format not recognized"],
-    "image-damaged": ["FATAL:   container creation failed: mount hook function failure: mount /proc/self/fd/3->/var/apptainer/mnt/session/rootfs error: while mounting image /proc/self/fd/3: kernel reported a bad superblock for squashfs image partition, possible causes are that your kernel doesn't support the compression algorithm or the image is corrupted", "INFO:    squashfuse_ll exited with status 255: Something went wrong trying to read the squashfs image.",
+    "image-damaged": ["INFO:    squashfuse_ll exited with status 255: Something went wrong trying to read the squashfs image.",
                       "FATAL:   container creation failed: image driver mount failure: image driver squashfuse_ll instance exited with error: "
                       "squashfuse_ll exited: Something went wrong trying to read the squashfs image.",
                       "FATAL:   While checking container encryption: could not open image /i/a.sif: reading descriptors: unexpected EOF"],
@@ -297,6 +297,9 @@ TEXTS: dict[str, list[str]] = {
     "cuda-symbol": ["ImportError: /home/me/env/lib/libcusparse.so.12: undefined symbol: __nvJitLinkCreate_13_3, version libnvJitLink.so.13"],
     "cublas-memory": ["RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", "RuntimeError: cuDNN error: CUDNN_STATUS_NOT_INITIALIZED"],
     "image-slow": ["FATAL:   container creation failed: mount hook function failure: mount /proc/self/fd/3->/var/apptainer/mnt/session/rootfs error: while mounting image /proc/self/fd/3: squashfuse_ll failed to mount /var/apptainer/mnt/session/rootfs in 10s"],
+    "image-superblock": ["FATAL:   container creation failed: mount hook function failure: mount /proc/self/fd/3->/var/apptainer/mnt/session/rootfs error: while mounting image /proc/self/fd/3: kernel reported a bad superblock for squashfs image partition, possible causes are that your kernel doesn't support the compression algorithm or the image is corrupted"],
+    "image-noexec": ["FATAL:   exec /.singularity.d/actions/shell failed: permission denied",
+                     "FATAL:   failed to start %post proc: fork/exec /bin/sh: permission denied"],
     "image-proc": ["FATAL:   container creation failed: mount /proc->/proc error: while mounting proc: can't mount proc filesystem to /proc: operation not permitted"],
     "image-glibc": ["python3: /lib/x86_64-linux-gnu/libc.so.6: version `GLIBC_2.34' not found (required by /.singularity.d/libs/libGLX_nvidia.so.0)"],
     "faked": ["FATAL:   container creation failed: mount hook function failure: mount /.singularity.d/libs/faked error: while mounting: mount source /.singularity.d/libs/faked doesn't exist"],

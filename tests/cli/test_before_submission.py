@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import time
@@ -251,6 +252,32 @@ def test_a_note_is_shown_once_for_a_folder_and_kept_with_the_run(world: World) -
     memory.symlink_to(world.home / "elsewhere" / "notes.json")
     assert told in notes()
     assert not list((world.home / "elsewhere").iterdir()), "nothing is written through a link"
+
+
+def test_a_banner_of_the_site_is_shown_once_a_day_as_it_is(world: World) -> None:
+    """In all folders; a line that is new is shown, one with another clock is not. The run keeps all lines."""
+    memory = world.home / ".hpcml" / "notes.json"
+    other = world.project / "other"
+    other.mkdir()
+    (other / "job.py").write_text("print()")
+
+    def banner(clock: str, more: str = "", folder: Path = world.project) -> list[str]:
+        lines = "".join(f"--> Verifying rule {letter}...OK\n" for letter in "abcdefghi")
+        world.answer("sbatch", then=True, err=f"{lines}{clock}: 12.5% used\n{more}")
+        done = world.run("submit", "--site", "slurm", "job.py", cwd=folder)
+        assert done.returncode == 0, done.stderr
+        return [line for line in done.stderr.splitlines() if "sbatch: " in line]
+
+    first = banner("2026-11-29T10:00:00")
+    assert first[:1] == ["sbatch: --> Verifying rule a...OK"]
+    assert len(first) == 10
+    assert banner("2026-11-29T11:01:02", folder=other) == []
+    assert banner("2026-11-29T11:01:03", "moved to gpu2\n") == ["sbatch: moved to gpu2"]
+    assert len(world.answers("status")["notes"]) == 11
+    known = json.loads(memory.read_text())
+    known["sbatch"][0] = "2026-01-01"
+    memory.write_text(json.dumps(known))
+    assert len(banner("2026-11-30T10:00:00")) == 10
 
 
 def test_a_partition_that_is_nowhere_is_refused_with_the_nearest_name(world: World) -> None:

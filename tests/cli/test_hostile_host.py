@@ -137,6 +137,9 @@ def test_a_silent_host_is_given_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
         def __init__(self, code: str) -> None:
             self.code = code
 
+        def check_shell(self) -> None:
+            pass
+
         def python(self, *words: str) -> list[str]:
             return [sys.executable, "-c", self.code, words[-1]]
 

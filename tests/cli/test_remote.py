@@ -126,6 +126,17 @@ def test_output_and_status_are_passed_on(laptop: Laptop) -> None:
     assert len(laptop.world.calls("scancel")) == 1
 
 
+def test_what_a_shell_prints_as_it_starts_is_no_output_of_a_command(laptop: Laptop) -> None:
+    laptop.run("submit", "--name", "first", "job.py")
+    laptop.tell("chatty")
+    done = laptop.run("status", "first", "--json")
+    assert (done.returncode, json.loads(done.stdout)["run"]) == (0, laptop.runs()[0])
+    assert done.stderr == "Welcome to the cluster!\n"
+    done = laptop.run("doctor", "--json")
+    assert json.loads(done.stdout)
+    assert "Welcome" not in done.stderr, "once a day"
+
+
 def test_an_empty_host_is_this_machine(laptop: Laptop) -> None:
     done = laptop.world.run("--host=", "ls", "--json", env={"HPCML_HOST": "cluster"})
     assert (done.returncode, done.stdout) == (0, "[]\n")
@@ -262,6 +273,31 @@ def test_something_else_is_there(laptop: Laptop) -> None:
     )
     assert done.returncode == errors.CONFIG
     assert "its version differs" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("startup", "words"),
+    [
+        ("echo closed for today; exit 3", ["ls"]),
+        ("exec bash", ["submit", "--name", "$(touch pwned)`touch pwned`", "job.py"]),
+        ("exec bash", ["pack", "-o", "packed"]),
+        ("exec bash", ["fetch", "last"]),
+        ("exec bash", ["tunnel", "last"]),
+    ],
+)
+def test_a_login_shell_that_runs_no_command_gets_no_line_of_ours_to_run(
+    laptop: Laptop, startup: str, words: list[str]
+) -> None:
+    """A startup file exits, or starts a shell that would read the words and the files as commands."""
+    (laptop.world.project / "job.py").write_text("touch pwned\n")
+    enter = laptop.state / "enter"
+    enter.write_text(f"cd {shlex.quote(str(laptop.far))}\n{startup}\n")
+    done = laptop.run(*words, timeout=120)
+    assert done.returncode == errors.CONFIG, done.stderr
+    status = "3" if "exit" in startup else "0"
+    assert f"ran no command: it exited with status {status} (cluster)" in done.stderr
+    assert ("  | closed for today\n" in done.stderr) == ("closed" in startup)
+    assert not list(laptop.world.top.rglob("pwned"))
 
 
 @pytest.mark.parametrize(

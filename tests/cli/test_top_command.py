@@ -189,6 +189,7 @@ def test_a_laptop_draws_what_the_login_node_sees(laptop: Laptop) -> None:
     far.state = world.state
     job = Job(laptop.far / ".hpcml/runs" / laptop.runs()[0], far)
     job.begin()
+    laptop.tell("chatty")
     seen = see(world, "--host", "cluster", "top", "seen", keys={"q ends this view": b"q"})
     assert seen.status == 0
     shown = texts(seen, "q ends this view")

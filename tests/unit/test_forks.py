@@ -8,12 +8,12 @@ import socket
 import subprocess
 import sys
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from hpcml.node.sweep.forker import Forker, Slot
-from hpcml.node.sweep.forks import Fork
+from hpcml.node.sweep.forks import Fork, ResetError
 from hpcml.node.sweep.points import Point
 
 # The first hook runs before the role's own: a signal comes between the fork and the moment at which the fork answers it.
@@ -90,3 +90,17 @@ def test_what_a_point_leaves_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     slot: Any = SimpleNamespace(number=0, pid=7, clock=0.0, hang_up=lambda: None)
     Forker._point_ended(forker, slot, 0)
     assert killed == [(7, signal.SIGKILL)]
+
+
+def test_no_point_begins_where_the_worker_group_could_not_be_reset() -> None:
+    """The supervisor may have ordered it before it hears of the reset's failure."""
+
+    def fails() -> str:
+        raise ResetError("gone")
+
+    said: list[dict[str, Any]] = []
+    slot = Slot(0, "", cast("Any", SimpleNamespace(answer=fails)))
+    forker: Any = SimpleNamespace(slots=[slot], _say=lambda event, **facts: said.append({"event": event, **facts}))
+    Forker._reset_done(forker, slot)
+    Forker._obey(forker, {"do": "begin", "slot": 0, "point": 0, "more": False})
+    assert said == 2 * [{"event": "reset", "slot": 0, "restarted": "", "problem": "gone"}]

@@ -85,11 +85,17 @@ def test_a_partition_has_an_account_and_options_of_its_own() -> None:
     made = directives(OWN, nodes=2)
     assert (made["--account"], made["--partition"], made["--constraint"]) == ("abc@cpu", "cpu", "any")
     assert not {"--qos", "--gres", "--exclusive"} & made.keys()
+    of_all = {**OWN, "defaults": {"partition": "cpu", "account": "abc@cpu", "qos": "any"}}
+    assert directives(of_all, nodes=2)["--qos"] == "any"
+    assert directives(of_all, gpus_per_node=4)["--qos"] == "long", "of one file the partition's, as its account"
     made = directives(OWN, nodes=2, gpus_per_node=4)
     expected = {"--account": "abc@v100", "--qos": "long", "--gres": "gpu:v100:4", "--constraint": "v100-32g",
                 "--exclusive": "user", "--hint": "nomultithread"}  # fmt: skip
     assert expected.items() <= made.items()
     assert "--mem" not in made
+    other = {**OWN, "partitions": {"cpu": {"remove": ["--time"]}}}
+    noted = plan.plan(site(other), spec(time="1:00:00"), PLACE).notices
+    assert [note.endswith("(partitions.cpu.remove)") for note in noted if "--time" in note] == [True]
     typed = {"account": "mine", "qos": "short", "gpu_type": "a100", "sbatch": (("--constraint", "old"),)}
     made = directives(OWN, gpus_per_node=1, **typed)
     assert {

@@ -82,7 +82,7 @@ def test_layers_from_general_to_special(environment: dict[str, str], tmp_path: P
     assert loaded.layers.origin("defaults.time") == "--set"
 
 
-def test_a_later_account_for_all_partitions_replaces_those_of_the_profile() -> None:
+def test_a_later_account_or_qos_for_all_partitions_replaces_those_of_the_profile() -> None:
     of_profile = {"defaults": {"account": "a"}, "partitions": {"gpu": {"account": "a-gpu", "qos": "long"}}}
     mine = {"defaults": {"account": "mine"}, "partitions": {"cpu": {"account": "mine-cpu"}}}
     both = layers.Layers()
@@ -91,6 +91,8 @@ def test_a_later_account_for_all_partitions_replaces_those_of_the_profile() -> N
     both.add(mine, "config.toml", origins.Origin.USER)
     made = layers.build(schema.Site, both)
     assert (made.partitions["gpu"].account, made.partitions["gpu"].qos) == ("", "long")
+    both.add({"defaults": {"qos": "mine"}}, "--set", origins.Origin.TYPED)
+    assert layers.build(schema.Site, both).partitions["gpu"].qos == ""
     assert made.partitions["cpu"].account == "mine-cpu"
 
 

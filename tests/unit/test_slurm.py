@@ -102,7 +102,9 @@ def test_what_sbatch_says_beside_the_job_id_is_kept(answers: Path, said: str) ->
     say(answers, "sbatch", f"Welcome\n\n{said}", "sbatch: account 95 % used\n")
     found = slurm.sbatch("job.sh")
     assert (found.job, found.cluster) == ("42", "lab")
-    assert found.notes == ("sbatch: Welcome", "sbatch: account 95 % used")
+    assert found.said == ("sbatch: Welcome", "sbatch: account 95 % used")
+    say(answers, "sbatch", said, "line\n" * 42)
+    assert slurm.sbatch("job.sh").said[39:] == ("sbatch: line", "sbatch: (2 more lines)")
 
 
 RUN = "sum-20261121-074500-1a2b"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import sys
 import threading
 from collections.abc import Callable
@@ -40,7 +39,7 @@ def watch(connection: Connection, options: Namespace) -> int:
     said: list[bytes] = []  # shown when the terminal is its user's again
     call = channel.Call(connection, [*argv, "--", options.run], said.append, out=PIPE)
     assert call.child.out is not None
-    reader = _Reader(call.child.out, connection.host)
+    reader = _Reader(call)
     status: list[int] = []
 
     def work(show: Callable[[View], None], poll: Callable[[float], None]) -> None:
@@ -73,8 +72,8 @@ def watch(connection: Connection, options: Namespace) -> int:
 class _Reader:
     """Reads views, a line each, in a thread; of several only the newest is kept."""
 
-    def __init__(self, source: io.BufferedReader, host: str) -> None:
-        self.source, self.host = source, host
+    def __init__(self, call: channel.Call) -> None:
+        self.call, self.host = call, call.connection.host
         self.wrong: ConfigError | None = None
         self._views: list[View] = []
         self._thread = threading.Thread(target=self._read, daemon=True)
@@ -94,13 +93,18 @@ class _Reader:
         return view
 
     def _read(self) -> None:
-        line = b""
+        line, has_begun, source = b"", False, self.call.child.out
+        assert source is not None
         try:
-            while data := self.source.read1(PIECE):
-                *lines, line = (line + data).split(b"\n")
+            while data := source.read1(PIECE):
+                line += data
+                if not has_begun and (own := self.call.own_output(line)) is not None:
+                    line, has_begun = own, True
+                if has_begun:
+                    *lines, line = line.split(b"\n")
+                    self._views += [answers.of_view(one, self.host) for one in lines[-1:]]
                 if len(line) > answers.LONGEST_VIEW:
                     raise answers.wrong(self.host, f"the data for hpcml top has more than {answers.LONGEST_VIEW} bytes")
-                self._views += [answers.of_view(one, self.host) for one in lines[-1:]]
         except ConfigError as error:
             self.wrong = error
         except (OSError, ValueError):  # the call has ended, and its pipe with it

@@ -63,6 +63,7 @@ class Slot:
         self.key = ""
         self.pid, self.clock = 0, 0.0
         self.resetting = False
+        self.problem = ""  # why its worker group could not be reset: no point begins there any more
         self.order: Mapping[str, Any] | None = None  # of the point that begins when the worker group is reset
         self.reports: socket.socket | None = None
 
@@ -138,7 +139,9 @@ class Forker:
             case "begin":
                 slot = self.slots[order["slot"]]
                 slot.order = order
-                if not slot.resetting:
+                if slot.problem:
+                    self._say("reset", slot=slot.number, restarted="", problem=slot.problem)
+                elif not slot.resetting:
                     self._begin(slot)
             case "learn":
                 if self.study:
@@ -228,12 +231,12 @@ class Forker:
     def _reset_done(self, slot: Slot) -> None:
         """Say that a worker group is reset, and begin the point that waits for that."""
         slot.resetting = False
-        restarted = problem = ""
+        restarted = ""
         try:
             restarted = slot.resetter.answer()
         except ResetError as error:
-            problem, slot.order = str(error), None
-        if restarted or problem or not slot.order:
-            self._say("reset", slot=slot.number, restarted=restarted, problem=problem)
+            slot.problem, slot.order = str(error), None
+        if restarted or slot.problem or not slot.order:
+            self._say("reset", slot=slot.number, restarted=restarted, problem=slot.problem)
         if slot.order:
             self._begin(slot)
