@@ -14,7 +14,7 @@ from hpcml.paths import RunPaths
 from hpcml.request.record import RunRequest
 from hpcml.schedulers import JobState, slurm
 from hpcml.subprocesses import Answer
-from tests.golden.matrix import site_of
+from matrix import site_of
 
 GIB = 1024**3
 
