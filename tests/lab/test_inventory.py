@@ -103,6 +103,15 @@ if __name__ == "__main__":
         announce("{name}-keys", str(getattr(cluster, "directory", "")), "")
         serve("{name}", act)
 """
+BATCH = """
+rank = os.environ["SLURM_PROCID"]
+announce("batch-" + rank, "", "")
+serve("batch-" + rank, lambda: print("through srun", flush=True))
+"""
+BATCH_LINES = """#!/bin/bash
+#SBATCH --nodes=2 --nodelist=n3,n4 --ntasks-per-node=1 --cpus-per-task=2 --mem=900M --time=10 --output=%x.txt
+srun python task.py
+"""
 # The lab's GPUs are null devices without a driver: a stand-in for pynvml shows four of them.
 NVML = """
 class NVMLError(Exception): pass
@@ -147,7 +156,7 @@ class Runs:
     @property
     def answering(self) -> set[str]:
         ranks = {f"{name}-{rank}" for name in ("mpi", "gpu") for rank in range(4)}
-        return {"dask", "ucx", "sweep", "elastic", "connect", *ranks}
+        return {"dask", "ucx", "sweep", "elastic", "connect", "batch-0", "batch-1", *ranks}
 
     def submit(self, name: str, text: str, *options: str) -> None:
         _, self.directories[name] = self.cluster.detach(self.text(COMMON + text, name), "--name", name, *options)
@@ -155,6 +164,14 @@ class Runs:
     def program(self, name: str, how: str, row: str) -> None:
         path = self.cluster.write(f"{name}/{name}.py", self.text(COMMON + PROGRAM, name, how=how, row=row))
         self.programs[name] = self.cluster.lab.popen(["python", str(path)], cwd=path.parent)
+
+    def batch(self) -> None:
+        """Submit a batch script: hpcml's agents beside a step of its own."""
+        self.cluster.write("inventory-batch/task.py", self.text(COMMON + BATCH, "batch"))
+        script = self.cluster.write("inventory-batch/batch.sh", BATCH_LINES)
+        done = self.cluster.run("hpcml", "submit", "--json", "--detach", str(script), cwd=script.parent)
+        assert done.returncode == 0, done.stderr
+        self.directories["batch"] = Path(json.loads(done.stdout)["directory"])
 
     def lost(self) -> list[str]:
         """Return what has ended, and how."""
@@ -173,6 +190,7 @@ class Runs:
         self.submit("ucx", DASK, *SMALL, "--set", "network.protocol=ucx")
         self.submit("mpi", RANKS, *others, "--ranks", "2", "--mpi", "pmix")
         self.submit("gpu", RANKS, *others, "--ranks", "gpu", "--gpus-per-node", "2")
+        self.batch()
         self.program("elastic", "hpcml.ElasticCluster(minimum=1, **asked)", "ELASTIC")
         self.program("connect", "hpcml.connect().cluster", "CONNECT")
         script = self.cluster.write("inventory-sweep/sweep.py", self.text(COMMON + DASK, "sweep"))
@@ -347,6 +365,16 @@ def test_every_socket_has_a_row_and_every_row_a_socket(rows: dict[str, list[Any]
 def test_a_port_of_the_script_is_told_apart(runs: Runs, rows: dict[str, list[Any]]) -> None:
     """Each script of a Dask run opens a port of its own: no process of hpcml holds it."""
     assert len(rows[inventory.THE_SCRIPT_S]) == len(runs.strays) == 3
+
+
+def test_the_agents_of_a_batch_script_run_beside_it(nodes: list[Node], runs: Runs) -> None:
+    """So what they open is among what the other tests judge."""
+    batch = str(runs.directories["batch"])
+    found = {
+        (node.name, node.role(pid)) for node in nodes for pid, one in node.processes.items() if one["run"] == batch
+    }
+    assert {("n3", "supervisor"), ("n3", "agent"), ("n4", "agent")} <= found
+    assert not (runs.directories["batch"] / "status.json").exists()
 
 
 def test_every_name_in_a_shared_folder_has_a_row(nodes: list[Node]) -> None:
