@@ -38,7 +38,7 @@ while left and time.monotonic() < end:
     for one in list(left):
         path, kind, what = one
         if not os.path.lexists(path): continue
-        os.rename(path, path + ".away")
+        os.unlink(path)
         os.mkfifo(path) if kind == "pipe" else os.symlink(what, path)
         tries += 1
         left.remove(one)
