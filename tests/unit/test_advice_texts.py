@@ -20,8 +20,8 @@ COMMAND = re.compile(r"hpcml ([a-z]+)((?: (?!hpcml )[^\s.;,:()'\"]+)*)")
 # Options of other programs, and a script's own in examples.
 FOREIGN = {
     "--bind", "--contain", "--containall", "--cpus-per-task", "--encrypt", "--epochs",
-    "--format", "--gpus", "--gpu-bind", "--gpus-per-task", "--gres", "--ipc", "--licenses", "--lr", "--me", "--mem", "--mem-per-cpu", "--nnodes", "--no-index", "--no-requeue", "--nv",
-    "--overlap", "--parsable", "--password-stdin", "--pid", "--project", "--requeue", "--rdzv-endpoint", "--require-hashes", "--script", "--test-only", "--version",
+    "--format", "--gpus", "--gpu-bind", "--gpus-per-task", "--gres", "--ipc", "--licenses", "--lr", "--me", "--mem", "--mksquashfs-args", "--mem-per-cpu", "--nnodes", "--no-index", "--no-requeue", "--nv",
+    "--overlap", "--parsable", "--password-stdin", "--pid", "--project", "--requeue", "--rdzv-endpoint", "--require-hashes", "--script", "--target", "--test-only", "--version",
 }  # fmt: skip
 FILES = {"json", "conf"}  # what follows the dot in a file's name
 NOT_SAID = {"report/page.py", "report/page_text.py", "api/elastic.py"}
