@@ -288,7 +288,7 @@ MOST_LINES = {
     "failures": 3130,
     "images": 1048,
     "kinds": 10604,
-    "node": 11790,
+    "node": 11796,
     "options": 842,
     "plan": 848,
     "remote": 3632,

@@ -191,8 +191,14 @@ def from_slurm(context: Context, outcome: End, logs: Mapping[Path, int]) -> End:
         return _by_cause(outcome, cause)
     # It ended with 0 when it was told to, which stays. Told by a signal to its steps alone, the job was not cancelled.
     state = _by_cause(outcome._replace(exit_status=_TOLD_TO_END[outcome.state], by="user", ended_as=""), cause).state
-    told_by_signal = cause is None and state == State.CANCELLED and not _in_allocation()
+    told_by_signal = state == State.CANCELLED and not _in_allocation() and (cause is None or _still_runs())
     return outcome._replace(ended_as="" if told_by_signal else state)
+
+
+def _still_runs() -> bool:
+    """Whether Slurm has not ended the job, as far as the node can ask: it writes CANCELLED for a mere signal too."""
+    job = answer(["scontrol", "--oneliner", "show", "job", job_id()], ASK)
+    return re.search(r"\bJobState=RUNNING\b", job) is not None
 
 
 def role_end(context: Context, role: Role, node: str, exits: Collection[str]) -> RoleEnd | None:
