@@ -204,6 +204,4 @@ def test_a_laptop_draws_what_the_login_node_sees(laptop: Laptop) -> None:
         assert seen.text[1].startswith("COMPLETED the script exited with status 0"), words
     absent = see(world, "--host", "cluster", "top", "nothing")
     assert absent.status == 66
-    assert any(line.startswith("hpcml: ") for line in absent.text), (
-        "behind what the shell printed, which was not shown yet"
-    )
+    assert any(line.startswith("hpcml: ") for line in absent.text)  # behind what the shell printed
