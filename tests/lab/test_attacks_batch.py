@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-import mallory
-from conftest import Cluster, together
+from conftest import Cluster
 from lab_state import wait_for
-from test_attacks_nodes import ALICE, NODES, as_root, clean, refused, tries
+from test_attacks_nodes import NODES, clean, read_files_and_processes, refused, send_junk_to_link
 from test_losses import roles
 
 pytestmark = pytest.mark.lab
@@ -163,23 +162,11 @@ def test_files_and_processes_of_a_batch_script(cluster: Cluster, up: tuple[str, 
     }
     assert modes == {"slurm_script": "0o700", "environment.sh": "0o600", "agents.sh": "0o600"}
     assert (directory / "attempts/0/secret/link.key").stat().st_mode & 0o777 == 0o600
-    files = [str(path) for path in directory.rglob("*") if path.name != "lib.zip"][:200]
-    for node in (*NODES, "login"):
-        mine = as_root(cluster, node, "find", "/tmp", "-maxdepth", "1", "-name", "hpcml[-_]*", "-user", ALICE)
-        pids = [str(pid) for role in ("agent", "supervisor") for pid in roles(cluster, directory, role, node)]
-        tries(cluster, mallory.READ, str(directory), *files, *mine, "--", *(pids if node != "login" else []), node=node)
+    read_files_and_processes(cluster, directory, "agent", "supervisor")
 
 
 def test_junk_at_the_port_for_a_batch_script_s_agents(cluster: Cluster, up: tuple[str, Path]) -> None:
-    places = json.loads((up[1] / "attempts/0/link.json").read_text())["places"]
-    started = [
-        cluster.lab.popen(["python3", "-c", mallory.JUNK, host, str(port)], node=node, user="mallory")
-        for node in ("n1", "n3", "login")
-        for host, port in places
-    ]
-    for done in together(started, 300):
-        assert done.returncode == 0, done.stderr
-        assert refused(done.stdout)["tries"] > 90
+    send_junk_to_link(cluster, up[1])
 
 
 def test_nobody_else_joins_or_signals_its_steps(cluster: Cluster, up: tuple[str, Path]) -> None:

@@ -20,6 +20,7 @@ import mallory
 from beside import AT_ONCE, SMALL
 from conftest import Cluster, together
 from lab_state import wait_for
+from test_losses import roles
 from test_security import PLACES, VICTIMS, Target, foreign_clients
 from test_security import victim as alice_s_run
 
@@ -87,6 +88,28 @@ def watching(cluster: Cluster, *nodes: str) -> Iterator[None]:
             if process.poll() is None:
                 process.kill()
                 process.communicate()
+
+
+def send_junk_to_link(cluster: Cluster, directory: Path) -> None:
+    """Send what is no message to the supervisor of a run, from its own node, another one and outside: it is refused."""
+    places = json.loads((directory / "attempts/0/link.json").read_text())["places"]
+    started = [
+        cluster.lab.popen(["python3", "-c", mallory.JUNK, host, str(port)], node=node, user="mallory")
+        for node in ("n1", "n3", "login")
+        for host, port in places
+    ]
+    for done in together(started, 300):
+        assert done.returncode == 0, done.stderr
+        assert refused(done.stdout)["tries"] > 90
+
+
+def read_files_and_processes(cluster: Cluster, directory: Path, *names: str) -> None:
+    """Try to read a run's files, and the processes of some roles on their nodes: nothing can be read."""
+    files = [str(path) for path in directory.rglob("*") if path.name != "lib.zip"][:200]
+    for node in (*NODES, "login"):
+        mine = as_root(cluster, node, "find", "/tmp", "-maxdepth", "1", "-name", "hpcml[-_]*", "-user", ALICE)
+        found = [str(pid) for name in names for pid in roles(cluster, directory, name, node)] if node != "login" else []
+        tries(cluster, mallory.READ, str(directory), *files, *mine, "--", *found, node=node)
 
 
 def as_root(cluster: Cluster, node: str, *words: str) -> list[str]:
@@ -265,15 +288,7 @@ def test_sockets(cluster: Cluster, target: Target) -> None:
 
 def test_junk_at_the_port_for_agents_and_scheduler(cluster: Cluster, target: Target) -> None:
     """Also in the scheduler's name, from its own node, another one and outside: the run, and its scheduler, go on."""
-    places = json.loads((target.directory / "attempts/0/link.json").read_text())["places"]
-    started = [
-        cluster.lab.popen(["python3", "-c", mallory.JUNK, host, str(port)], node=node, user="mallory")
-        for node in ("n1", "n3", "login")
-        for host, port in places
-    ]
-    for done in together(started, 300):
-        assert done.returncode == 0, done.stderr
-        assert refused(done.stdout)["tries"] > 90
+    send_junk_to_link(cluster, target.directory)
     status = target.directory / "status.json"
     assert not json.loads(status.read_text() if status.exists() else "{}").get("over")
     assert not (target.directory / "attempts/0/nodes/n1.events").exists()

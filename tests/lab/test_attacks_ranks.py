@@ -17,8 +17,16 @@ from beside import PART, SMALL
 from conftest import ALL_NODES, Cluster, together
 from hpcml import errors
 from lab_state import wait_for
-from test_attacks_nodes import ALICE, HELPER, NODES, as_root, clean, owned, refused, tries
-from test_losses import roles
+from test_attacks_nodes import (
+    ALICE,
+    HELPER,
+    NODES,
+    clean,
+    owned,
+    read_files_and_processes,
+    refused,
+    send_junk_to_link,
+)
 from test_ranks_on_nodes import ALLREDUCE, MPI, kinds_of_pmi, library
 
 pytestmark = pytest.mark.lab
@@ -162,24 +170,12 @@ def waiting(cluster: Cluster) -> Iterator[Path]:
 
 def test_junk_at_the_agents_port(cluster: Cluster, waiting: Path) -> None:
     """With texts beyond ASCII; from the first node, another one and outside."""
-    places = json.loads((waiting / "attempts/0/link.json").read_text())["places"]
-    started = [
-        cluster.lab.popen(["python3", "-c", mallory.JUNK, host, str(port)], node=node, user="mallory")
-        for node in ("n1", "n3", "login")
-        for host, port in places
-    ]
-    for done in together(started, 300):
-        assert done.returncode == 0, done.stderr
-        assert refused(done.stdout)["tries"] > 90
+    send_junk_to_link(cluster, waiting)
     assert not json.loads((waiting / "status.json").read_text() if (waiting / "status.json").exists() else "{}")
 
 
 def test_files_and_processes_of_ranks(cluster: Cluster, waiting: Path) -> None:
-    files = [str(path) for path in waiting.rglob("*") if path.name != "lib.zip"][:200]
-    for node in (*NODES, "login"):
-        mine = as_root(cluster, node, "find", "/tmp", "-maxdepth", "1", "-name", "hpcml[-_]*", "-user", ALICE)
-        pids = [str(pid) for pid in roles(cluster, waiting, "rank", node)] if node != "login" else []
-        tries(cluster, mallory.READ, str(waiting), *files, *mine, "--", *pids, node=node)
+    read_files_and_processes(cluster, waiting, "rank")
 
 
 def test_no_key_of_ranks_in_what_is_public(cluster: Cluster, waiting: Path) -> None:
