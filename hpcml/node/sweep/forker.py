@@ -26,6 +26,7 @@ from hpcml.node.sweep import points
 from hpcml.node.sweep.forks import Fork, Order, ResetError, Resets, Resetter
 from hpcml.node.sweep.points import Point
 from hpcml.node.sweep.study import Study
+from hpcml.node.tasks.process import signal_group
 
 if TYPE_CHECKING:
     import socket
@@ -217,7 +218,7 @@ class Forker:
 
     def _point_ended(self, slot: Slot, code: int) -> None:
         pid, slot.pid = slot.pid, 0
-        points.signal_group(pid, signal.SIGKILL)  # what it has left
+        signal_group(pid, signal.SIGKILL)  # what it has left
         slot.hang_up()
         seconds, pruned = time.monotonic() - slot.clock, self.study.pruned.get(slot.key) if self.study else None
         status = 128 - code if code < 0 else code

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import time
@@ -18,7 +17,7 @@ from hpcml.failures.point import PointEnd
 from hpcml.files import tail
 from hpcml.node import files
 from hpcml.node.settings import Context
-from hpcml.node.tasks.process import OneProcess
+from hpcml.node.tasks.process import OneProcess, signal_group
 from hpcml.paths import SCRIPT
 
 if TYPE_CHECKING:
@@ -244,11 +243,3 @@ def options_of(texts: Mapping[str, str]) -> list[str]:
     """Return a point's values as options of the script: ``--lr 0.1``, or ``--lr=-1`` where it looks like one."""
     pairs = ((f"--{name}={text}",) if text.startswith("-") else (f"--{name}", text) for name, text in texts.items())
     return [word for pair in pairs for word in pair]
-
-
-def signal_group(group: int, number: signal.Signals) -> None:
-    """Send a signal to a process group, which may have ended."""
-    try:
-        os.killpg(group, number)
-    except ProcessLookupError:
-        return  # it ended by itself

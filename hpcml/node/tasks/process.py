@@ -190,15 +190,20 @@ class Script(OneProcess):
         self.process.wait()
 
     def _signal(self, number: signal.Signals) -> None:
-        try:
-            os.killpg(self.process.pid, number)
-        except ProcessLookupError:
-            return  # it ended by itself in between
+        signal_group(self.process.pid, number)
 
     def _special_end(self, status: int) -> str:
         if note := read_note(self.context.attempt.note_of(SCRIPT, self.context.node)).what:  # of a program of hpcml's
             return note
         return super()._special_end(status)
+
+
+def signal_group(group: int, number: signal.Signals) -> None:
+    """Send a signal to a process group, which may have ended."""
+    try:
+        os.killpg(group, number)
+    except ProcessLookupError:
+        return  # it ended by itself
 
 
 def can_wait(context: Context, programs: Mapping[Form, str]) -> bool:
