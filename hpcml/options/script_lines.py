@@ -13,6 +13,7 @@ from hpcml.options import batch_scripts, sbatch_options
 from hpcml.options.parser import no_option
 from hpcml.options.table import OPTIONS
 from hpcml.request.option import as_word
+from hpcml.schedulers import sbatch_lines
 from hpcml.terminal import note
 
 if TYPE_CHECKING:
@@ -149,8 +150,6 @@ def _lines(text: str, words: str) -> Iterator[tuple[int, str, str]]:
 
     ``words`` is the pattern of such first words.
     """
-    for number, line in enumerate(text.splitlines(), 1):
-        if line.strip() and not line.startswith("#"):
-            return
+    for number, line in sbatch_lines.first_comments(text):
         if match := re.match(rf"#\s*({words})\s*(.*)", line):
             yield number, match[1].strip(), match[2].strip()

@@ -7,6 +7,8 @@ import shlex
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+from hpcml.schedulers import gres
+
 _LINE = re.compile(r"#(SBATCH|PBS|BB|DW)\s")  # sbatch reads those of others too
 LONG = {
     "-A": "--account", "-a": "--array", "-b": "--begin", "-C": "--constraint", "-c": "--cpus-per-task",
@@ -37,13 +39,17 @@ class Option(NamedTuple):
         return " ".join(self.words)
 
 
-def of_script(text: str) -> Iterator[tuple[int, str]]:
-    """Yield number and text of the lines of a batch script that sbatch reads: those before the first line of code."""
+def first_comments(text: str) -> Iterator[tuple[int, str]]:
+    """Yield number and text of the lines of a script before the first line of code."""
     for number, line in enumerate(text.splitlines(), 1):
         if line.strip() and not line.startswith("#"):
             return
-        if _LINE.match(f"{line} "):
-            yield number, line.rstrip()
+        yield number, line
+
+
+def of_script(text: str) -> Iterator[tuple[int, str]]:
+    """Yield number and text of the lines of a batch script that sbatch reads."""
+    return ((number, line.rstrip()) for number, line in first_comments(text) if _LINE.match(f"{line} "))
 
 
 def is_for_another(line: str) -> bool:
@@ -119,7 +125,6 @@ def nodes(stated: dict[str, Option]) -> int:
 def gpus(stated: dict[str, Option]) -> int:
     """Return how many GPUs of a node lines ask for, as far as they say it; else 0."""
     said = [stated[name].value for name in ("--gpus-per-node", "--gpus") if name in stated]
-    gres = stated["--gres"].value.split(",") if "--gres" in stated else []
-    said += [part.removeprefix("gpu") for part in gres if part.startswith("gpu")]
-    numbers = [text.rpartition(":")[2] or "1" for text in said]
-    return next((int(number) for number in numbers if number.isdecimal()), 0)
+    texts = [",".join(f"gpu:{part}" for part in text.split(",")) for text in said]  # as --gres has it
+    texts += [stated["--gres"].value] if "--gres" in stated else []
+    return next(filter(None, (gres.total(gres.gpus(text)) for text in texts)), 0)

@@ -149,6 +149,7 @@ def test_options_of_a_line(line: str, options: dict[str, str]) -> None:
 @pytest.mark.parametrize(("lines", "nodes", "gpus"), [
     (["#SBATCH -N 2-4"], 2, 0), (["#SBATCH -n 5 --ntasks-per-node=2"], 3, 0), (["#SBATCH -n 5"], 1, 0),
     (["#SBATCH --gres=lustre:1,gpu:a100:4"], 1, 4), (["#SBATCH --gpus-per-node=h100:2"], 1, 2), (["#SBATCH --gres=gpu"], 1, 1),
+    (["#SBATCH --gres=gpu:1g.10gb:2,gpu:3g.40gb:1"], 1, 3), (["#SBATCH --gpus-per-node=h100"], 1, 1),
 ])  # fmt: skip
 def test_sizes_of_lines(lines: list[str], nodes: int, gpus: int) -> None:
     stated = sbatch_lines.all_options(lines)
