@@ -195,10 +195,14 @@ def from_slurm(context: Context, outcome: End, logs: Mapping[Path, int]) -> End:
     return outcome._replace(ended_as="" if told_by_signal else state)
 
 
+def _shown_job() -> str:
+    """Return what Slurm's controller shows of the job; nothing if the node cannot ask it."""
+    return answer(["scontrol", "--oneliner", "show", "job", job_id()], ASK)
+
+
 def _still_runs() -> bool:
     """Whether Slurm has not ended the job, as far as the node can ask: it writes CANCELLED for a mere signal too."""
-    job = answer(["scontrol", "--oneliner", "show", "job", job_id()], ASK)
-    return re.search(r"\bJobState=RUNNING\b", job) is not None
+    return re.search(r"\bJobState=RUNNING\b", _shown_job()) is not None
 
 
 def role_end(context: Context, role: Role, node: str, exits: Collection[str]) -> RoleEnd | None:
@@ -266,7 +270,7 @@ def _told_by_signal(outcome: End) -> End:
     """
     if outcome.exit_status != errors.CANCELLED:
         return outcome
-    job = answer(["scontrol", "--oneliner", "show", "job", job_id()], ASK)
+    job = _shown_job()
     if re.search(r"\bPreemptTime=\d", job):
         # A job in which a user's script starts the run is that script's to end.
         return outcome._replace(**(_PUT_BACK if not _in_allocation() and _put_back(job) else _PREEMPTED))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -83,3 +85,19 @@ def test_a_job_that_ends_in_its_grace_time_is_put_back_if_it_may_be(
 @pytest.mark.parametrize(("by", "state"), [("scheduler", "NODE_FAIL"), ("script", "FAILED"), ("user", "FAILED")])
 def test_a_lost_node_is_slurm_s_word_alone(by: str, state: str) -> None:
     assert End(errors.ALLOCATION_LOST, by=by).state == state
+
+
+@pytest.mark.parametrize(("record", "state"), [
+    ("JobId=45 JobState=RUNNING Reason=None", "COMPLETED"), ("JobId=45 JobState=CANCELLED Reason=None", "CANCELLED"), ("", "CANCELLED"),
+])  # fmt: skip
+def test_the_controller_says_whether_a_script_that_ended_well_was_cancelled(
+    record: str, state: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slurm writes its line also for a mere SIGTERM to a batch script, of which the job goes on."""
+    monkeypatch.setenv("SLURM_JOB_ID", "45")
+    monkeypatch.setattr(end_cause, "answer", lambda *_: record)
+    log = tmp_path / "job.log"
+    log.write_text(LINE.format(""))
+    context: Any = SimpleNamespace(settings=SimpleNamespace(job=SimpleNamespace(one_machine=False)))
+    told = End(0, "script", "script", "the script exited with status 0", ended_as="CANCELLED")
+    assert end_cause.from_slurm(context, told, {log: 0}).state == state
