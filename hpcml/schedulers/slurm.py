@@ -33,9 +33,7 @@ from hpcml.schedulers import (
     Prospect,
     Submission,
     readable,
-    slurm_batch,
     slurm_options,
-    slurm_reasons,
 )
 from hpcml.sites.layers import process_environment
 from hpcml.sites.schema import Site
@@ -172,8 +170,11 @@ def ask(command: list[str], timeout: float = TIMEOUT, *, umask: int = -1) -> Ans
 
 def lay_out(site: Site, request: JobRequest) -> JobLayout:
     """Return Slurm's part of a batch script."""
-    is_batch = request.spec.code.form is Form.BATCH
-    return slurm_batch.lay_out(site, request) if is_batch else slurm_options.lay_out(site, request)
+    if request.spec.code.form is not Form.BATCH:
+        return slurm_options.lay_out(site, request)
+    from hpcml.schedulers import slurm_batch
+
+    return slurm_batch.lay_out(site, request)
 
 
 def for_clusters(clusters: str, command: list[str]) -> list[str]:
@@ -577,7 +578,11 @@ def _maintenance(cluster: str) -> tuple[float, float]:
         answer = ask(for_clusters(cluster, ["scontrol", "--oneliner", "show", "reservation"]), _FOR_A_REASON)
     except SlurmUnreachableError:
         return 0.0, 0.0  # scontrol is not installed
-    return slurm_reasons.next_maintenance(answer.out, time.time()) if answer.code == 0 else (0.0, 0.0)
+    if answer.code != 0:
+        return 0.0, 0.0
+    from hpcml.schedulers import slurm_reasons
+
+    return slurm_reasons.next_maintenance(answer.out, time.time())
 
 
 def _of_rows(
@@ -591,12 +596,15 @@ def _of_rows(
         if run and (doubt := _is_not(number, run, more[3:])):
             combined = doubt if combined == other else combined
             continue
-        pending = state in PENDING
-        why = slurm_reasons.read(reason, maintenance, time.time()) if pending else slurm_reasons.Reason("")
         # of an array's tasks, a running one counts
         if combined.state in (UNREADABLE, UNKNOWN.state) or combined.ended:
             start = "" if start == "N/A" else start[:_LONGEST_LINE]
-            combined = JobState(state, why.words, start, nodes, wait=why.wait)
+            combined = JobState(state, start=start, nodes=nodes)
+            if state in PENDING:
+                from hpcml.schedulers import slurm_reasons  # few look at a job that waits
+
+                why = slurm_reasons.read(reason, maintenance, time.time())
+                combined = combined._replace(reason=why.words, wait=why.wait)
     return combined
 
 
