@@ -223,6 +223,7 @@ FAULTS = (
     F("hpcml/kinds/dask/node/jupyter/server.py", "                session.status = START_FAILED\n", "", "a JupyterLab that never answers ends with 0"),
     F("hpcml/kinds/dask/node/jupyter/server.py", "        return TERMINATED\n", "        return 0\n", "a cancelled Jupyter session ends as if its user closed it", True),
     F("hpcml/kinds/dask/node/jupyter/server.py", 'return bool(counts.get("processing"))', "return False", "a session ends as idle while its workers compute", True),
+    F("hpcml/kinds/dask/node/jupyter/server.py", "self.used += max(0.0, warning - left)", "pass", "a late look ends an idle session without its warning", True),
     F("hpcml/failures/judgement.py", " or end.memory_limit == MemoryLimit.NODE:", ":", "memory that ended a role is no cause"),
     F("hpcml/failures/end.py", "return end._replace(lost_nodes=(end.node,))", "return end", "the lost node of an older version's run is not named"),
     F("hpcml/failures/role_end.py", "Explanation(f\"exited with status {status}: {note.what}\", _remedy(note), note.reason)", 'Explanation(f"exited with status {status}")', "the note that a role left is not told"),

@@ -152,13 +152,13 @@ class Session:
         settings = self.server.web_app.settings
         times = (settings["kernel_manager"].last_kernel_activity, settings.get("terminal_last_activity"))
         self.used = max([self.used, *(at.timestamp() for at in times if at is not None)])
-        left = self.used + idle - time.time()
-        warning = min(MOST_WARNING, idle / 4)
-        if left <= 0:
+        left, warning = self.used + idle - time.time(), min(MOST_WARNING, idle / 4)
+        if left < warning and self.state == "running":
+            self._become("idle", f"This session is idle. Without activity, it ends in {_rounded(warning)}.")
+            self.used += max(0.0, warning - left)  # a look that comes late takes nothing from the warning's time
+        elif left <= 0:
             self.ended = f"the session was idle for {_rounded(idle)}"
             self.end(f"The session ends: {self.ended} (hpcml jupyter --idle).")
-        elif left < warning and self.state == "running":
-            self._become("idle", f"This session is idle. Without activity, it ends in {_rounded(warning)}.")
         elif left >= warning and self.state == "idle":
             self._become("running", "")
 
