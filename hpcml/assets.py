@@ -53,6 +53,7 @@ def node_side() -> list[str]:
         "hooks.py",
         "installed.py",
         "kind.py",
+        "held.py",
         "leases.py",
         "listening.py",
         "paths.py",

@@ -19,6 +19,7 @@ class Form(StrEnum):
     JUPYTER = "jupyter"  # JupyterLab
     INTERCONNECT = "interconnect"  # the check of the interconnect
     DOCTOR = "doctor"  # the check of the nodes
+    HOLD = "hold"  # a kept allocation, in which other runs start
     MAP = "map"  # no run: one job for each point, by submitit
     ELASTIC = "elastic"  # no run: workers as jobs, by dask-jobqueue
 
@@ -63,6 +64,9 @@ _TRAITS = {
     ),
     Form.INTERCONNECT: Traits("the interconnect check", is_script=False, has_code=False),
     Form.DOCTOR: Traits("the node check", is_script=False, has_code=False),
+    Form.HOLD: Traits(
+        "the hold", is_script=False, has_code=False, near_limit="no further run starts in the hold", kind="hold"
+    ),
     Form.MAP: Traits(is_script=False, has_code=False),
     Form.ELASTIC: Traits(is_script=False, has_code=False),
 }

@@ -42,6 +42,7 @@ class RecordedPlan(NamedTuple):
     forwarded: tuple[str, ...] = ()  # signals that are passed on to a batch script
     steps: tuple[RecordedStep, ...] = ()  # the supervisor's last
     after: tuple[str, ...] = ()  # runs that it waits for, as ``ID:ok``
+    hold: str = ""  # directory of the kept allocation that it runs in
     python_from: str = ""  # who named the Python of the run's processes; empty: it is hpcml's own
 
     def directive(self, name: str) -> str:

@@ -26,8 +26,8 @@ def install(folder: Path) -> list[str]:
     for package in ("login", "node"):
         (folder / "hpcml/kinds/echo" / package / "__init__.py").touch()
     table = (folder / TABLE).read_text()
-    new = table.replace("import batch, dask, ranks", "import batch, dask, echo, ranks").replace(
-        "batch.KIND)", "batch.KIND, echo.KIND)"
+    new = table.replace("import batch, dask, hold, ranks", "import batch, dask, echo, hold, ranks").replace(
+        "hold.KIND)", "hold.KIND, echo.KIND)"
     )
     assert sum(old != line for old, line in zip(table.splitlines(), new.splitlines(), strict=True)) == 2
     (folder / TABLE).write_text(new)

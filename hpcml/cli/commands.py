@@ -44,8 +44,11 @@ GROUPS = {
             "run a script", "[OPTIONS] SCRIPT [ARGS…]",
             "--nodes 4 --time 2h train.py --epochs 10", "--nodes 2 --gpus-per-node 4 --dry-run a.py", takes=SCRIPT),
         "run": Command(
-            "run a script inside an existing allocation (salloc or your own batch script)", "[OPTIONS] SCRIPT [ARGS…]",
-            "train.py --epochs 10", takes=SCRIPT),
+            "run a script inside an existing allocation (hpcml hold, salloc or sbatch)", "[OPTIONS] SCRIPT [ARGS…]",
+            "train.py --epochs 10", "--in last train.py --epochs 10", takes=SCRIPT),
+        "hold": Command(
+            "keep an allocation, in which hpcml run --in starts one run after another", "[OPTIONS]",
+            "--nodes 2 --time 4h --idle 10m"),
         "sweep": Command(
             "run a script once for each combination of option values (grid or search)",
             "SCRIPT --grid … [OPTIONS] | status | table | plot",

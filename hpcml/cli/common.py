@@ -16,7 +16,7 @@ from hpcml.runs import directories
 from hpcml.sites import layers, lookup
 from hpcml.states import COLOURS
 from hpcml.terminal import has_colour, json_text, say, say_lines
-from hpcml.units import format_bytes
+from hpcml.units import format_bytes, parse_seconds
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 here, load_site, whole = layers.here, lookup.load_here, request_option.whole
 FAILED = "only runs that failed or that Slurm refused, not cancelled runs"
+SHORTEST_IDLE = 5.0  # seconds; less would end a session before anybody can use it
 RUN = "run id or its first part, run name (newest run of that name), Slurm job id, or 'last'"  # what names a run
 
 
@@ -71,6 +72,20 @@ def parsed(parse: Callable[[str], T], text: str, option: str, example: str) -> T
         return parse(text)
     except ValueError as error:
         raise UsageError(str(error), place=option, hint=f"Write {option} {example}.") from error
+
+
+def parse_idle(text: str) -> float:
+    """Return seconds without use after which a session or a hold ends, long enough to use it; 0 for never."""
+    if text.strip().lower() == "off":
+        return 0.0
+    hint = "Write --idle 30m, or --idle off for no idle limit."
+    try:
+        seconds = parse_seconds(text)
+    except ValueError as error:
+        raise UsageError(str(error), place="--idle", hint=hint) from error
+    if seconds < SHORTEST_IDLE:
+        raise UsageError(f"'{text}' is less than the minimum of {SHORTEST_IDLE:g} s", place="--idle", hint=hint)
+    return seconds
 
 
 def end_by_signals() -> None:

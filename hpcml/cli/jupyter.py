@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpcml import units
-from hpcml.cli import submit
-from hpcml.errors import NotFoundError, UsageError
+from hpcml.cli import common, submit
+from hpcml.errors import NotFoundError
 from hpcml.forms import Form
 from hpcml.sites import layers
 
@@ -15,8 +14,6 @@ if TYPE_CHECKING:
     from argparse import Namespace
 
     from hpcml.options.parser import Parser
-
-SHORTEST_IDLE = 5.0  # seconds; less would end a session before anybody can open it
 
 
 def add_options(parser: Parser) -> None:
@@ -43,24 +40,10 @@ def add_options(parser: Parser) -> None:
 
 def run(options: Namespace) -> int:
     """Submit the run, and wait for its end or not, as ``hpcml submit`` does."""
-    idle = parse_idle(options.idle)
+    idle = common.parse_idle(options.idle)
     spec = submit.service_spec(options, Form.JUPYTER)
     spec = spec.changed(idle=idle, cwd=notebook_folder(spec.code.cwd, options.notebook_dir))
     return submit.start(options, spec)
-
-
-def parse_idle(text: str) -> float:
-    """Return seconds without use after which a session ends, long enough to open a page; 0 for never."""
-    if text.strip().lower() == "off":
-        return 0.0
-    hint = "Write --idle 30m, or --idle off for a session without an idle limit."
-    try:
-        seconds = units.parse_seconds(text)
-    except ValueError as error:
-        raise UsageError(str(error), place="--idle", hint=hint) from error
-    if seconds < SHORTEST_IDLE:
-        raise UsageError(f"'{text}' is less than the minimum of {SHORTEST_IDLE:g} s", place="--idle", hint=hint)
-    return seconds
 
 
 def notebook_folder(here: Path, chosen: str) -> Path:

@@ -7,9 +7,10 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from hpcml import schedulers, subprocesses
+from hpcml import hooks, schedulers, subprocesses
 from hpcml.cli import common, submit
 from hpcml.errors import SiteError, SlurmUnreachableError, UsageError
 from hpcml.options.table import OPTIONS
@@ -45,8 +46,8 @@ def add_options(parser: Parser) -> None:
     for action in parser._actions:  # noqa: SLF001 - argparse tells them nowhere else
         action.help = here.get("".join(action.option_strings[:1]), action.help)
     parser.description = (
-        "Run a script in an existing allocation (salloc or your own batch script), on all nodes of the allocation. "
-        "Give Slurm's options to salloc or sbatch."
+        "Run a script in an existing allocation (hpcml hold, salloc or your own batch script), on all nodes of the "
+        "allocation. Give Slurm's options to hpcml hold, salloc or sbatch."
     )
 
 
@@ -54,8 +55,13 @@ def run(options: Namespace) -> int:
     """Run the script, pass on its output, and return its status; a signal ends the run, not the allocation."""
     from hpcml.runs import submit as submission
 
+    if getattr(options, "in"):
+        return int(hooks.only("run in a kept allocation")(options))
+    for name in ("no_wait", "detach"):
+        if getattr(options, name):
+            raise UsageError(f"{OPTIONS[name].word} needs --in", place=OPTIONS[name].word, hint="Add --in RUN.")
     given = allocation.current()
-    prepared = _prepare(fitted(submit.script_spec(options), given))
+    prepared = prepare(fitted(submit.script_spec(options), given), schedulers.in_allocation)
     submit.tell_notes(prepared, seen=not options.dry_run)
     if options.dry_run:
         submit.show(options, prepared, asks=False)
@@ -88,7 +94,7 @@ def fitted(spec: RunRequest, given: Allocation) -> RunRequest:
     """
     gpus = given.gpus if spec.size.gpus_per_node else 0  # 0 is asked for: workers on CPUs
     has = {"nodes": len(given.nodes), "gpus_per_node": gpus, "cpus_per_node": given.cpus}
-    lines = {text.replace("=", " ").split(" ")[0]: (text, place) for text, place in spec.origins}
+    lines = of_lines(spec)
     others = {name.lstrip("-").replace("-", "_"): value or name for name, value in spec.place.sbatch}
     left_out: dict[str, str] = {}
     for name, value in (spec.given() | others).items():
@@ -120,12 +126,18 @@ def fitted(spec: RunRequest, given: Allocation) -> RunRequest:
     )
 
 
-def _prepare(spec: RunRequest) -> Prepared:
+def of_lines(spec: RunRequest) -> dict[str, tuple[str, str]]:
+    """Return the options in the script's own lines by their words, each with its text and its place."""
+    return {text.replace("=", " ").split(" ")[0]: (text, place) for text, place in spec.origins}
+
+
+def prepare(spec: RunRequest, scheduler_of: Callable[[str], str]) -> Prepared:
+    """Return what is to be started, by the scheduler that the site's has for runs in existing allocations."""
     from hpcml.runs import submit as submission
 
     place = spec.place
     loaded = common.load_site(place.site, spec.code.cwd, place.settings, place.line_settings)
-    scheduler = schedulers.in_allocation(loaded.site.scheduler)
+    scheduler = scheduler_of(loaded.site.scheduler)
     if not scheduler:
         hint = "Name the machine's profile with --site (hpcml site ls)."
         raise SiteError("The site has no Slurm, so it has no allocations", place=f"site {loaded.site.name}", hint=hint)

@@ -158,6 +158,9 @@ def hand_over(options: Namespace, prepared: submission.Prepared) -> int:
         if (traits := prepared.spec.code.form.traits).web_service:
             ready = f"When {traits.title} is ready, {status} prints the command to open {traits.title}."
             text = f"{ready} {cancel} ends the session."
+        if prepared.spec.code.form is Form.HOLD:
+            start = common.from_host(common.host_of(options), f"hpcml run --in {run.id} SCRIPT")
+            text = f"{start}; {cancel} ends the hold."
         say_fitted(text, sys.stderr, first="  next       ", rest=" " * 13)
     return wait_for_end(run, as_json=options.json, host=common.host_of(options)) if waits else 0
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hpcml.kinds import batch, dask, ranks
+from hpcml.kinds import batch, dask, hold, ranks
 
 if TYPE_CHECKING:
     from hpcml.kind import Kind, Role
 
-KINDS = {kind.name: kind for kind in (dask.KIND, ranks.KIND, batch.KIND)}
+KINDS = {kind.name: kind for kind in (dask.KIND, ranks.KIND, batch.KIND, hold.KIND)}
 
 
 def get(name: str) -> Kind:

@@ -117,7 +117,9 @@ class EndRequests:
 
     def _end(self, phase: str, left: float) -> End:
         cancelled = self.context.settings.job.one_machine and left > 0  # where Slurm ends the job, its log tells
-        return End(phase=phase, **(_TIME_LIMIT if self.time_limit_near and not cancelled else _CANCELLED))
+        usual: dict[str, Any] = _TIME_LIMIT if self.time_limit_near and not cancelled else _CANCELLED
+        told = files.read_json(self.context.attempt.hold_ends) or {}  # by a kept allocation: why the run has to end
+        return End(phase=phase, **(usual | {name: told[name] for name in usual.keys() & told.keys()}))
 
     @property
     def _left(self) -> float:

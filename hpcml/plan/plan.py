@@ -84,6 +84,7 @@ class Plan(NamedTuple):
     reasons: tuple[str, ...]  # why it came out so
     notices: tuple[str, ...]  # what the user should know
     after: tuple[str, ...] = ()  # the runs that it waits for, as ``ID:ok``
+    hold: str = ""  # directory of the kept allocation that it runs in, empty without one
     python: str = ""  # the interpreter of the run's processes; in an image the image's
     python_from: str = ""  # who named it: an option, a file of settings, a variable; empty: hpcml's own
 
@@ -171,6 +172,7 @@ def plan(site: Site, asked: RunRequest, location: RunLocation) -> Plan:
         scripts=tuple(script.name for script in _scripts(paths, site, spec, layout)),
         inside=inside,
         after=tuple(one.text for one in spec.place.after),
+        hold=asked.place.hold,
         python=python,
         python_from=location.python_from,
     )
@@ -183,7 +185,7 @@ def _scripts(paths: RunPaths, site: Site, spec: RunRequest, layout: JobLayout) -
         *([paths.image] if spec.image else []),
         *([paths.stage, paths.keep] if stage(site, spec.image, layout) else []),
         *([paths.sweep] if layout.one_machine else []),
-        *([paths.agents] if layout.forwarded else []),
+        *([paths.agents] if layout.launchers and SUPERVISOR not in layout.launchers else []),
         *([paths.setup] if site.runtime.setup else []),
     ]
 

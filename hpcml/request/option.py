@@ -14,9 +14,11 @@ from hpcml.units import TimeLimit, format_time_limit
 
 # Who takes an option: the verbs that start a run, `# hpcml:` lines ("lines"), hpcml.submit ("python"), hpcml.map and
 # hpcml.ElasticCluster.
-ALL = frozenset(["submit", "rerun", "run", "jupyter", "interconnect", "sweep", "lines", "python", "map", "elastic"])
+ALL = frozenset(
+    ["submit", "rerun", "run", "jupyter", "interconnect", "sweep", "hold", "lines", "python", "map", "elastic"]
+)
 RUNS = ALL - {"map", "elastic"}
-SUBMISSIONS = frozenset(["submit", "rerun", "jupyter", "interconnect"])
+SUBMISSIONS = frozenset(["submit", "rerun", "jupyter", "interconnect", "hold"])
 CONTINUED = frozenset(["submit", "rerun", "lines", "python"])
 
 

@@ -17,6 +17,7 @@ from hpcml.request.option import (
     whole,
 )
 
+IN_RUNS = ALL - {"hold"}  # which starts nothing of the user's
 FEW = ALL - {"sweep"}  # whose own options leave no room in its --help
 
 
@@ -56,12 +57,14 @@ GROUPS: dict[str, tuple[Option, ...]] = {
                slurm=("--job-name",), otherwise="script's or command's name", common=FEW),
         Option("set", "set a profile key: workers.threads=4", read=texts, metavar="KEY=VALUE",
                common=FEW),
-        Option("python", "run's Python: folder or name; hpcml help python", RUNS - {"lines"}, metavar="PATH|NAME",
+        Option("python", "run's Python: folder or name; hpcml help python", RUNS - {"lines", "hold"},
+               metavar="PATH|NAME",
                common=frozenset(["submit", "rerun", "jupyter", "run"])),
         Option("image", "Apptainer image", ALL - {"map"}, common=FEW, otherwise="the site's image"),
-        Option("env", "environment variable for the run; NAME alone takes its value from this shell", read=texts,
+        Option("env", "environment variable for the run; NAME alone takes its value from this shell", IN_RUNS,
+               read=texts,
                metavar="NAME[=VALUE]", common=FEW),
-        Option("env_file", "file of NAME=VALUE lines, with # comments; --env overrides the file", read=texts,
+        Option("env_file", "file of NAME=VALUE lines, with # comments; --env overrides the file", IN_RUNS, read=texts,
                metavar="FILE"),
         Option("max_restarts", "with --until-done: largest number of attempts after the first", CONTINUED, read=whole,
                metavar="N", otherwise="20"),
@@ -84,6 +87,10 @@ GROUPS: dict[str, tuple[Option, ...]] = {
                default="resources.exclusive"),
     ),
     "what to do": (
+        Option("in", "start in the kept allocation RUN (hpcml hold)", frozenset(["run"]), metavar="RUN",
+               common=frozenset(["run"])),
+        Option("no_wait", "with --in: refuse a run that cannot start at once", frozenset(["run"]), read=flag,
+               common=frozenset(["run"])),
         Option("dry_run", "only show the job, or the batch script (=script)", SUBMISSIONS | {"run"},
                metavar="script", values=("script", "summary"), alone="summary", common=ALL),
         Option("prepare", "write the run's folder and print the sbatch command; submit nothing",
@@ -92,7 +99,7 @@ GROUPS: dict[str, tuple[Option, ...]] = {
                read=flag),
         Option("wait", "wait for the run's end, show its output, exit with its status",
                SUBMISSIONS | {"sweep"}, read=flag, otherwise="on a terminal", common=FEW),
-        Option("detach", "do not wait for the run", SUBMISSIONS | {"sweep"}, read=flag,
+        Option("detach", "do not wait for the run", SUBMISSIONS | {"sweep", "run"}, read=flag,
                otherwise="if no terminal", common=FEW),
         Option("json", "print JSON about the submission; with --wait, about the run's end",
                SUBMISSIONS | {"sweep", "run"}, read=flag),

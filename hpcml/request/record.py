@@ -96,6 +96,7 @@ class Place(NamedTuple):
     qos: str = ""  # Slurm quality of service
     dependency: str = ""  # as for sbatch --dependency
     after: tuple[Awaited, ...] = ()  # runs to wait for
+    hold: str = ""  # directory of the kept allocation in which the run starts
     sbatch: tuple[tuple[str, str], ...] = ()  # options passed to sbatch: name and value (flag: ""), no name twice
 
 

@@ -404,6 +404,8 @@ def _with_job(folder: Path, run_ids: list[str], job: str) -> Run | None:
     for name in reversed(run_ids):
         with contextlib.suppress(StorageError):
             run = load(folder / name)
+            if run.submission and run.submission.hold:  # the job is the hold's
+                continue
             if job == run.job or (run.may_start_again and job in _jobs(run.paths)):
                 return run
     return None

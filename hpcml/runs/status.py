@@ -23,6 +23,7 @@ from hpcml.errors import (
     StorageError,
 )
 from hpcml.failures.end import SLURM, End, Reason
+from hpcml.forms import Form
 from hpcml.kind import Stage
 from hpcml.recorded import Event
 from hpcml.records import plain, read
@@ -113,6 +114,19 @@ class Files(NamedTuple):
     not_brought: tuple[Mapping[str, str], ...] = ()  # of those that only the run has: name, why, run
 
 
+class Held(NamedTuple):
+    """The runs in a kept allocation, and how long none was in it."""
+
+    runs: tuple[str, ...] = ()  # ids of those that run
+    runs_ended: int = 0
+    idle_before: float = 0.0  # seconds without a run before the present wait
+    unused_since: float = 0.0  # when the present wait began, s since 1970; 0 while runs are in it
+
+    def idle(self, now: float) -> float:
+        """Return the seconds without a run."""
+        return self.idle_before + (max(0.0, now - self.unused_since) if self.unused_since else 0.0)
+
+
 class Status(NamedTuple):
     """A run at one moment; a field of a group has a name that no other group has."""
 
@@ -126,6 +140,7 @@ class Status(NamedTuple):
     progress: Progress = Progress()
     cluster: Cluster = Cluster()
     written: Files = Files()
+    held: Held = Held()
     ended: End | None = None  # how it ended, is ending, or why it was refused; None before
 
     @classmethod
@@ -241,7 +256,8 @@ class Status(NamedTuple):
         values = {"run": self.run, "state": self.state, "seconds": self.seconds(), **self.fields()}
         values |= {"in_image": self.planned.in_image, "service": self.planned.form.service}
         values["times"] = earlier_names.with_earlier(self.progress.times)
-        return earlier_names.with_earlier({name: values[name] for name in values if name not in _NOT_PRINTED})
+        left_out = (*_NOT_PRINTED, *(Held._fields if self.planned.form is not Form.HOLD else ()))
+        return earlier_names.with_earlier({name: values[name] for name in values if name not in left_out})
 
 
 GROUPS = tuple(name for name, default in Status._field_defaults.items() if hasattr(default, "_fields"))
@@ -460,6 +476,8 @@ def _after(current: Status, event: Event) -> Status:
 def _message(current: Status) -> str:
     """Return what a run waits for before its script starts, and that this runs."""
     script = current.planned.form.traits.title
+    if current.phase == Phase.RUNNING and current.planned.form is Form.HOLD:
+        return f"runs in the hold: {', '.join(current.held.runs)}" if current.held.runs else "the hold waits for runs"
     kind, times = kinds.get(current.planned.kind), current.progress.times
     if current.phase == Phase.RUNNING:
         count, expected = current.cluster.workers, current.planned.expected

@@ -340,6 +340,8 @@ def _write(prepared: Prepared, script: str, image: dict[str, object]) -> list[st
             files.write(paths.variables, "".join(lines).encode(errors="surrogateescape"))
         if made.inside.report.profilers:
             paths.profiles.mkdir(mode=0o700)
+        if spec.code.form is Form.HOLD:
+            paths.queue.mkdir(mode=0o700, parents=True)
         group = stat.S_IMODE(paths.out.stat().st_mode) & 0o7000  # set-group-id of the runs folder
         paths.out.chmod(group | 0o777 & ~made.inside.code.umask)
         for name in made.scripts:

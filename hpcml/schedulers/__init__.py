@@ -146,6 +146,7 @@ class Submission(NamedTuple):
     ``found_again`` where its answer was lost. ``run`` is the run's id, which Slurm's job carries as its comment;
     ``directory`` names a run among others of one job. ``cancelled`` is when ``hpcml cancel`` cancelled the job, in
     seconds since 1970. A refusal has ``error`` and the facts behind it. ``requeue``: the job may start again.
+    ``hold`` is the directory of the kept allocation in which the run starts: the job, or process, is then the hold's.
     ``bash_env`` is the file that bash reads before the batch script. ``line`` is what a person types to submit a run
     that was only prepared; its job may be another until one has begun. ``said`` has sbatch's output without the job id.
     """
@@ -165,6 +166,7 @@ class Submission(NamedTuple):
     pid: int = 0
     started: str = ""
     directory: str = ""
+    hold: str = ""
     line: str = ""
     error: str = ""
     place: str = ""
@@ -177,8 +179,11 @@ class Submission(NamedTuple):
         """What names the run to its scheduler, empty if it has no job.
 
         It is a job id and the run's, a process and its start, or a job and the run's directory. A job id is as sbatch
-        prints it: ``20001;joltik`` on another cluster than the login node's.
+        prints it: ``20001;joltik`` on another cluster than the login node's. In a kept allocation it is the hold's key,
+        and then, a line each, the directories of hold and run.
         """
+        if self.hold:
+            return "\n".join((self._replace(hold="", directory="").key, self.hold, self.directory))
         job = f"{self.job};{self.cluster}" if self.job and self.cluster else self.job
         if job and (name := self.directory or self.run):
             return f"{job} {name}"
@@ -374,7 +379,7 @@ def find_nodes(name: str) -> Nodes | None:
     """Return what a scheduler does on the nodes of its jobs, by the scheduler's name; None without nodes."""
     from hpcml.schedulers import allocation, slurm
 
-    modules: dict[str, Nodes] = {"slurm": slurm, "allocation": allocation}
+    modules: dict[str, Nodes] = {"slurm": slurm, "allocation": allocation, "hold": allocation}
     return modules.get(name)
 
 
@@ -390,6 +395,11 @@ def nodes_of(name: str) -> Nodes | None:
 def in_allocation(name: str) -> str:
     """Return the scheduler of runs in an existing job of a scheduler, by the scheduler's name; empty without one."""
     return {"slurm": "allocation"}.get(name, "")
+
+
+def in_hold(name: str) -> str:
+    """Return the scheduler of runs in a kept allocation of a scheduler, by that scheduler's name."""
+    return {"slurm": "hold", "local": "local-hold"}.get(name, "")
 
 
 def find_other_jobs(name: str) -> OtherJobs | None:
@@ -429,9 +439,10 @@ def machine_of(name: str) -> Machine:
 
 def get(name: str) -> Scheduler:
     """Return a scheduler by its name; StorageError if there is none: a profile's is checked, a record's may be any."""
-    from hpcml.schedulers import allocation, local, slurm
+    from hpcml.schedulers import allocation, hold, local, slurm
 
     modules: dict[str, Scheduler] = {"slurm": slurm, "local": local, "allocation": allocation}
+    modules |= {"hold": hold.IN_JOB, "local-hold": hold.HERE}
     if name not in modules:
         hint = "Update hpcml: a newer hpcml may have written the run's files. Or someone changed these files."
         raise StorageError(

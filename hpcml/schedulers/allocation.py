@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from hpcml import files, subprocesses
+from hpcml import files, held, subprocesses
 from hpcml.errors import HpcmlError, SiteError, SlurmUnreachableError, UsageError
 from hpcml.kind import Role
 from hpcml.origins import HPCML
@@ -40,16 +40,11 @@ clean_environment = slurm.clean_environment  # without what the allocation, or a
 foreign_variables, outer_job = slurm.foreign_variables, slurm.outer_job
 gpu_directives, mpi_kinds = slurm.gpu_directives, slurm.mpi_kinds
 find, end = local.find, local.end  # nothing is submitted, and the run's own files say how it ended
-_JOB_VARIABLES = ("SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_CLUSTER_NAME")  # what srun and the roles need of the job
+NODE_NAMES = "SLURM_JOB_NODELIST"
+_JOB_VARIABLES = ("SLURM_JOB_ID", NODE_NAMES, "SLURM_CLUSTER_NAME")  # what srun and the roles need of the job
 _GONE = JobState(State.UNKNOWN, "the run's job steps exited without writing a status (they may have been killed)")
 _LOOK = 0.05  # seconds between looks whether the run's step has begun
 _TAKE = "Get an allocation with salloc, add hpcml run to your own batch script, or use hpcml submit."
-# The run's step: the batch script, and beside it a watch on hpcml run, whose death by SIGKILL ends the run too.
-_STEP = """
-{ while read -r _; do :; done
-  until for attempt in "$2"/attempts/*/; do : >"${attempt}terminate" || false; done; do sleep 0.1; done
-} <&0 >/dev/null 2>&1 &
-exec bash "$1" </dev/null"""
 # Steps of the allocation that are no work of the user's: the batch script, and the shell of salloc.
 _NO_WORK = re.compile(r"\.(batch|extern|interactive)$")
 
@@ -94,7 +89,12 @@ def current() -> Allocation:
     if environment.get("SLURM_HET_SIZE"):
         hint = "Use an allocation with one kind of nodes."
         raise SiteError("A run cannot use a heterogeneous allocation", place=f"job {job}", hint=hint)
-    answer = slurm.ask(["scontrol", "--details", "--oneliner", "show", "job", job])
+    return of_job(job)
+
+
+def of_job(job: str, cluster: str = "") -> Allocation:
+    """Return the allocation of a job that runs; one question to Slurm, with errors as for :func:`current`."""
+    answer = slurm.ask(slurm.for_clusters(cluster, ["scontrol", "--details", "--oneliner", "show", "job", job]))
     if answer.code != 0:
         if "Invalid job id" in answer.text:
             raise SiteError("Slurm no longer knows the job of this allocation", place=f"SLURM_JOB_ID={job}", hint=_TAKE)
@@ -191,7 +191,8 @@ def _launcher(site: Site, request: JobRequest, role: Role) -> Launcher:
         f"{option}={value}" for option, value in slurm_options.gpu_directives(site, request.spec.size.gpus_per_node, "")
     )
     hidden = () if request.spec.size.gpus_per_node else ("--gres=none",)  # those of the allocation, if it has some
-    return launcher._replace(options=(*asked, *gpus, *hidden, *launcher.options))
+    where = f'{launcher.shell} --nodelist="$HPCML_NODE_NAMES"' if role.every_node else launcher.shell
+    return launcher._replace(shell=where, options=(*asked, *gpus, *hidden, *launcher.options))
 
 
 def submit(site: Site, run: RunPaths) -> Submission:
@@ -200,22 +201,15 @@ def submit(site: Site, run: RunPaths) -> Submission:
     SiteError if that is not within ``deadlines.scheduler``, or srun refuses.
     """
     given = current()
-    options = ["--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={given.nodes[0]}", "--cpus-per-task=1", "--mem=0"]
-    options += ["--gres=none"]
-    options += [
-        "--mpi=none",
-        "--cpu-bind=none",
-        "--export=ALL",
-        f"--job-name={run.directory.name}",
-        "--open-mode=append",
-    ]
-    options += [f"--output={slurm_options.filename_pattern(run.job_log)}", "bash", "-c", _STEP, "hpcml"]
-    options += [str(run.script), str(run.directory)]
     lifeline = subprocesses.lifeline()
     environment = clean_environment() | _of_the_job(given)
     try:
         pid = subprocesses.start_in_background(
-            ["srun", *options], run.job_log, program=HPCML, environment=environment, stdin=lifeline
+            ["srun", f"--nodelist={given.nodes[0]}", *step_options(run)],
+            run.job_log,
+            program=HPCML,
+            environment=environment,
+            stdin=lifeline,
         )
     except subprocesses.CommandMissingError as error:
         hint = "Load the site's Slurm module."
@@ -239,6 +233,14 @@ def submit(site: Site, run: RunPaths) -> Submission:
     return Submission(job=given.job, pid=pid, started=started, directory=str(run.directory))
 
 
+def step_options(run: RunPaths) -> list[str]:
+    """Return the options of srun for a run's first step, without its node, and the batch script."""
+    options = ["--overlap", "--nodes=1", "--ntasks=1", "--cpus-per-task=1", "--mem=0", "--gres=none", "--mpi=none"]
+    options += ["--cpu-bind=none", "--export=ALL", f"--job-name={run.directory.name}", "--open-mode=append"]
+    options += [f"--output={slurm_options.filename_pattern(run.job_log)}"]
+    return [*options, *held.batch_script(run)]
+
+
 def _not_started(job: str, run: RunPaths, problem: str) -> HpcmlError:
     try:
         holders = other_steps(job)
@@ -257,7 +259,7 @@ def _of_the_job(given: Allocation) -> dict[str, str]:
     """Return what srun and the roles need to know of the job; in a step the variables tell of the step's own nodes."""
     environment = process_environment()
     cluster = {name: environment[name] for name in ("SLURM_CLUSTER_NAME",) if name in environment}
-    return cluster | {"SLURM_JOB_ID": given.job, "SLURM_JOB_NODELIST": ",".join(given.nodes)}
+    return cluster | {"SLURM_JOB_ID": given.job, NODE_NAMES: ",".join(given.nodes)}
 
 
 def line(run: RunPaths) -> str:  # noqa: ARG001

@@ -170,10 +170,12 @@ def ask(command: list[str], timeout: float = TIMEOUT, *, umask: int = -1) -> Ans
 
 def lay_out(site: Site, request: JobRequest) -> JobLayout:
     """Return Slurm's part of a batch script."""
-    if request.spec.code.form is not Form.BATCH:
+    if request.spec.code.form not in (Form.BATCH, Form.HOLD):
         return slurm_options.lay_out(site, request)
     from hpcml.schedulers import slurm_batch
 
+    if request.spec.code.form is Form.HOLD:
+        return slurm_batch.of_hold(slurm_options.lay_out(site, request), request)
     return slurm_batch.lay_out(site, request)
 
 

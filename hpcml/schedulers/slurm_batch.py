@@ -50,6 +50,17 @@ def lay_out(site: Site, request: JobRequest) -> JobLayout:
     )
 
 
+def of_hold(layout: JobLayout, request: JobRequest) -> JobLayout:
+    """Return Slurm's part for a kept allocation: hpcml's processes take nothing, and the job begins once."""
+    kept = [option for option in layout.directives if option[0] not in ("--requeue", "--no-requeue")]
+    return layout._replace(
+        directives=(*kept, ("--no-requeue", "")),
+        may_start_again=False,
+        prologue=(slurm_options.NAMES,),
+        launchers={role.name: _launcher(role) for role in request.roles},
+    )
+
+
 def _merged(site: Site, request: JobRequest) -> tuple[tuple[Directive, ...], tuple[str, ...], list[str]]:
     """Return what hpcml adds, the script's lines without what an option of hpcml's replaces, and which these are."""
     spec, typed = request.spec, slurm_options.typed_options(request.asked)

@@ -152,12 +152,12 @@ def test_hpcml_run_ends_after_its_steps(monkeypatch: pytest.MonkeyPatch) -> None
         monkeypatch.setattr(allocation, "current", lambda: GIVEN)
         monkeypatch.setattr(allocation, "other_steps", lambda _: [])
         monkeypatch.setattr(run, "fitted", lambda *_: None)
-        monkeypatch.setattr(run, "_prepare", lambda _: SimpleNamespace(plan=SimpleNamespace(inside=inside)))
+        monkeypatch.setattr(run, "prepare", lambda *_: SimpleNamespace(plan=SimpleNamespace(inside=inside)))
         monkeypatch.setattr(run, "_Ending", lambda: SimpleNamespace(begin=lambda *_: None))
         monkeypatch.setattr("hpcml.runs.submit.submit", lambda _: here)
         for name in ("script_spec", "tell_notes", "announce"):
             monkeypatch.setattr(submit, name, lambda *_, **__: None)
         monkeypatch.setattr(submit, "wait_for_end", lambda *_, **__: 7)
         monkeypatch.setattr("time.sleep", lambda _: steps.communicate())  # it has been waited for: it ends
-        assert run.run(Namespace(dry_run=False, json=False)) == 7
+        assert run.run(Namespace(dry_run=False, json=False, no_wait=False, detach=False, **{"in": None})) == 7
         assert steps.returncode == 0

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from hpcml.cli import jupyter
+from hpcml.cli import common, jupyter
 from hpcml.errors import START_FAILED, NotFoundError, UsageError
 from hpcml.forms import Form
 from hpcml.kinds.dask.node.jupyter import config as notebook_config
@@ -65,13 +65,13 @@ def test_sockets_of_kernels_fit_below_the_longest_folder(tmp_path: Path) -> None
 
 @pytest.mark.parametrize(("text", "seconds"), [("OFF", 0.0), ("1h30m", 5400.0), ("5", 5.0)])
 def test_idle_times(text: str, seconds: float) -> None:
-    assert jupyter.parse_idle(text) == seconds
+    assert common.parse_idle(text) == seconds
 
 
 @pytest.mark.parametrize("text", ["", "4s", "never", "-5"])
 def test_what_is_no_idle_time(text: str) -> None:
     with pytest.raises(UsageError) as error:
-        jupyter.parse_idle(text)
+        common.parse_idle(text)
     assert error.value.place == "--idle"
     assert "--idle off" in error.value.hint
 

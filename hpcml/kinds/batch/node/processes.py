@@ -10,40 +10,25 @@ import time
 
 from hpcml import errors
 from hpcml.kind import Hindrance
-from hpcml.kind import Processes as Base
+from hpcml.kinds.batch.node.beside import Beside
 from hpcml.kinds.batch.node.script import BatchScript, Copies, Signals
-from hpcml.kinds.batch.roles import AGENT
 from hpcml.node import full_disk
-from hpcml.node.agents import Agents
 from hpcml.node.end_cause import LINE, why_ended
-from hpcml.node.hardware import communication
 from hpcml.node.run_state import TICK, RunState
 from hpcml.node.tasks.task import Task
-from hpcml.node.versions import Comparison
 from hpcml.recorded import Recorded
 
-CLOSE = 2.0  # seconds in which the agents end by themselves
 
-
-class Processes(Base):
+class Processes(Beside):
     """The agents beside a batch script, and what the script gets of Slurm's."""
 
+    continues = "The script continues."
+
     def __init__(self, state: RunState, folders: contextlib.ExitStack) -> None:
-        self.state, self.context = state, state.context
-        versions = Comparison(state.context, (AGENT,), shown=("python",))
-        self.agents = Agents(state, folders, self._addresses(), versions, {})
+        super().__init__(state, folders, {})
         self.copies = Copies(state)
         self.script: BatchScript | None = None
         self.told = -math.inf  # when the script was told to end, by the supervisor's clock
-
-    def _addresses(self) -> list[str]:
-        """Return this node's addresses for the agents; without one they use files."""
-        single, interface = len(self.context.node_names) == 1, self.context.settings.network.interface
-        try:
-            best, _ = communication.choose_address(interface, single_node=single)
-        except communication.NoAddressError:
-            return []
-        return [best]
 
     def start(self) -> dict[str, str]:
         """Say where the supervisor is, and wait for nobody."""
@@ -84,11 +69,6 @@ class Processes(Base):
     def _was_told_lately(self) -> bool:
         return self.state.clock.seconds - self.told < LINE
 
-    def check(self) -> None:
-        """Say once that the agents are gone: the script continues."""
-        if self.state.steps.gone(AGENT.name):
-            self.state.warn("The nodes are not watched: the step of hpcml's agents has ended. The script continues.")
-
     def hindrance(self, status: int) -> Hindrance | None:  # noqa: ARG002 - what Slurm says counts
         """Return that Slurm ended the job, if its log says so: the script had the signal before the supervisor."""
         self.copies.end()
@@ -101,6 +81,5 @@ class Processes(Base):
 
     def close(self) -> float:
         """Tell the agents to end."""
-        self.agents.hub.send(do="close")
         self.copies.end()
-        return CLOSE
+        return super().close()

@@ -1,0 +1,34 @@
+"""How a run starts in a kept allocation: what the owner's command leaves in the hold's folder for its supervisor.
+
+``hold/queue/RUN`` has the :class:`Start` of a run that waits. The supervisor renames the file into ``hold/runs`` when
+it starts the run, and ``hpcml cancel`` from there into ``hold/told``. A hold that takes no further run has renamed
+``hold/queue`` itself, so that no file gets into it any more. Nobody but the owner can enter these folders.
+"""
+
+# No `from __future__ import annotations`: hpcml/records.py reads the types of fields, and from texts that takes long.
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from hpcml.paths import RunPaths
+
+# A batch script, and beside it a watch on who started it: a pipe. Its death by SIGKILL ends the run too.
+_BATCH_SCRIPT = """
+{ while read -r _; do :; done
+  until for attempt in "$2"/attempts/*/; do : >"${attempt}terminate" || false; done; do sleep 0.1; done
+} <&0 >/dev/null 2>&1 &
+exec bash "$1" </dev/null"""
+
+
+def batch_script(run: RunPaths) -> tuple[str, ...]:
+    """Return the command that becomes the batch script of a run, and ends with its starter."""
+    return ("bash", "-c", _BATCH_SCRIPT, "hpcml", str(run.script), str(run.directory))
+
+
+class Start(NamedTuple):
+    """What starts a run. The supervisor adds the names of the nodes that the run gets."""
+
+    command: tuple[str, ...]
+    environment: Mapping[str, str]
+    of_job: tuple[str, ...] = ()  # variables of the hold's own that are the run's too
+    option: str = ""  # of the command: the first node
+    variable: str = ""  # has the names of all nodes

@@ -1,0 +1,257 @@
+"""What takes runs in a kept allocation, starts each on nodes that are free, and follows it to its end."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+from hpcml import errors, held, records
+from hpcml.failures.end import End
+from hpcml.kind import FailedProcess
+from hpcml.kinds.hold import END
+from hpcml.node import files, full_disk
+from hpcml.node.run_state import RunState
+from hpcml.node.settings import Context
+from hpcml.paths import AttemptPaths, RunPaths
+from hpcml.recorded import Recorded
+from hpcml.states import State
+
+LOOK = 0.1  # seconds between two looks for runs
+TOLD_TO_END = 128 + signal.SIGTERM  # its exit status, as that of a script
+
+
+class HeldRun:
+    """A run in the hold: its first process, the nodes that it has, and when it has to end."""
+
+    def __init__(self, context: Context, name: str, nodes: tuple[str, ...], start: held.Start) -> None:
+        self.name, self.nodes = name, nodes
+        self.paths = RunPaths(context.run.directory.parent / name)
+        settings = Recorded(self.paths).plan.inside
+        self.lead, self.grace = settings.job.signal_lead, settings.deadlines.script_grace + settings.deadlines.teardown
+        limit = 0 if settings.job.one_machine else settings.job.time_limit  # there the run keeps it itself
+        self.ends = time.monotonic() + limit if limit else float("inf")
+        self.near = False  # whether it was warned of its limit
+        self.kill_at = float("inf")
+        command, variables = [*start.command], {name: os.environ.get(name, "") for name in start.of_job}
+        if start.option:
+            command.insert(1, f"{start.option}={nodes[0]}")
+            variables[start.variable] = ",".join(nodes)
+        self.lifeline = os.pipe()  # its first process has the reading end, and sees when this one has gone
+        try:
+            with open(self.paths.job_log, "ab") as log:
+                self.process = subprocess.Popen(
+                    command, env={**start.environment, **variables}, stdin=self.lifeline[0], stdout=log, stderr=log,
+                    start_new_session=True, cwd="/",
+                )  # fmt: skip
+        except OSError:
+            os.close(self.lifeline[1])
+            raise
+        finally:
+            os.close(self.lifeline[0])
+
+    @property
+    def attempt(self) -> AttemptPaths | None:
+        """Its attempt, None before that has begun."""
+        numbers = [int(name) for name in files.listed(self.paths.directory / "attempts") if name.isdecimal()]
+        return self.paths.attempt(max(numbers)) if numbers else None
+
+    def keep_limit(self, hold_is_near: bool) -> None:
+        """Tell the run when its time limit, or the hold's, is near, and when it is reached."""
+        now = time.monotonic()
+        if not self.near and (hold_is_near or now > self.ends - self.lead) and (attempt := self.attempt):
+            self.near = True
+            full_disk.write_end(self.paths, attempt.time_limit, {})
+        if now > self.ends:
+            self.ends = float("inf")
+            self.tell_to_end(errors.TIME_LIMIT, "the time limit was reached")
+        if now > self.kill_at:
+            self.kill()
+
+    def tell_to_end(self, status: int, message: str, by: str = "hpcml") -> None:
+        """Tell the run to end, with the end that this means; one that has not begun is killed."""
+        if self.kill_at < float("inf"):
+            return
+        self.kill_at = time.monotonic() + self.grace + END / 2
+        if not (attempt := self.attempt):
+            self.process.send_signal(signal.SIGTERM)
+            return
+        full_disk.write_end(self.paths, attempt.hold_ends, End(status, "", by, message).as_json())
+        full_disk.write_end(self.paths, attempt.terminate, {})
+
+    def kill(self) -> None:
+        """Kill its first process: of a step of Slurm's all others end with it."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(1.0)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        """Close what this process has of it."""
+        os.close(self.lifeline[1])
+
+
+class Holding:
+    """The hold in the place of a script: it ends with 0 when it was idle for too long."""
+
+    pid = 0
+
+    def __init__(self, state: RunState) -> None:
+        self.state, self.context = state, state.context
+        self.paths, self.runs = self.context.run, dict[str, HeldRun]()
+        self.paths.held.mkdir(mode=0o700, exist_ok=True)
+        self.paths.told.mkdir(mode=0o700, exist_ok=True)
+        job, names = self.context.settings.job, self.context.node_names
+        self.free = [*names] if not job.one_machine else [*names] * job.nodes
+        self.looked, self.ended, self.idle = 0.0, 0, 0.0  # ``idle``: seconds, before the present wait
+        self.used = self.waits_since = time.monotonic()
+        self.told = self.is_closed = False
+        self._tell()
+
+    # -- as a task --------------------------------------------------------------------------------------------------
+
+    def poll(self) -> int | None:
+        """Return the exit status once no run is left, and none will come."""
+        if self.runs or not self.is_closed:
+            return None
+        return TOLD_TO_END if self.told or self.state.end_requests.time_limit_near else 0
+
+    def tell_to_end(self) -> None:
+        """Tell the runs to end, and take none any more."""
+        self.told = True
+        self._close()
+        near = self.state.end_requests.time_limit_near
+        status, how = (errors.TIME_LIMIT, "reached its time limit") if near else (errors.CANCELLED, "was cancelled")
+        for run in self.runs.values():
+            run.tell_to_end(status, f"the hold {how}", by="hpcml" if near else "user")
+
+    def kill(self) -> None:
+        """Kill what is left of the runs."""
+        for run in self.runs.values():
+            run.kill()
+
+    def killed_by_others(self, status: int) -> bool:  # noqa: ARG002 - it is no process
+        """Whether somebody killed it: it is no process."""
+        return False
+
+    out_of_memory = killed_by_others
+
+    def describe_end(self, status: int) -> str:
+        """Return how it ended."""
+        return "the hold ended" if not status else "the hold had to end"
+
+    def only_exited(self, status: int) -> bool:  # noqa: ARG002 - it says all
+        """Whether that says no more than the exit status."""
+        return False
+
+    def failed_process(self) -> FailedProcess:
+        """Return nothing: it has no process."""
+        return FailedProcess()
+
+    # -- the runs ---------------------------------------------------------------------------------------------------
+
+    def step(self) -> None:
+        """Take note of runs that have ended or are to end, and start those that wait."""
+        now = time.monotonic()
+        for run in [*self.runs.values()]:
+            if run.process.poll() is not None:
+                self._end(run)
+        if now - self.looked < LOOK:
+            return
+        self.looked = now
+        near = self.state.end_requests.time_limit_near
+        for name in files.listed(self.paths.told) & self.runs.keys():
+            self.runs[name].tell_to_end(errors.CANCELLED, "the run was cancelled", by="user")
+        for run in self.runs.values():
+            run.keep_limit(near)
+        if near:
+            self._close()
+        while not self.is_closed and self._take():
+            pass
+        self._look_for_idleness()
+
+    def _take(self) -> bool:
+        """Start the run that waits longest, if the nodes for it are free; return whether to look again."""
+        waiting = sorted(files.listed(self.paths.queue), key=lambda name: name.rsplit("-", 3)[1:])
+        if not waiting:
+            return False
+        name = waiting[0]
+        count = Recorded(RunPaths(self.paths.directory.parent / name)).plan.inside.job.nodes
+        if count > len(self.free):
+            return False
+        entry = self.paths.held / name
+        try:
+            (self.paths.queue / name).rename(entry)
+            start = records.read(held.Start, json.loads(entry.read_text()))
+        except FileNotFoundError:  # it was cancelled meanwhile
+            return True
+        entry.write_text("")  # the variables may be secret
+        nodes = tuple(self.free[:count])
+        try:
+            run = HeldRun(self.context, name, nodes, start)
+        except OSError as error:
+            message = f"the run could not be started in the hold: {error.strerror}"
+            self._never_began(name, End(errors.START_FAILED, "queued", "hpcml", message))
+            entry.unlink(missing_ok=True)
+            return True
+        self.free, self.runs[name] = self.free[count:], run
+        if len(self.runs) == 1:
+            self.idle += time.monotonic() - self.waits_since
+        self._tell()
+        return True
+
+    def _end(self, run: HeldRun) -> None:
+        """Give the nodes of a run back that has ended."""
+        run.close()
+        del self.runs[run.name]
+        self.free = [*run.nodes, *self.free]
+        self.ended += 1
+        self.used = self.waits_since = time.monotonic()
+        self._tell()
+        for folder in (self.paths.held, self.paths.told):
+            (folder / run.name).unlink(missing_ok=True)
+
+    def _tell(self) -> None:
+        """Write down which runs are in the hold, and for how long none was."""
+        since = 0.0 if self.runs else time.time()
+        self.state.events.write(
+            "held", runs=[*self.runs], ended=self.ended, idle=round(self.idle, 1), since=round(since, 1)
+        )
+
+    def _look_for_idleness(self) -> None:
+        """End the hold if it was idle for too long; a run that came in the last moment keeps it."""
+        idle, now = self.context.settings.code.idle, time.monotonic()
+        if self.runs or files.listed(self.paths.queue):
+            self.used = now
+        if idle and now - self.used > idle and not self.is_closed:
+            self._close(if_empty=True)
+
+    def _close(self, *, if_empty: bool = False) -> None:
+        """Take no run any more; those that wait have ended so, or with ``if_empty`` the hold stays open for them."""
+        if self.is_closed:
+            return
+        self.is_closed = True
+        with contextlib.suppress(FileNotFoundError):
+            self.paths.queue.rename(self.paths.closed)
+        waiting = files.listed(self.paths.closed)
+        if waiting and if_empty:
+            self.paths.closed.rename(self.paths.queue)
+            self.is_closed = False
+            return
+        hint = "Start another hold (hpcml hold), and the run again."
+        for name in waiting:
+            message = "the run never started: the hold ended before"
+            end = End(errors.CANCELLED, "queued", "hpcml", message, hint, ended_as=State.CANCELLED)
+            self._never_began(name, end)
+            (self.paths.closed / name).unlink(missing_ok=True)
+
+    def _never_began(self, name: str, end: End) -> None:
+        """Write down how a run ended that did not begin."""
+        paths = RunPaths(Path(self.paths.directory.parent / name))
+        full_disk.write_end(paths, paths.status, end._replace(time=round(time.time(), 3), over=True).as_json())

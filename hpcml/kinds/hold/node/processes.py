@@ -1,0 +1,52 @@
+"""A hold as its supervisor sees it: agents on the nodes, and in the place of a script what takes runs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+
+from hpcml import errors
+from hpcml.kind import Hindrance
+from hpcml.kinds.batch.node.beside import Beside
+from hpcml.kinds.hold.node.holding import Holding
+from hpcml.node.run_state import TICK, RunState
+from hpcml.node.tasks.task import Task
+from hpcml.units import format_seconds
+
+
+class Processes(Beside):
+    """The agents, and what takes runs."""
+
+    continues = "The hold continues, but does not notice that it is idle."
+
+    def __init__(self, state: RunState, folders: contextlib.ExitStack) -> None:
+        super().__init__(state, folders, {})
+        self.holding: Holding | None = None
+
+    def start(self) -> dict[str, str]:
+        """Wait for nobody."""
+        self.agents.begin()
+        self.state.events.write("hold-ready", seconds=self.state.seconds)
+        return dict(os.environ)
+
+    def run(self, task: Task, environment: dict[str, str]) -> Holding:  # noqa: ARG002 - it starts no program of its own
+        """Begin to take runs."""
+        self.holding = Holding(self.state)
+        return self.holding
+
+    def step(self) -> None:
+        """Take in what the agents report, and look for runs."""
+        self.state.clock.tick()
+        self.agents.receive(TICK)
+        if self.holding:
+            self.holding.step()
+
+    def hindrance(self, status: int) -> Hindrance | None:  # noqa: ARG002 - it is the hold's own
+        """Return why the hold took no further run, None if it had to end."""
+        if not self.holding or self.holding.told:
+            return None
+        if self.state.end_requests.time_limit_near:
+            hint = "Start another hold, with a longer --time if its runs need more."
+            return Hindrance(errors.TIME_LIMIT, "the hold reached its time limit", hint)
+        idle = format_seconds(self.context.settings.code.idle)
+        return Hindrance(0, f"the hold was idle for {idle} (--idle)", "")

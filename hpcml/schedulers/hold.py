@@ -1,0 +1,124 @@
+"""A kept allocation (``hpcml hold``): a run's command leaves a file in the hold's folder, and the hold starts it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from hpcml import files, held, records
+from hpcml.errors import SiteError, StorageError, UsageError
+from hpcml.paths import RunPaths
+from hpcml.recorded import RecordedPlan
+from hpcml.schedulers import JobEnd, JobLayout, JobRequest, JobState, Scheduler, Submission, allocation, local, slurm
+from hpcml.sites.schema import Site
+from hpcml.states import State
+
+_GONE = JobState(State.UNKNOWN, "the run's processes exited without writing a status (they may have been killed)")
+
+
+class Hold:
+    """Runs in a kept allocation.
+
+    Parameters
+    ----------
+    of_holds
+        The scheduler that started the hold itself.
+    of_steps
+        Whose batch scripts runs in it have.
+    """
+
+    OWN_JOBS, BATCH_SCRIPTS = False, False
+    NODE_OPTIONS: tuple[str, ...] = ()
+    clean_environment = staticmethod(slurm.clean_environment)
+    foreign_variables, outer_job = staticmethod(slurm.foreign_variables), staticmethod(slurm.outer_job)
+
+    def __init__(self, of_holds: Scheduler, of_steps: Scheduler) -> None:
+        self.of_holds, self.of_steps = of_holds, of_steps
+        self.ONE_MACHINE = of_steps.ONE_MACHINE
+
+    def lay_out(self, site: Site, request: JobRequest) -> JobLayout:
+        """Return the batch script's part as in any existing allocation, or on this machine."""
+        return self.of_steps.lay_out(site, request)
+
+    def submit(self, site: Site, run: RunPaths) -> Submission:  # noqa: ARG002 - nothing of the site counts
+        """Put the run into the hold; SiteError if the hold takes none any more."""
+        hold = RunPaths(Path(records.on_demand(RecordedPlan, files.read_json(run.plan)).hold))
+        start = held.Start(held.batch_script(run), slurm.clean_environment())
+        if not self.ONE_MACHINE:
+            of_job = ("SLURM_JOB_ID", "SLURM_CLUSTER_NAME")
+            command = ("srun", *allocation.step_options(run))
+            start = held.Start(command, start.environment, of_job, "--nodelist", allocation.NODE_NAMES)
+        new = hold.hold / f".{run.directory.name}"
+        try:
+            files.write(new, json.dumps(records.plain(start)))
+            new.rename(hold.queue / run.directory.name)
+        except FileNotFoundError as error:
+            with contextlib.suppress(OSError):
+                new.unlink(missing_ok=True)
+            hint = "Start another hold: hpcml hold."
+            raise SiteError(
+                "The hold takes no further run: it is ending", place=hold.directory.name, hint=hint
+            ) from error
+        except OSError as error:
+            hint = "Free space, then start the run again."
+            raise StorageError(
+                f"The run could not be put into the hold: {error.strerror}", place=str(hold.hold), hint=hint
+            ) from error
+        of_hold = records.read(Submission, files.read_json(hold.submission))
+        run_id = "" if of_hold.pid else hold.directory.name
+        return of_hold._replace(
+            run=run_id, hold=str(hold.directory), directory=str(run.directory), said=(), cancelled=0.0
+        )
+
+    def line(self, run: RunPaths) -> str:  # noqa: ARG002
+        """Refuse: there is no command to type."""
+        raise UsageError("hpcml run does not submit a job", place="--prepare", hint="Remove --prepare.")
+
+    def check(self, script: Path) -> str:  # noqa: ARG002
+        """Refuse: nothing is asked for."""
+        raise UsageError("hpcml run requests nothing from Slurm", place="--check", hint="Remove --check.")
+
+    def find(self, run_ids: Sequence[str], clusters: str = "") -> dict[str, Submission]:  # noqa: ARG002
+        """Return nothing: no answer is lost here."""
+        return {}
+
+    def states(self, jobs: Sequence[str]) -> dict[str, JobState]:
+        """Return how runs are: what is in the hold's folder counts while the hold's job is there."""
+        parts = {job: job.split("\n") for job in jobs}
+        of_holds = self.of_holds.states(sorted({key for key, *_ in parts.values()}))
+        return {job: _state(of_holds[key], Path(hold), Path(run)) for job, (key, hold, run) in parts.items()}
+
+    def end(self, job: str) -> JobEnd:  # noqa: ARG002
+        """Return nothing: the run's own files say how it ended."""
+        return JobEnd()
+
+    def cancel(self, job: str) -> str:
+        """Take a run out of the queue, or have the hold tell it to end; the hold continues."""
+        _, directory, name = job.split("\n")
+        hold, name = RunPaths(Path(directory)), Path(name).name
+        continues = f"the hold continues; to end the hold: hpcml cancel {hold.directory.name}"
+        with contextlib.suppress(FileNotFoundError):
+            (hold.queue / name).unlink()
+            return f"it waited in the hold; {continues}"
+        with contextlib.suppress(FileNotFoundError):
+            (hold.held / name).rename(hold.told / name)
+            return continues
+        return continues if (hold.told / name).exists() else ""
+
+
+def _state(hold: JobState, folder: Path, run: Path) -> JobState:
+    """Return how a run is in a hold whose job is in a state."""
+    paths = RunPaths(folder)
+    if not (hold.pending or hold.active):
+        return _GONE if hold.state == State.UNKNOWN else hold
+    if (paths.queue / run.name).exists():  # in the order in which the file is renamed
+        begins = f"waiting for the hold {folder.name} to start ({hold.reason})"
+        return JobState(State.PENDING, begins if hold.pending else f"waiting for nodes of the hold {folder.name}")
+    if (paths.held / run.name).exists() or (paths.told / run.name).exists():
+        return JobState(State.RUNNING)
+    return _GONE
+
+
+IN_JOB, HERE = Hold(slurm, allocation), Hold(local, local)
