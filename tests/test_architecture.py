@@ -283,7 +283,7 @@ COMPLEX = {
 MOST_LINES = {
     ".": 5760,
     "api": 1023,
-    "cli": 7505,
+    "cli": 7507,
     "doctor": 1542,
     "failures": 3130,
     "images": 1048,
@@ -295,7 +295,7 @@ MOST_LINES = {
     "repairs": 984,
     "report": 2278,
     "request": 546,
-    "runs": 8990,
+    "runs": 9007,
     "schedulers": 3535,
     "sites": 1527,
     "survey": 1199,

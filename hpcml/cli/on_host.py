@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from hpcml.sites.schema import Login
 
 # What these say has no end of its own: it is passed on as long as it comes, until Ctrl-C.
-_STREAMS = ("submit", "rerun", "jupyter", "interconnect", "logs", "top", "wait", "shell", "image")
+_STREAMS = ("submit", "run", "rerun", "jupyter", "interconnect", "logs", "top", "wait", "shell", "image")
 _CHOICES = ("wait", "detach", "json", "dry_run", "prepare", "check")  # who gives one of these has said whether to wait
 
 
@@ -63,7 +63,7 @@ def run(host: str, named_by: str, command: str, options: Namespace, given: list[
         raise UsageError("A laptop cannot start a sweep", place=f"--host {host}", hint=hint)
     login = login_of(host, here, place=named_by, load=common.load_site)
     connect = functools.partial(channel.connect, login)
-    if command == "submit":
+    if command == "submit" or (command == "run" and getattr(options, "in")):
         return _submit(connect, command, options, given, script)
     if command in ("doctor", "fetch", "pack"):
         return int(commands.module_of(command).from_laptop(Laptop(host, login, connect, options, given)))

@@ -105,7 +105,8 @@ def _lines(
 
     progress = status.progress
     lines = [("run", status.run), ("site", status.planned.site), ("state", f"{status.state}: {status.message}")]
-    rows = (("cause", cause), ("command", status.planned.command), ("asked", request_cost.sentence(asked)))
+    rows = [("cause", cause), ("command", status.planned.command), ("asked", request_cost.sentence(asked))]
+    rows += [("idle", status.idling.removeprefix("idle for ")), ("hold", status.planned.hold)]
     lines += [(key, text) for key, text in rows if text]
     if progress.attempt:
         lines.append(("attempt", f"{progress.attempt + 1} of this run"))

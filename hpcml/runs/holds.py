@@ -75,10 +75,10 @@ class Hold:
         if self.status.phase == Phase.ENDING or not self.run.paths.queue.exists():
             raise SiteError("The hold takes no further run: it is ending", place=self.run.id, hint=_START)
         if no_wait and self.status.phase != Phase.RUNNING:
-            raise _busy(f"the hold has not started ({self.status.message})")
-        running, waiting = self.status.held.runs, [*map(str, self.run.paths.queue.iterdir())]
-        if no_wait and (running or waiting):
-            raise _busy(f"other runs use the hold: {', '.join((*running, *waiting))}")
+            raise self._busy(f"the hold has not started ({self.status.message})")
+        nodes, free = max(spec.size.nodes, 0) or len(self.allocation.nodes), self.status.held.nodes_free
+        if no_wait and (nodes > free or any(self.run.paths.queue.iterdir())):
+            raise self._busy(f"{free} of its {len(self.allocation.nodes)} nodes are free ({self.status.message})")
 
     def wait_for_nodes(self, run: directories.Run) -> None:
         """Wait until the hold has the nodes of an ended run back, but not long."""
@@ -91,10 +91,9 @@ class Hold:
         if self.image and image != self.image:
             raise _other_image(self, image)
 
-
-def _busy(why: str) -> SiteError:
-    hint = "Remove --no-wait: the run then waits."
-    return SiteError(f"The run cannot start at once: {why}", place="--no-wait", hint=hint)
+    def _busy(self, why: str) -> SiteError:
+        hint = "Remove --no-wait: the run then waits."
+        return SiteError(f"The run cannot start at once: {why}", place=self.run.id, hint=hint)
 
 
 def _other_image(hold: Hold, image: str) -> UsageError:

@@ -32,10 +32,12 @@ class Planned(NamedTuple):
     image: str = ""  # path of the Apptainer image that the roles run in, empty without one
     form: Form = Form.SCRIPT  # what it starts
     node_count: int = 0  # nodes that it asked for
+    gpus: int = 0  # of each node
     expected: int = 0  # workers on all nodes together
     late: bool = False  # the Dask cluster starts at the script's first client
     time_limit: int = 0  # seconds of one attempt, 0 without a limit
     after: tuple[Awaited, ...] = ()  # the runs that it waits for
+    hold: str = ""  # the id of the kept allocation that it runs in, empty without one
     restart: str = ""  # how another attempt may follow: in the same "job", in "several" jobs, or not (empty)
     command: str = ""  # the script with its arguments, quoted for a shell; empty without a script
     partition: str = ""  # Slurm's, empty if the batch script names none
@@ -95,9 +97,11 @@ def _planned(record: Record) -> Planned:
             image=inside.job.image,
             form=inside.code.form,
             node_count=inside.job.nodes,
+            gpus=inside.job.gpus,
             expected=inside.worker_count,
             late=inside.workers.late,
             time_limit=inside.job.time_limit,
+            hold=Path(plan.hold).name,
             after=tuple(map(_awaited, plan.after)),
             restart="several" if inside.attempts.several_jobs else again,
             command=inside.code.command(*inside.points.options),

@@ -119,12 +119,9 @@ class Held(NamedTuple):
 
     runs: tuple[str, ...] = ()  # ids of those that run
     runs_ended: int = 0
+    nodes_free: int = 0
     idle_before: float = 0.0  # seconds without a run before the present wait
     unused_since: float = 0.0  # when the present wait began, s since 1970; 0 while runs are in it
-
-    def idle(self, now: float) -> float:
-        """Return the seconds without a run."""
-        return self.idle_before + (max(0.0, now - self.unused_since) if self.unused_since else 0.0)
 
 
 class Status(NamedTuple):
@@ -202,6 +199,21 @@ class Status(NamedTuple):
         )
 
     @property
+    def idle_seconds(self) -> float:
+        """How long no run was in it, if it is a kept allocation; until its end, or now."""
+        held, until = self.held, self.ending.time if self.over else time.time()
+        return held.idle_before + (max(0.0, until - held.unused_since) if held.unused_since else 0.0)
+
+    @property
+    def idling(self) -> str:
+        """How long no run was in a kept allocation, and what that cost, in a clause; empty for other runs."""
+        if not self.idle_seconds:
+            return ""
+        hours = self.idle_seconds / 3600 * (len(self.allocation.nodes) or self.planned.node_count)
+        cost = [f"{hours:.3g} node-h", *([f"{hours * self.planned.gpus:.3g} GPU-h"] if self.planned.gpus else [])]
+        return f"idle for {format_age(self.idle_seconds)} ({', '.join(cost)})"
+
+    @property
     def noun(self) -> str:
         """The kind's word for one of its processes."""
         return kinds.get(self.planned.kind).noun
@@ -256,7 +268,8 @@ class Status(NamedTuple):
         values = {"run": self.run, "state": self.state, "seconds": self.seconds(), **self.fields()}
         values |= {"in_image": self.planned.in_image, "service": self.planned.form.service}
         values["times"] = earlier_names.with_earlier(self.progress.times)
-        left_out = (*_NOT_PRINTED, *(Held._fields if self.planned.form is not Form.HOLD else ()))
+        values |= {"idle_seconds": round(self.idle_seconds, 1)}
+        left_out = (*_NOT_PRINTED, *((*Held._fields, "idle_seconds") if self.planned.form is not Form.HOLD else ()))
         return earlier_names.with_earlier({name: values[name] for name in values if name not in left_out})
 
 
@@ -267,6 +280,7 @@ _OF_THE_END = tuple(
 )  # the others are the status's own
 GROUP_BY_FIELD |= dict.fromkeys(_OF_THE_END, "ended")
 _NOT_PRINTED = (
+    "gpus",
     "ended_as",
     "form",
     "late",

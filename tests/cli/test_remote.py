@@ -19,6 +19,7 @@ import pytest
 from hpcml import errors
 from hpcml.cli import on_host
 from remote_world import Laptop
+from tests.said import says
 from world import until
 
 HOSTILE = (
@@ -46,6 +47,33 @@ def test_a_submission_arrives_as_if_typed_there(laptop: Laptop) -> None:
     assert laptop.staged() == []
     assert not list(laptop.world.top.rglob("pwned"))
     assert len(laptop.world.jobs()) == 1
+
+
+def test_a_run_in_a_hold_that_has_not_started_waits_and_is_cancelled_alone(laptop: Laptop) -> None:
+    """From the laptop, with all that the script needs; one job is in the queue."""
+    held = laptop.run("hold", "--nodes", "2", "--time", "1h", "--json")
+    assert held.returncode == 0, held.stderr
+    hold = json.loads(held.stdout)["run"]
+    (laptop.world.project / "helper.py").write_text("x = 1\n")
+    done = laptop.run("run", "--in", "last", "--detach", "--time", "10m", "job.py", "a b")
+    assert done.returncode == 0, done.stderr
+    (run,) = set(laptop.runs()) - {hold}
+    directory = laptop.far / ".hpcml/runs" / run
+    assert {path.name for path in (directory / "code").iterdir()} == {"job.py", "helper.py"}
+    inside = json.loads((directory / "plan.json").read_text())["inside"]
+    assert (inside["job"]["nodes"], inside["job"]["time_limit"], inside["code"]["arguments"]) == (2, 600, ["a b"])
+    status = json.loads(laptop.run("status", run, "--json").stdout)
+    assert (status["state"], status["message"]) == ("PENDING", says("waiting", hold))
+    late = laptop.run("run", "--in", "last", "--no-wait", "job.py")
+    assert (late.returncode, late.stderr) == (errors.REFUSED, says("cannot start at once", hold, "--no-wait"))
+    long = laptop.run("run", "--in", hold, "--time", "2h", "job.py")
+    assert (long.returncode, long.stderr) == (errors.USAGE, says("--time", "2h", hold))
+    cancelled = laptop.run("cancel", run)
+    assert cancelled.stdout == says(run, "cancel", hold)
+    assert json.loads(laptop.run("status", run, "--json").stdout)["exit_status"] == errors.CANCELLED
+    assert json.loads(laptop.run("status", hold, "--json").stdout)["state"] == "PENDING"
+    assert len(laptop.world.jobs()) == 1
+    assert laptop.staged() == []
 
 
 def test_a_module_and_a_program_are_sent_with_their_folder(laptop: Laptop) -> None:

@@ -19,6 +19,12 @@ pytestmark = pytest.mark.local
 __all__ = ["here"]
 
 PRINTS = "import os, sys\nprint(os.environ.get('MINE'), sys.argv[1:])\nsys.exit(int(sys.argv[1]))\n"
+SAVES = """
+import time, hpcml
+while not hpcml.run.should_stop():
+    time.sleep(0.05)
+hpcml.run.stop()
+"""
 WAITS = """
 import signal, sys, time
 def end(*_):
@@ -75,6 +81,9 @@ def test_runs_are_one_after_another_each_with_its_own_end(here: Here, held: Path
     ]  # fmt: skip
     status = here.status(held.name)
     assert (status["runs_ended"], status["runs"], status["state"]) == (2, [], "RUNNING")
+    assert 0 < status["idle_seconds"] < status["seconds"]
+    assert here.run("ls").stdout.count("waits for runs; idle for") == 1
+    assert "idle" in here.run("status", held.name).stdout
     kept = [path for path in held.rglob("*") if path.is_file() and b"s3cret" in path.read_bytes()]
     assert kept == []
     assert [path.name for path in (held / "hold").rglob("*") if path.is_file()] == []
@@ -116,8 +125,7 @@ def test_a_cancelled_hold_ends_its_runs_first(here: Here) -> None:
 def test_the_hold_s_time_limit_is_the_runs(here: Here) -> None:
     """A run is warned before, and the hold takes no further one; the note is what job.sh writes on Slurm's signal."""
     directory = hold(here)
-    asks = "import time, hpcml\nwhile not hpcml.run.should_stop():\n    time.sleep(0.05)\nprint('saved')\nhpcml.run.stop()\n"
-    run_of_it = start(here, asks)
+    run_of_it = start(here, SAVES)
     here.until(lambda: here.events(run_of_it, "script-started"))
     (directory / "attempts/0/time-limit").touch()
     first, end = here.ended(run_of_it), here.ended(directory)

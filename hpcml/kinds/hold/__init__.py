@@ -48,7 +48,8 @@ class HoldKind(Kind):
         if event != "held":
             return super().seen(event, fields)
         numbers = {"idle_before": fields.get("idle", float, 0.0), "unused_since": fields.get("since", float, 0.0)}
-        return {"runs": fields.texts("runs"), "runs_ended": fields.get("ended", int, 0), **numbers}
+        counts = {"runs_ended": fields.get("ended", int, 0), "nodes_free": fields.get("free", int, 0)}
+        return {"runs": fields.texts("runs"), **counts, **numbers}
 
     def main_of(self, role: str) -> Callable[[], int]:
         from hpcml.kinds.batch.node import agent

@@ -219,10 +219,9 @@ class Holding:
 
     def _tell(self) -> None:
         """Write down which runs are in the hold, and for how long none was."""
-        since = 0.0 if self.runs else time.time()
-        self.state.events.write(
-            "held", runs=[*self.runs], ended=self.ended, idle=round(self.idle, 1), since=round(since, 1)
-        )
+        since, free = 0.0 if self.runs else round(time.time(), 1), len(self.free)
+        facts = {"runs": [*self.runs], "ended": self.ended, "free": free, "idle": round(self.idle, 1), "since": since}
+        self.state.events.write("held", **facts)
 
     def _look_for_idleness(self) -> None:
         """End the hold if it was idle for too long; a run that came in the last moment keeps it."""
