@@ -266,12 +266,16 @@ class Bystander:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
             signal.signal(number, lambda *_: None)  # the supervisor ends the agent, which samples the node until then
 
-    def wait_for(self, order: str) -> bool:
-        """Wait for an order of the supervisor; return False if the run, or the step, ends before."""
+    def wait_for(self, order: str, each: Callable[[list[dict[str, Any]]], None] = lambda _: None) -> bool:
+        """Wait for an order of the supervisor; return False if the run, or the step, ends before.
+
+        ``each`` is called at every look, with the orders that have arrived.
+        """
         next_look = 0.0
         while os.getppid() == self.node.parent:
             _reap(self.node, lambda *_: None)
             orders = self.node.hear()
+            each(orders)
             if {order, "close"} & {one.get("do") for one in orders}:
                 self.node.unheard = orders
                 return "close" not in [one.get("do") for one in orders]

@@ -195,7 +195,7 @@ def serve(call: Callable[[list[str], RemoteSession], int]) -> int:
         session.say(exit_status=ConfigError.exit_status)
         message = f"Protocol version mismatch: laptop {protocol}, cluster {PROTOCOL}"
         raise ConfigError(message, place="hpcml", hint=_UPDATE)
-    if session.arguments[:1] != ["fetch"] and not header.get("script"):
+    if session.arguments[:1] not in (["submit"], ["run"], ["fetch"]):
         session.watch()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)

@@ -137,7 +137,7 @@ def test_an_idle_hold_ends(here: Here) -> None:
     directory = hold(here, "--idle", "5s")
     end = here.ended(directory)
     assert (end["exit_status"], end["message"]) == (0, "the hold was idle for 5.0 s (--idle)")
-    assert end["by"] == "hpcml"
+    assert (end["by"], end["warnings"]) == ("hpcml", [says("idle", "ends at")])
 
 
 def test_runs_end_with_a_killed_supervisor(here: Here) -> None:

@@ -52,7 +52,7 @@ class HoldKind(Kind):
         return {"runs": fields.texts("runs"), **counts, **numbers}
 
     def main_of(self, role: str) -> Callable[[], int]:
-        from hpcml.kinds.batch.node import agent
+        from hpcml.kinds.hold.node import agent
 
         return agent.main
 

@@ -22,6 +22,7 @@ from hpcml.recorded import Recorded
 from hpcml.states import State
 
 LOOK = 0.1  # seconds between two looks for runs
+WARNING = 120.0  # seconds before an idle hold ends in which it says so; at most half of its idle time
 TOLD_TO_END = 128 + signal.SIGTERM  # its exit status, as that of a script
 
 
@@ -111,7 +112,7 @@ class Holding:
         self.free = [*names] if not job.one_machine else [*names] * job.nodes
         self.looked, self.ended, self.idle = 0.0, 0, 0.0  # ``idle``: seconds, before the present wait
         self.used = self.waits_since = time.monotonic()
-        self.told = self.is_closed = False
+        self.told = self.is_closed = self.warned = False
         self._tell()
 
     # -- as a task --------------------------------------------------------------------------------------------------
@@ -156,9 +157,11 @@ class Holding:
 
     # -- the runs ---------------------------------------------------------------------------------------------------
 
-    def step(self) -> None:
-        """Take note of runs that have ended or are to end, and start those that wait."""
+    def step(self, *, used: bool = False) -> None:
+        """Take note of runs that have ended or are to end, and start those that wait; ``used``: something works."""
         now = time.monotonic()
+        if used:
+            self.used = now
         for run in [*self.runs.values()]:
             if run.process.poll() is not None:
                 self._end(run)
@@ -230,6 +233,17 @@ class Holding:
             self.used = now
         if idle and now - self.used > idle and not self.is_closed:
             self._close(if_empty=True)
+
+    def warning(self) -> str:
+        """Return once, two minutes before an idle hold ends, when that will be; empty otherwise."""
+        idle = self.context.settings.code.idle
+        left = self.used + idle - time.monotonic() if idle else float("inf")
+        near, before = left < min(WARNING, idle / 2), self.warned
+        self.warned = near
+        if not near or before or self.is_closed:
+            return ""
+        at = time.strftime("%H:%M:%S", time.localtime(time.time() + left))
+        return f"The hold is idle, and ends at {at} unless a run starts in it"
 
     def _close(self, *, if_empty: bool = False) -> None:
         """Take no run any more; those that wait have ended so, or with ``if_empty`` the hold stays open for them."""

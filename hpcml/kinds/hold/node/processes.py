@@ -20,7 +20,7 @@ class Processes(Beside):
     continues = "The hold continues, but does not notice that it is idle."
 
     def __init__(self, state: RunState, folders: contextlib.ExitStack) -> None:
-        super().__init__(state, folders, {})
+        super().__init__(state, folders, {"use": {"what": str}})
         self.holding: Holding | None = None
 
     def start(self) -> dict[str, str]:
@@ -37,9 +37,12 @@ class Processes(Beside):
     def step(self) -> None:
         """Take in what the agents report, and look for runs."""
         self.state.clock.tick()
-        self.agents.receive(TICK)
+        news = self.agents.receive(TICK)
         if self.holding:
-            self.holding.step()
+            self.holding.step(used=any(message["event"] == "use" for _, message in news))
+            if text := self.holding.warning():
+                self.state.warn(text)
+                self.agents.hub.send(do="say", text=text)
 
     def hindrance(self, status: int) -> Hindrance | None:  # noqa: ARG002 - it is the hold's own
         """Return why the hold took no further run, None if it had to end."""

@@ -1,0 +1,175 @@
+"""A kept allocation on nodes: runs beside each other and after each other, what is left of them, its ends, and another account."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from conftest import Cluster, directory_of, together
+from hpcml import errors
+from lab_state import wait_for
+from test_attacks_nodes import NODES, clean, read_files_and_processes, send_junk_to_link
+from test_losses import roles
+
+pytestmark = pytest.mark.lab
+
+WORD_OF_ALICE = "alices-password-0123456789"
+ASKED = (
+    "--nodes",
+    "2",
+    "--nodelist",
+    "n1,n2",
+    "--cpus-per-node",
+    "2",
+    "--mem",
+    "1500M",
+    "--time",
+    "20m",
+    "--idle",
+    "off",
+)
+MEETS = """
+import os, pathlib, sys, time
+from distributed import Client
+if __name__ == "__main__":
+    client = Client()
+    nodes = sorted({worker["name"] for worker in client.scheduler_info(n_workers=-1)["workers"].values()})
+    pathlib.Path(sys.argv[1], os.environ["HPCML_RUN_DIR"].rpartition("/")[2]).touch()
+    until = time.monotonic() + 60
+    while len(os.listdir(sys.argv[1])) < int(sys.argv[2]) and time.monotonic() < until:
+        time.sleep(0.05)
+    print(len(os.listdir(sys.argv[1])), *nodes, flush=True)
+"""
+LEAVES = """
+import os, socket, subprocess, sys
+subprocess.Popen(["setsid", "sleep", "1234"])
+taken = socket.create_server(("127.0.0.1", 23456))
+os.environ["LEFT"] = "1"
+print(os.environ.get("PASSWORD"), os.environ.get("LEFT"), flush=True)
+os.kill(os.getpid(), int(sys.argv[1])) if int(sys.argv[1]) else sys.exit(int(sys.argv[2]))
+"""
+WAITS = "print('waits', flush=True)\nimport time\ntime.sleep(600)\n"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _planted_is_removed(cluster: Cluster) -> Iterator[None]:
+    clean(cluster)
+    yield
+    clean(cluster)
+    cluster.run("scancel", "--me", "--quiet")
+    cluster.wait_idle(60)
+
+
+@pytest.fixture(autouse=True)
+def _clean() -> None:
+    """Override: the hold of this module outlives its tests."""
+
+
+@pytest.fixture(scope="module")
+def hold(cluster: Cluster) -> Path:
+    done = cluster.run("hpcml", "hold", "--json", *ASKED)
+    assert done.returncode == 0, done.stderr
+    directory = Path(json.loads(done.stdout)["directory"])
+    cluster.wait_event(directory, "script-started", 60)
+    return directory
+
+
+def start(cluster: Cluster, text: str, *options: str, env: dict[str, str] | None = None) -> Path:
+    words = cluster.command(text)[2:]
+    done = cluster.run("hpcml", "run", "--in", "last", "--detach", "--json", *options, *words, env=env)
+    assert done.returncode == 0, done.stderr
+    return Path(json.loads(done.stdout)["directory"])
+
+
+def test_two_runs_are_beside_each_other_and_one_has_all_nodes(cluster: Cluster, hold: Path) -> None:
+    """Each of the two has a node of its own, which the other's workers are not on."""
+    place, alone = (cluster.work / name for name in ("meet", "alone"))
+    cluster.run("mkdir", "-p", str(place), str(alone))
+    command = ["hpcml", "run", "--in", hold.name]
+    script = cluster.command(MEETS)[2:]
+    both = together(
+        (cluster.lab.popen([*command, "--nodes", "1", *script, str(place), "2"], cwd=cluster.work) for _ in "ab"), 150
+    )
+    assert [done.returncode for done in both] == [0, 0], [done.stderr for done in both]
+    said = sorted(done.stdout.split() for done in both)
+    assert [words[0] for words in said] == ["2", "2"], said
+    assert len({words[1] for words in said}) == 2, said
+    assert [len(words) for words in said] == [2, 2]
+    whole = cluster.run(*command, *script, str(alone), "1")
+    assert len(whole.stdout.split()) == 3, whole.stdout + whole.stderr
+    assert directory_of(whole).exists()
+
+
+def test_nothing_of_a_run_is_left_for_the_next(cluster: Cluster, hold: Path) -> None:
+    """Processes that left the script's group, ports, variables, shared memory and files in /tmp, however it ended."""
+    script = cluster.command(LEAVES)[2:]
+
+    def files() -> dict[str, str]:
+        return {node: cluster.run("sh", "-c", "ls -A /tmp /dev/shm", node=node).stdout for node in NODES}
+
+    before = files()
+    for number, status in (("0", "0"), ("0", "7"), ("11", "0"), ("9", "0")):
+        done = cluster.run("hpcml", "run", "--in", hold.name, *script, number, status, env={"PASSWORD": WORD_OF_ALICE})
+        assert done.returncode == (128 + int(number) if number != "0" else int(status)), done.stderr
+        assert done.stdout.startswith(f"{WORD_OF_ALICE} 1\n")
+        left = [line for _, line in cluster.lab.processes("alice") if "sleep 1234" in line or "/code/" in line]
+        assert left == []
+        assert files() == before
+    states = json.loads(cluster.run("hpcml", "status", hold.name, "--json").stdout)
+    assert (states["state"], states["runs"], states["nodes_free"]) == ("RUNNING", [], 2)
+
+
+def test_another_account_gets_nothing_in_or_out(cluster: Cluster, hold: Path) -> None:
+    """While one run is in it and one waits: folders, entries with the shell's variables, processes, steps, the port."""
+    first = start(cluster, WAITS, env={"PASSWORD": WORD_OF_ALICE})
+    assert wait_for(lambda: "waits" in cluster.run("cat", str(first / "logs/script.log")).stdout, 60)
+    second = start(cluster, WAITS, env={"PASSWORD": WORD_OF_ALICE})
+    entry = hold / "hold/queue" / second.name
+    assert WORD_OF_ALICE in entry.read_text()
+    assert (hold / "hold/runs" / first.name).read_text() == ""
+    modes = {
+        str(path.relative_to(hold)): oct(path.stat().st_mode & 0o777) for path in (entry, *(hold / "hold").iterdir())
+    }
+    assert {mode for name, mode in modes.items() if name.count("/") == 1} == {"0o700"}
+    assert modes[str(entry.relative_to(hold))] == "0o600"
+    new, ended = hold / "hold/queue/x-20260101-000000-0000", hold / "hold/told" / first.name
+    job = json.loads((hold / "submission.json").read_text())["job"]
+    tried = [f"cat {entry}", f"ls {hold / 'hold'}", f"ls {hold / 'hold/queue'}", f"touch {new}", f"rm -f {entry}", f"mv {entry} {new}",
+             f"touch {ended}", f"chmod 777 {hold / 'hold'}", f"ln -s /etc/passwd {new}", f"mkdir {hold / 'hold/closed'}",
+             f"hpcml run --set paths.runs={hold.parent} --in {hold.name} {cluster.work}/script1.py",
+             f"srun --jobid={job} --overlap --nodes=1 --ntasks=1 true", f"scancel {job}"]  # fmt: skip
+    for node in ("login", *NODES):
+        for command in tried:
+            done = cluster.lab.exec(["sh", "-c", command], node=node, user="mallory", timeout=60)
+            assert done.returncode != 0, (node, command)
+            assert WORD_OF_ALICE not in done.stdout + done.stderr
+    shown = [["scontrol", "show", "step", job], ["scontrol", "write", "batch_script", job, "-"], ["ps", "eww", "-e"]]
+    for node in ("login", *NODES):
+        for words in shown:
+            assert WORD_OF_ALICE not in cluster.lab.exec(words, node=node, user="mallory").stdout, (node, words)
+    read_files_and_processes(cluster, hold, "agent", "supervisor")
+    send_junk_to_link(cluster, hold)
+    assert all(roles(cluster, hold, "agent", node) for node in NODES)
+    assert (hold / "hold/queue" / second.name).exists()
+    assert not (first / "status.json").exists()
+
+
+def test_scancel_ends_the_hold_and_its_runs(cluster: Cluster, hold: Path) -> None:
+    """What ran has its end, and what waited never starts; the run's files say so, not only Slurm's answer."""
+    runs = [path for path in sorted(hold.parent.iterdir()) if not (path / "status.json").exists() and path != hold]
+    first, second = (path for path in runs if (path / "submission.json").exists() and _is_in(path, hold))
+    job = json.loads((hold / "submission.json").read_text())["job"]
+    cluster.run("scancel", job)
+    ends = [cluster.wait_status(path, 90) for path in (hold, first, second)]
+    assert [(end["exit_status"], end["state"]) for end in ends] == [(errors.CANCELLED, "CANCELLED")] * 3, ends
+    late = cluster.run("hpcml", "run", "--in", hold.name, *cluster.command(WAITS)[2:])
+    assert late.returncode == errors.REFUSED, late.stderr
+    assert cluster.run("hpcml", "why", second.name).returncode == 0
+
+
+def _is_in(path: Path, hold: Path) -> bool:
+    submission: dict[str, str] = json.loads((path / "submission.json").read_text())
+    return submission.get("hold") == str(hold)
