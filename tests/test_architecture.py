@@ -288,7 +288,7 @@ MOST_LINES = {
     "failures": 3130,
     "images": 1048,
     "kinds": 11129,
-    "node": 11803,
+    "node": 11808,
     "options": 841,
     "plan": 850,
     "remote": 3632,

@@ -34,6 +34,11 @@ def job_id() -> str:
     return os.environ.get("HPCML_JOB") or os.environ.get("SLURM_JOB_ID", "")
 
 
+def mark_of(job: str) -> bytes:
+    """Return what the environment of a process of a job has, as Linux shows it."""
+    return f"SLURM_JOB_ID={job}".encode()
+
+
 def node_name() -> str:
     """Return the name of this node, as the scheduler knows it."""
     this_node = os.environ.get("HPCML_NODE") or os.environ.get("SLURMD_NODENAME")

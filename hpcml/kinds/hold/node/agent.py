@@ -55,7 +55,7 @@ class Users:
     """
 
     def __init__(self, job_id: str, root: Path = Path("/proc")) -> None:
-        self.root, self.variable = root, f"SLURM_JOB_ID={job_id}".encode() if job_id else b""
+        self.root, self.variable = root, job.mark_of(job_id) if job_id else b""
         own = (root / "self/cgroup").read_text() if job_id else ""
         self.groups = {line.partition("/step_")[0] for line in own.splitlines() if "/step_" in line}
         self.looked, self.seconds = -LOOK, dict[int, float]()  # of a processor, by pid
