@@ -8,5 +8,5 @@ for name in "${!SLURM_@}"; do   # srun would take the sizes of the script's own 
   [ "$name" = SLURM_CONF ] || unset "$name"
 done
 exec srun --jobid="$job" --nodes="$nodes" --ntasks="$nodes" --ntasks-per-node=1 --overlap --cpus-per-task=1 --mem=0 \
-  --gres=none --mpi=none --cpu-bind=none --kill-on-bad-exit=0 --wait=0 --export=ALL --job-name=hpcml --quiet \
+  --gres=none --mpi=none --cpu-bind=none --kill-on-bad-exit=0 --no-kill --wait=0 --export=ALL --job-name=hpcml --quiet \
   /bin/sh -c 'export HPCML_NODE="${SLURMD_NODENAME:-$(uname -n)}"; exec "$@" >>"$0-$HPCML_NODE.log" 2>&1' "$log" "$@"

@@ -38,7 +38,8 @@ class Hold:
         assert submission is not None
         job = plan.inside.job
         if self.status.allocation.nodes and not job.one_machine:
-            return allocation.of_job(submission.job, submission.cluster)
+            found = allocation.of_job(submission.job, submission.cluster)
+            return found._replace(nodes=tuple(node for node in found.nodes if node not in self.status.held.nodes_lost))
         try:
             memory = parse_memory(plan.directive("--mem")) >> 20
         except ValueError:

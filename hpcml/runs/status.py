@@ -120,6 +120,7 @@ class Held(NamedTuple):
     runs: tuple[str, ...] = ()  # ids of those that run
     runs_ended: int = 0
     nodes_free: int = 0
+    nodes_lost: tuple[str, ...] = ()  # that do not answer
     idle_before: float = 0.0  # seconds without a run before the present wait
     unused_since: float = 0.0  # when the present wait began, s since 1970; 0 while runs are in it
 

@@ -191,8 +191,9 @@ def _launcher(site: Site, request: JobRequest, role: Role) -> Launcher:
         f"{option}={value}" for option, value in slurm_options.gpu_directives(site, request.spec.size.gpus_per_node, "")
     )
     hidden = () if request.spec.size.gpus_per_node else ("--gres=none",)  # those of the allocation, if it has some
+    alive = ("--no-kill",) if role.every_node else ()  # on the other nodes if one fails, where the job goes with it
     where = f'{launcher.shell} --nodelist="$HPCML_NODE_NAMES"' if role.every_node else launcher.shell
-    return launcher._replace(shell=where, options=(*asked, *gpus, *hidden, *launcher.options))
+    return launcher._replace(shell=where, options=(*asked, *gpus, *hidden, *alive, *launcher.options))
 
 
 def submit(site: Site, run: RunPaths) -> Submission:

@@ -51,10 +51,13 @@ def lay_out(site: Site, request: JobRequest) -> JobLayout:
 
 
 def of_hold(layout: JobLayout, request: JobRequest) -> JobLayout:
-    """Return Slurm's part for a kept allocation: hpcml's processes take nothing, and the job begins once."""
+    """Return Slurm's part for a kept allocation: hpcml's processes take nothing, and the job begins once.
+
+    The job does not end with one of its nodes: runs start on the others.
+    """
     kept = [option for option in layout.directives if option[0] not in ("--requeue", "--no-requeue")]
     return layout._replace(
-        directives=(*kept, ("--no-requeue", "")),
+        directives=(*kept, ("--no-requeue", ""), ("--no-kill", "")),
         may_start_again=False,
         prologue=(slurm_options.NAMES,),
         launchers={role.name: _launcher(role) for role in request.roles},

@@ -70,6 +70,11 @@ def _clean() -> None:
 
 @pytest.fixture(scope="module")
 def hold(cluster: Cluster) -> Path:
+    return started(cluster)
+
+
+def started(cluster: Cluster) -> Path:
+    """Start a hold, and return its directory when it takes runs."""
     done = cluster.run("hpcml", "hold", "--json", *ASKED)
     assert done.returncode == 0, done.stderr
     directory = Path(json.loads(done.stdout)["directory"])
@@ -173,3 +178,25 @@ def test_scancel_ends_the_hold_and_its_runs(cluster: Cluster, hold: Path) -> Non
 def _is_in(path: Path, hold: Path) -> bool:
     submission: dict[str, str] = json.loads((path / "submission.json").read_text())
     return submission.get("hold") == str(hold)
+
+
+def test_a_hold_outlives_one_of_its_nodes(cluster: Cluster) -> None:
+    """The run on the dead node ends, the hold names the node, and the next run has what is left."""
+    hold = started(cluster)
+    first = start(cluster, WAITS, "--ranks", "1")
+    assert wait_for(lambda: "waits" in cluster.run("cat", str(first / "logs/script.log")).stdout, 60)
+    cluster.lab.node_down("n2", crash=True, tell=True)
+    try:
+        assert cluster.wait_status(first, 120)["lost_nodes"] == ["n2"]
+        cluster.wait_event(hold, "warning", 120)
+        done = cluster.run("hpcml", "run", "--in", hold.name, *cluster.command("print('goes on')\n")[2:])
+        assert (done.returncode, done.stdout) == (0, "goes on\n"), done.stderr
+        facts = json.loads(cluster.run("hpcml", "status", hold.name, "--json").stdout)
+        assert (facts["state"], facts["nodes_lost"], facts["nodes_free"]) == ("RUNNING", ["n2"], 1)
+        assert "n2" in facts["warnings"][0]
+        whole = cluster.run("hpcml", "run", "--in", hold.name, "--nodes", "2", *cluster.command(WAITS)[2:])
+        assert whole.returncode == errors.USAGE, whole.stderr
+    finally:
+        cluster.run("hpcml", "cancel", hold.name)
+        cluster.lab.node_up("n2")
+    assert cluster.wait_status(hold, 90)["exit_status"] == errors.CANCELLED

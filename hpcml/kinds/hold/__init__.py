@@ -49,7 +49,7 @@ class HoldKind(Kind):
             return super().seen(event, fields)
         numbers = {"idle_before": fields.get("idle", float, 0.0), "unused_since": fields.get("since", float, 0.0)}
         counts = {"runs_ended": fields.get("ended", int, 0), "nodes_free": fields.get("free", int, 0)}
-        return {"runs": fields.texts("runs"), **counts, **numbers}
+        return {"runs": fields.texts("runs"), "nodes_lost": fields.texts("lost"), **counts, **numbers}
 
     def main_of(self, role: str) -> Callable[[], int]:
         from hpcml.kinds.hold.node import agent

@@ -110,6 +110,7 @@ class Holding:
         self.paths.told.mkdir(mode=0o700, exist_ok=True)
         job, names = self.context.settings.job, self.context.node_names
         self.free = [*names] if not job.one_machine else [*names] * job.nodes
+        self.lost: set[str] = set()  # nodes that do not answer
         self.looked, self.ended, self.idle = 0.0, 0, 0.0  # ``idle``: seconds, before the present wait
         self.used = self.waits_since = time.monotonic()
         self.told = self.is_closed = self.warned = False
@@ -179,6 +180,12 @@ class Holding:
             pass
         self._look_for_idleness()
 
+    def lose(self, nodes: set[str]) -> None:
+        """Start no run on these nodes from now, which do not answer, and write down which they are."""
+        if nodes != self.lost:
+            self.lost = nodes
+            self._tell()
+
     def _take(self) -> bool:
         """Start the run that waits longest, if the nodes for it are free; return whether to look again."""
         waiting = sorted(files.listed(self.paths.queue), key=lambda name: name.rsplit("-", 3)[1:])
@@ -186,7 +193,9 @@ class Holding:
             return False
         name = waiting[0]
         count = Recorded(RunPaths(self.paths.directory.parent / name)).plan.inside.job.nodes
-        if count > len(self.free):
+        free = [node for node in self.free if node not in self.lost]
+        left = sum(len(run.nodes) for run in self.runs.values()) + len(free)
+        if len(free) < count <= left:
             return False
         entry = self.paths.held / name
         try:
@@ -195,15 +204,19 @@ class Holding:
         except FileNotFoundError:  # it was cancelled meanwhile
             return True
         entry.write_text("")  # the variables may be secret
-        nodes = tuple(self.free[:count])
+        nodes, problem = tuple(free[:count]), f"only {left} nodes of the hold answer" if count > left else ""
         try:
-            run = HeldRun(self.context, name, nodes, start)
+            run = None if problem else HeldRun(self.context, name, nodes, start)
         except OSError as error:
-            message = f"the run could not be started in the hold: {error.strerror}"
+            problem = str(error.strerror)
+        if problem or run is None:
+            message = f"the run could not be started in the hold: {problem}"
             self._never_began(name, End(errors.START_FAILED, "queued", "hpcml", message))
             entry.unlink(missing_ok=True)
             return True
-        self.free, self.runs[name] = self.free[count:], run
+        for node in nodes:
+            self.free.remove(node)
+        self.runs[name] = run
         if len(self.runs) == 1:
             self.idle += time.monotonic() - self.waits_since
         self._tell()
@@ -222,8 +235,15 @@ class Holding:
 
     def _tell(self) -> None:
         """Write down which runs are in the hold, and for how long none was."""
-        since, free = 0.0 if self.runs else round(time.time(), 1), len(self.free)
-        facts = {"runs": [*self.runs], "ended": self.ended, "free": free, "idle": round(self.idle, 1), "since": since}
+        since, free = 0.0 if self.runs else round(time.time(), 1), sum(node not in self.lost for node in self.free)
+        facts = {
+            "runs": [*self.runs],
+            "ended": self.ended,
+            "free": free,
+            "lost": sorted(self.lost),
+            "idle": round(self.idle, 1),
+            "since": since,
+        }
         self.state.events.write("held", **facts)
 
     def _look_for_idleness(self) -> None:

@@ -39,6 +39,10 @@ class Processes(Beside):
         self.state.clock.tick()
         news = self.agents.receive(TICK)
         if self.holding:
+            lost = {node for node in self.context.node_names if node in self.agents.lost or self.agents.is_silent(node)}
+            for node in sorted(lost - self.holding.lost):
+                self.state.warn(f"{node} does not answer. The hold continues, and starts no further run on {node}")
+            self.holding.lose(lost)
             self.holding.step(used=any(message["event"] == "use" for _, message in news))
             if text := self.holding.warning():
                 self.state.warn(text)
