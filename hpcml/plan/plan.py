@@ -149,7 +149,11 @@ def plan(site: Site, asked: RunRequest, location: RunLocation) -> Plan:
         put_back=layout.put_back,
         reasons=tuple(reasons),
         notices=(
-            *([f"these options do not come from the command line: {', '.join(origins)}"] if origins else ()),
+            *(
+                [f"these options do not come from the command line: {', '.join(origins)}"]
+                if origins and not spec.code.batch_words  # of whose lines the translation is shown
+                else ()
+            ),
             *layout.notices,
             *_notices(site, spec),
             *kind.notices(inside),
