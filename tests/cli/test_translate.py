@@ -124,11 +124,11 @@ def test_another_user_s_script_starts_nothing_here(world: World, job: Path) -> N
     """Neither its Python, for a script that does not compile, nor a line; a terminal obeys nothing of it."""
     program = world.project / "own/bin/python3"
     program.parent.mkdir(parents=True)
-    program.write_text('#!/bin/sh\ntouch "${0%/*}/started"\n')
+    program.write_text('#!/bin/sh\n: >"${0%/*}/started"\n')
     program.chmod(0o755)
     (world.project / "new.py").write_text("match = = 1\n")
-    hostile = "$(touch started)`touch started`;touch started '\\\"\nrm -r x"
-    job.write_text(f"#!/bin/bash\n#SBATCH -n 1 -J '$(touch started)'\nexport A='{hostile.replace(chr(39), '')}'\n"
+    hostile = "$(: >started)`: >started`;: >started '\\\"\nrm -r x"
+    job.write_text(f"#!/bin/bash\n#SBATCH -n 1 -J '$(: >started)'\nexport A='{hostile.replace(chr(39), '')}'\n"
                    f"{shlex.quote(str(program))} new.py \"$1\"\n")  # fmt: skip
     for mode in ((), ("--dry-run",)):
         done = world.run("submit", "--site", "slurm", "--translate", *mode, "job.sh", hostile)
