@@ -15,6 +15,8 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from hpcml import services
+from hpcml.errors import UsageError
 from hpcml.paths import AttemptPaths, RunPaths
 from hpcml.repairs import file_names
 
@@ -194,6 +196,40 @@ class Run:
         from hpcml.node.script import checkpoints
 
         checkpoints.on_stop(save, every, self.should_stop)
+
+    def service(self, name: str, *, port: int = 0, socket: str = "", ready: str = "") -> None:
+        """Name a port or unix socket of this node, to which ``hpcml tunnel --service NAME`` then leads.
+
+        It returns at once. Call it before or after your program begins to listen. ``hpcml status`` shows whether the
+        program listens. Outside a run nothing happens. If several processes use a name, the last one counts.
+
+        Parameters
+        ----------
+        name
+            A letter, then letters, digits, ``_`` and ``-``.
+        port
+            The port at which your program listens.
+        socket
+            The path of its unix socket, instead of a port.
+        ready
+            A path such as ``/health``: the service is ready once an HTTP request for it succeeds. Without it the
+            service is ready once a program listens.
+
+        Raises
+        ------
+        ValueError
+            If the name, the port or a path is invalid.
+        OSError
+            If the run's directory cannot be written.
+        """
+        from hpcml.node.job import node_name
+
+        try:
+            wanted = services.checked(name, node_name(), port, socket, ready)
+        except UsageError as error:
+            raise ValueError(f"hpcml.run.service(): {error}") from None
+        if self._attempt:
+            services.ask(self._attempt.wanted, wanted)
 
     def stop(self) -> NoReturn:
         """End the script with status 92, which says: saved, to be continued (it raises ``SystemExit``)."""

@@ -399,5 +399,6 @@ def _inside(site: Site, request: JobRequest, layout: JobLayout, kind: Kind, umas
         points=spec.points,
         report=Report(sample_every=float(site.report.sample_every), advice=advice, profilers=profilers),
         interconnect=site.interconnect,
+        services=spec.service,
         of_kind=dict(records.plain(kind.own(site, spec))),
     )

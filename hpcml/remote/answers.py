@@ -124,7 +124,7 @@ def service_of(value: Any) -> Service:
 
 
 def _services(value: Any) -> dict[str, Service]:
-    if not isinstance(value, dict) or len(value) > 20:
+    if not isinstance(value, dict) or len(value) > 200:
         raise MalformedError
     return {_node(name): service_of(service) for name, service in value.items()}
 
@@ -144,6 +144,7 @@ class Service(NamedTuple):
     identity: Annotated[str, _some_text]  # what answers on the page ``probe``
     probe: Annotated[str, _or_empty(_page)] = ""  # may be empty
     token_file: Annotated[str, _or_empty(_token_file)] = ""  # path of its token on the cluster, may be empty
+    note: str = ""  # who else reaches it, in sentences
 
 
 class RunFacts(NamedTuple):
@@ -159,6 +160,7 @@ class RunFacts(NamedTuple):
     exit_status: Annotated[int | None, _or_none(_exit_status)]
     hint: str  # the next step
     quote: tuple[str, ...]  # lines that show why it ended
+    service: Annotated[str, _or_empty(_node)] = ""  # the one that the tunnel leads to; an older hpcml does not say so
     stuck: bool = False  # it waits, and will not start by itself; an older hpcml does not say so
 
     @property

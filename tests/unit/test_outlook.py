@@ -192,14 +192,15 @@ def test_the_way_to_jupyterlab_names_the_login_node(
     run = directories.load(directory)
     plan = {"scheduler": "slurm", "inside": {"job": {"nodes": 1}, "code": {"form": "jupyter"}}}
     directories.write_json(run.paths.plan, plan)
-    service = run.paths.attempt(0).service_of("jupyter")
-    service.parent.mkdir(parents=True, mode=0o700)
-    directories.write_json(service, {"node": "n1"})
+    path = run.paths.attempt(0).service_of("jupyter")
+    path.parent.mkdir(parents=True, mode=0o700)
+    directories.write_json(path, {"node": "n1"})
     event = {"event": "script-started", "time": 1e9, "attempt": 0}
     run.paths.events.write_text(json.dumps(event) + "\n")
     for site, host in (({"login.host": {"value": "a b"}}, "'a b'"), ({}, f"me@{os.uname().nodename}")):
         directories.write_json(run.paths.request, {"site": site})
-        way = f"to open JupyterLab on your laptop: hpcml --host {host} tunnel --service jupyter {run.id}"
-        assert f"running on n1; {way}" in run_status.status(run, ask=False).progress.jupyter
+        (service,) = run_status.status(run, ask=False).progress.services
+        way = f"to open it: hpcml --host {host} tunnel --service jupyter {run.id}"
+        assert (service.ready, service.sentence) == (True, f"jupyter: ready on n1; {way}")
     status.show(run, as_json=False, all_notes=False, host="cluster")
-    assert f"laptop: hpcml --host cluster tunnel --service jupyter {run.id}\n" in capsys.readouterr().out
+    assert f"to open it: hpcml --host cluster tunnel --service jupyter {run.id}\n" in capsys.readouterr().out
