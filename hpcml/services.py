@@ -51,7 +51,7 @@ class Found(NamedTuple):
     """What the agent of a node found at the place of a service."""
 
     condition: Condition = Condition.READY
-    account: str = ""  # whose program listens, if it is another account's
+    account: str = ""  # whose program listens, if it is another account's; empty in an image that does not show it
     http_status: int = 0  # of the HTTP path, 0 without an answer
     why: str = ""  # the system's reason for a connection that failed
     is_open: bool = False  # other machines may reach the program without hpcml
@@ -66,7 +66,8 @@ class Found(NamedTuple):
                 answer = f"with HTTP status {self.http_status}" if self.http_status else "nothing"
                 return f"the program on {place} answers {answer} at {wanted.ready}"
             case Condition.FOREIGN:
-                return f"a program of the account {self.account} listens on {place}"
+                whose = f"the account {self.account}" if self.account else "another account"
+                return f"a program of {whose} listens on {place}"
         return ""
 
 

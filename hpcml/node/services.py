@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcml import bridges, listening, records
-from hpcml.files import account
+from hpcml.files import account, unknown_users
 from hpcml.node import files, processes
 from hpcml.node.settings import Context
 from hpcml.services import Condition, Found, Wanted, declared
@@ -157,7 +157,7 @@ class Bridge:
             return Found(Condition.ABSENT, why=f"{error.filename}: {error.strerror}")
         if own := [one for one in found if one.uid == os.getuid()]:
             return Found(is_open=any(one.is_open for one in own))
-        return Found(Condition.FOREIGN, account(found[0].uid)) if found else Found(Condition.ABSENT)
+        return _foreign(found[0].uid) if found else Found(Condition.ABSENT)
 
     def _peer(self) -> Found:
         program, found = self.connect()
@@ -218,8 +218,13 @@ class Bridge:
             raise
         if uid != os.getuid():
             program.close()
-            return None, Found(Condition.FOREIGN, account(uid))
+            return None, _foreign(uid)
         return program, Found()
+
+
+def _foreign(uid: int) -> Found:
+    """Return that a program of another account listens; in a user namespace all of them look like one."""
+    return Found(Condition.FOREIGN, "" if uid in unknown_users() else account(uid))
 
 
 def _http(status: int, text: str) -> bytes:

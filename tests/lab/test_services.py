@@ -162,3 +162,45 @@ def test_what_is_not_ready_and_what_does_not_exist(outside: Outside, pages: tupl
     for node in ("n1", "n2"):
         command = ("bash", "-c", "ls -d /tmp/hpcml_*")
         until(lambda words=(node, *command): not outside.on(*words, user="root").stdout, 30)  # type: ignore[misc]
+
+
+# A task of Dask that serves on the second node, in a process that outlives the task.
+TASK = """
+import os, socket, subprocess, sys, time
+import hpcml
+client = hpcml.connect()
+
+def serve():
+    import hpcml
+    page = f"import http.server as h; h.test(h.SimpleHTTPRequestHandler, port=7108, bind='127.0.0.1')"
+    subprocess.Popen([sys.executable, "-c", page], cwd=hpcml.run.out)
+    hpcml.run.service("task", port=7108, ready="/")
+
+(hpcml.run.out / "where").write_text("of Dask's worker")
+(worker,) = [name for name, one in client.scheduler_info(n_workers=-1)["workers"].items() if str(one["id"]).startswith("n2")]
+client.submit(serve, workers=[worker], pure=False).result()
+while not hpcml.run.should_stop() and not (hpcml.run.out / "enough").exists(): time.sleep(0.1)
+"""
+BATCH = """#!/bin/bash
+#SBATCH --nodes=2 --ntasks-per-node=1 --time=10 --cpus-per-task=1 --mem=300M
+srun python -c 'import http.server as h, os; os.makedirs(p := f"/tmp/{os.getpid()}"); os.chdir(p); open("where", "w").write("batch on " + os.uname().nodename); h.test(h.SimpleHTTPRequestHandler, port=7109, bind="127.0.0.1")'
+"""
+
+
+def test_a_service_of_a_dask_task_and_of_a_batch_script(outside: Outside) -> None:
+    cluster = outside.cluster
+    outside.lab.wait_idle(60)
+    run, directory = outside.start_run("task", TASK, "--nodes", "2", "--nodelist", "n1,n2")
+    script = cluster.write("services/batch.sh", BATCH)
+    done = cluster.run("hpcml", "submit", "--json", "--detach", "--service", "web=7109", str(script), cwd=script.parent)
+    batch = json.loads(done.stdout)["run"]
+    task, first = outside.tunnel(run, "--service", "task"), outside.tunnel(batch)
+    second = outside.tunnel(batch, "--to", "7109@n4")
+    pages = {name: outside.laptop("curl", "-s", f"http://127.0.0.1:{tunnel.up()['port']}/where").stdout
+             for name, tunnel in (("task", task), ("first", first), ("second", second))}  # fmt: skip
+    assert pages == {"task": "of Dask's worker", "first": "batch on n3", "second": "batch on n4"}
+    (directory / "out/enough").touch()
+    assert task.ended(60) == 0
+    outside.on("login", "hpcml", "cancel", batch)
+    assert {first.ended(60), second.ended(60)} <= {0, 69}
+    outside.lab.wait_idle(60)

@@ -262,7 +262,7 @@ def another_s_listener(port: int) -> Iterator[None]:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-def test_another_account_s_program_is_never_reached(tmp_path: Path) -> None:
+def test_another_account_s_program_is_never_reached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     port = free_port()
     bridge = bridge_to(Wanted("board", "n1", port), tmp_path)
     with another_s_listener(port):
@@ -270,7 +270,9 @@ def test_another_account_s_program_is_never_reached(tmp_path: Path) -> None:
         assert (found.condition, found.account) == (Condition.FOREIGN, "nobody")
         assert bridge.connect() == (None, found)
         assert b"account nobody listens" in asked(tmp_path)
-        assert b"account nobody" in asked(tmp_path, f"/{bridge.identity}")
+        monkeypatch.setattr(node_side, "unknown_users", lambda: {ANOTHER})
+        assert b"a program of another account listens" in asked(tmp_path)
+        assert b"another account" in asked(tmp_path, f"/{bridge.identity}")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
