@@ -13,14 +13,15 @@ from hpcml.errors import UsageError
 OWN = ("dashboard", "jupyter")  # hpcml's own, whose names are taken
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,39}")
 _PORT = re.compile(r"[1-9][0-9]{0,4}")
-_PLACE = re.compile(r"(?P<port>[^@]*)(@(rank:(?P<rank>\d{1,6})|(?P<node>[A-Za-z0-9][A-Za-z0-9._-]{0,252})))?")
+_TARGET = re.compile(
+    r"(?P<port>[1-9][0-9]{0,4})(@(rank:(?P<rank>[0-9]{1,6})|(?P<node>[A-Za-z0-9][A-Za-z0-9._-]{0,252})))?"
+)
 _CLOSE = (
     "To prevent this, let the program listen on 127.0.0.1 (TensorBoard: --host localhost; MLflow and vLLM: "
     '--host 127.0.0.1; debugpy: listen(("127.0.0.1", PORT))).'
 )
 _PATH = re.compile(r"/[^\x00-\x1f\x7f]{0,106}")  # of a unix socket, whose path may have 107 bytes
 _HTTP_PATH = re.compile(r"/[A-Za-z0-9._~/%?&=+,;!$*()@:-]{0,2000}")
-_TARGET = re.compile(r"(?P<port>\d{1,5})(\.(rank-(?P<rank>\d{1,6})|(?P<node>.+)))?")
 
 
 class Wanted(NamedTuple):
@@ -52,19 +53,17 @@ class Found(NamedTuple):
 
     condition: Condition = Condition.READY
     account: str = ""  # whose program listens, if it is another account's; empty in an image that does not show it
-    http_status: int = 0  # of the HTTP path, 0 without an answer
-    why: str = ""  # the system's reason for a connection that failed
+    why: str = ""  # the system's reason for a connection that failed, or what the HTTP path answers
     is_open: bool = False  # other machines may reach the program without hpcml
 
     def clause(self, wanted: Wanted) -> str:
         """Return in words why the service is not ready, empty if it is."""
-        place = f"{wanted.place} on {wanted.node}"
+        place, why = f"{wanted.place} on {wanted.node}", f" ({self.why})" if self.why else ""
         match self.condition:
             case Condition.ABSENT:
-                return f"no program listens on {place}" + (f" ({self.why})" if self.why else "")
+                return f"no program listens on {place}{why}"
             case Condition.SILENT:
-                answer = f"with HTTP status {self.http_status}" if self.http_status else "nothing"
-                return f"the program on {place} answers {answer} at {wanted.ready}"
+                return f"the program on {place} does not answer {wanted.ready}{why}"
             case Condition.FOREIGN:
                 whose = f"the account {self.account}" if self.account else "another account"
                 return f"a program of {whose} listens on {place}"
@@ -96,7 +95,7 @@ class Known(NamedTuple):
 
 
 class Target(NamedTuple):
-    """A port of a run, as the user names it: ``6006``, ``6006@n3`` or ``6006@rank:3``."""
+    """A port of a run, as the user names it: ``6006``, ``6006@n3`` or ``6006@rank:3``. Its service has this name."""
 
     port: int
     node: str = ""  # empty: the first node, or that of the rank
@@ -105,32 +104,16 @@ class Target(NamedTuple):
     @classmethod
     def of(cls, text: str) -> "Target":
         """Read what ``--to`` got; UsageError if it is no port."""
-        match = _PLACE.fullmatch(text)
-        if not match or not _PORT.fullmatch(match["port"]) or int(match["port"]) > 65535:
+        match = _TARGET.fullmatch(text)
+        if not match or int(match["port"]) > 65535:
             hint = "Write PORT, PORT@NODE or PORT@rank:N. Ports are numbers from 1 to 65535."
             raise UsageError(f"'{text}' does not name a port of a run", place="--to", hint=hint)
-        return cls._from(match)
+        return cls(int(match["port"]), match["node"] or "", int(match["rank"]) if match["rank"] else None)
 
     @classmethod
     def named(cls, service: str) -> "Target | None":
-        """Return the port that the name of a service stands for, None if it is the name of another service."""
-        match = _TARGET.fullmatch(service)
-        return cls._from(match) if match else None
-
-    @classmethod
-    def _from(cls, match: re.Match[str]) -> "Target":
-        return cls(int(match["port"]), match["node"] or "", int(match["rank"]) if match["rank"] else None)
-
-    @property
-    def name(self) -> str:
-        """The name of the service that it stands for."""
-        return self.text.replace("@", ".", 1).replace(":", "-")
-
-    @property
-    def text(self) -> str:
-        """The same as :meth:`of` reads it."""
-        place = self.node if self.rank is None else f"rank:{self.rank}"
-        return f"{self.port}@{place}" if place else str(self.port)
+        """Return the port that is the name of a service, None if the name is another; UsageError as :meth:`of`."""
+        return cls.of(service) if service[:1].isdigit() else None
 
 
 def check_name(name: str, place: str) -> str:

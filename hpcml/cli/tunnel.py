@@ -81,8 +81,10 @@ def run(options: Namespace) -> int:
     """``hpcml tunnel RUN``."""
     if options.to and options.service:
         raise UsageError("--to and --service were given", place="hpcml tunnel", hint="Remove one of them.")
-    options.service = Target.of(options.to).name if options.to else options.service
-    if options.service and not Target.named(options.service) and options.service not in OWN:
+    if options.to:
+        Target.of(options.to)
+        options.service = options.to
+    elif options.service and not Target.named(options.service) and options.service not in OWN:
         check_name(options.service, "--service")
     if options.serve:
         return _serve(options)
@@ -130,8 +132,8 @@ def _again(options: Namespace, run: str, host: str = "") -> str:
 
 
 def _of_service(options: Namespace) -> list[str]:
-    target = Target.named(options.service)
-    return ["--to", target.text] if target else ["--service", options.service] if options.service else []
+    option = "--to" if Target.named(options.service) else "--service"
+    return [option, options.service] if options.service else []
 
 
 def _retry_for(options: Namespace) -> float:

@@ -18,7 +18,6 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 from hpcml import bridges, listening, records
 from hpcml.files import account, unknown_users
@@ -44,7 +43,7 @@ class Requests:
         self.context, self.next_look = context, 0.0
         first = context.node_names[0]
         self.new = [Wanted(name, first, port) for name, port in map(declared, context.settings.services)]
-        self.seen: dict[str, Any] = {}  # by the name of a file, what is in it
+        self.seen: dict[str, str] = {}  # by the name of a file, what is in it
 
     def look(self) -> list[Wanted]:
         """Return the services that are newly asked for, or at another place than before."""
@@ -55,15 +54,12 @@ class Requests:
         self.next_look = time.monotonic() + EVERY
         for name in sorted(files.listed(folder)):
             try:
-                table = files.read_json(folder / name)
-                if table is None or table == self.seen.get(name):
-                    continue
-                self.seen[name] = table
-                new.append(records.read(Wanted, table))
-            except ValueError as error:
-                if self.seen.get(name) != str(error):
-                    print(f"hpcml: the request for a service in {folder / name} is damaged: {error}.", file=sys.stderr)
-                self.seen[name] = str(error)
+                text = (folder / name).read_text(errors="replace")
+                if text != self.seen.get(name):
+                    self.seen[name] = text
+                    new.append(records.read(Wanted, json.loads(text)))
+            except (OSError, ValueError) as error:  # of the user's own doing
+                print(f"hpcml: the request for a service in {folder / name} cannot be read: {error}.", file=sys.stderr)
         return new
 
 
@@ -177,7 +173,8 @@ class Bridge:
             connection.request("GET", self.wanted.ready)
             status = connection.getresponse().status
         program.close()
-        return Found() if 0 < status < 400 else Found(Condition.SILENT, http_status=status)
+        why = f"HTTP status {status}" if status else ""
+        return Found() if 0 < status < 400 else Found(Condition.SILENT, why=why)
 
     def connect(self) -> tuple[socket.socket | None, Found]:
         """Return a connection to a program of this user's; None where there is none, and what is there."""

@@ -104,6 +104,7 @@ def _flag(value: Any) -> bool:
 
 _texts = _list(_text, 100)
 _node = _form(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,252})")
+_service = _form(r"[A-Za-z0-9][A-Za-z0-9._@:-]{0,300}")
 _path = _form(r"/[^\x00-\x1f\x7f:]{0,4095}")  # a colon would divide the parts of a forward
 _page = _form(r"/[A-Za-z0-9._~/%?&=+,;!$*()@:-]{0,2000}")
 _SECRETS = r"/[^\x00-\x1f\x7f]*/attempts/\d{1,9}/secret/"
@@ -124,9 +125,9 @@ def service_of(value: Any) -> Service:
 
 
 def _services(value: Any) -> dict[str, Service]:
-    if not isinstance(value, dict) or len(value) > 200:
+    if not isinstance(value, dict) or len(value) > 20:
         raise MalformedError
-    return {_node(name): service_of(service) for name, service in value.items()}
+    return {_service(name): service_of(service) for name, service in value.items()}
 
 
 def _amount(value: Any) -> float:
@@ -160,7 +161,9 @@ class RunFacts(NamedTuple):
     exit_status: Annotated[int | None, _or_none(_exit_status)]
     hint: str  # the next step
     quote: tuple[str, ...]  # lines that show why it ended
-    service: Annotated[str, _or_empty(_node)] = ""  # the one that the tunnel leads to; an older hpcml does not say so
+    service: Annotated[str, _or_empty(_service)] = (
+        ""  # the one that the tunnel leads to; an older hpcml does not say so
+    )
     stuck: bool = False  # it waits, and will not start by itself; an older hpcml does not say so
 
     @property

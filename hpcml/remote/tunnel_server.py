@@ -22,6 +22,7 @@ from hpcml.remote.tunnel_service import ASKED, Sought
 from hpcml.runs import directories, waiting
 from hpcml.runs import record as run_record
 from hpcml.runs import status as run_status
+from hpcml.services import OWN
 from hpcml.states import PENDING, Phase, State, Wait
 
 BEAT = 10.0  # seconds between lines when nothing changes: who reads them sees that we live, we that somebody reads
@@ -112,7 +113,7 @@ def facts(run: directories.Run, status: run_status.Status, sought: Sought) -> Ru
         state=state,
         message=message,
         estimate=status.allocation.estimate,
-        services=now,
+        services={name: now[name] for name in (*OWN, sought.name) if name in now},
         ends=began + limit if limit and began else None,
         exit_status=status.exit_status,
         hint=status.hint,

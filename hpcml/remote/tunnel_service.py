@@ -46,7 +46,7 @@ class Sought:
             raise NotFoundError(message, place=run.id, hint=hint)
         if self.target and self.target.rank is not None and not kind.ranks:
             hint = f"Write --to {self.target.port}@NODE."
-            raise UsageError(f"A run of kind {kind.name} has no ranks", place=f"--to {self.target.text}", hint=hint)
+            raise UsageError(f"A run of kind {kind.name} has no ranks", place=f"--to {self.name}", hint=hint)
 
     def _usual(self) -> str:
         """Return the service of a tunnel for which nobody names one."""
@@ -97,7 +97,7 @@ class Sought:
         attempt, nodes = status.progress.attempt, status.allocation.nodes
         if attempt == self.asked or not nodes:
             return
-        place = f"--to {target.text}"
+        place = f"--to {self.name}"
         if target.node and target.node not in nodes:
             hint = f"The nodes are {', '.join(nodes[:8])}{' and others' if len(nodes) > 8 else ''}."
             raise UsageError(f"The run has no node {target.node}", place=place, hint=hint)
@@ -109,7 +109,7 @@ class Sought:
             node = nodes[target.rank * len(nodes) // self.planned.expected]
         folder = self.run.paths.attempt(attempt).wanted
         with directories.storage(folder):
-            ask(folder, Wanted(target.name, node, target.port))
+            ask(folder, Wanted(self.name, node, target.port))
         self.asked = attempt
 
     def _silence(self, seconds: float) -> str:

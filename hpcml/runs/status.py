@@ -412,11 +412,10 @@ def _from_files(run: directories.Run) -> Status:
 
 
 def _service_line(name: str, known: Known, command: str, run: str) -> ServiceLine:
-    target = Target.named(name)
-    option, value = ("--to", target.text) if target else ("--service", name)
+    option = "--to" if Target.named(name) else "--service"
     silent = f"not ready for {format_age(time.time() - known.since)}: {known.clause}" if known.clause else ""
     where = f"ready on {known.node}" + (f", {known.wanted.place}" if known.wanted else "")
-    return ServiceLine(name, known.node, not silent, silent or where, f"{command} {option} {value} {run}")
+    return ServiceLine(name, known.node, not silent, silent or where, f"{command} {option} {name} {run}")
 
 
 def _login_host(run: directories.Run) -> str:

@@ -429,7 +429,7 @@ FAULTS = (
     F("hpcml/node/services.py", "own = [one for one in bridges.listeners(self.wanted.port) if one.uid == os.getuid()]", "own = bridges.listeners(self.wanted.port)", "a tunnel leads to the program of another account on the user's port"),
     F("hpcml/node/services.py", "        if uid != os.getuid():\n", "        if False:\n", "a tunnel leads to another account's unix socket"),
     F("hpcml/node/services.py", "return found if self.answered else answer", "return found", "a service whose HTTP path answers with an error counts as ready"),
-    F("hpcml/node/services.py", "if table is None or table == self.seen.get(name):", "if table is None:", "each look of the supervisor orders every service again"),
+    F("hpcml/node/services.py", "if text != self.seen.get(name):", "if text:", "each look of the supervisor orders every service again"),
     F("hpcml/node/agent.py", "    if wanted.node != node.context.node:\n        return\n", "", "a port of the second node leads to a program of the first", True),
     F("hpcml/remote/tunnel_service.py", "if now - self.since > self.patience:", "if False:", "a tunnel waits for ever for a service that never gets ready"),
     F("hpcml/remote/tunnel_service.py", "if target.node and target.node not in nodes:", "if False:", "a tunnel to a misspelt node waits until its deadline"),

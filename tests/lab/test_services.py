@@ -89,7 +89,7 @@ def test_each_route_leads_to_a_port_of_each_node_and_mallory_to_none(outside: Ou
     after = {node: listeners(outside, node) - before[node] for node in before if node != "login"}
     assert not any(after.values()), after
     attempt = directory / "attempts/0"
-    for name, node in (("7107", "n1"), ("7107.n2", "n2"), ("7107.rank-1", "n2")):
+    for name, node in (("7107", "n1"), ("7107@n2", "n2"), ("7107@rank:1", "n2")):
         record = json.loads((attempt / "services" / f"{name}.json").read_text())
         socket = Path(record["socket"])
         for place, mode in ((socket, "600"), (socket.parent, "700")):
@@ -107,8 +107,8 @@ def test_each_route_leads_to_a_port_of_each_node_and_mallory_to_none(outside: Ou
         one["name"]: one for one in json.loads(outside.on("login", "hpcml", "status", "--json", run).stdout)["services"]
     }
     assert {name: one["ready"] for name, one in known.items()} == {
-        "7107": True, "7107.n2": True, "7107.rank-1": True, "board": True, "late": False, "never": False}  # fmt: skip
-    assert known["7107.rank-1"]["command"].endswith(f" tunnel --to 7107@rank:1 {run}")
+        "7107": True, "7107@n2": True, "7107@rank:1": True, "board": True, "late": False, "never": False}  # fmt: skip
+    assert known["7107@rank:1"]["command"].endswith(f" tunnel --to 7107@rank:1 {run}")
     assert "HTTP status 503 at /health" in known["late"]["message"]
 
 
