@@ -21,7 +21,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from hpcml import files
+from hpcml import files, records
 
 RENEW = 2.0  # seconds between two signs of life, and between scans of those of others
 LEASE = 60.0  # seconds without one after which others reclaim what a run holds
@@ -65,13 +65,13 @@ def read(path: Path) -> Holder | None:
         table = files.read_json(path, _LARGEST)
     except FileNotFoundError:
         return None
-    values = {name: table.get(name, "") for name in Holder._fields} if isinstance(table, dict) else {}
-    kinds = {"pid": int, "time": int | float}
-    if not values or not all(isinstance(value, kinds.get(name, str)) for name, value in values.items()):
-        raise ValueError(f"{path} does not name a process")
-    if not 0 < values["pid"] < 1 << 31:
+    try:
+        holder = records.read(Holder, table)
+    except records.DamagedError as error:
+        raise ValueError(f"{path} does not name a process: {error}") from error
+    if not 0 < holder.pid < 1 << 31:
         raise ValueError(f"{path} contains no valid process id")
-    return Holder(**values)
+    return holder
 
 
 def place(path: Path, holder: Holder) -> bool:

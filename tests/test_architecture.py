@@ -281,7 +281,7 @@ COMPLEX = {
 }
 # The lines of each package, which may only fall: a commit that raises a number says what this buys.
 MOST_LINES = {
-    ".": 5712,
+    ".": 5681,
     "api": 1023,
     "cli": 7393,
     "doctor": 1542,
@@ -291,7 +291,7 @@ MOST_LINES = {
     "node": 11797,
     "options": 841,
     "plan": 848,
-    "remote": 3632,
+    "remote": 3572,
     "repairs": 984,
     "report": 2278,
     "request": 536,

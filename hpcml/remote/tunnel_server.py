@@ -14,8 +14,9 @@ from pathlib import Path
 from hpcml import files, kinds, schedulers, subprocesses
 from hpcml.errors import NotFoundError, ServiceGoneError, StorageError, TunnelError
 from hpcml.origins import HPCML
+from hpcml.records import DamagedError, read
 from hpcml.remote import routes
-from hpcml.remote.answers import MalformedError, Relay, RunFacts, Service, service_of
+from hpcml.remote.answers import Relay, RunFacts, Service
 from hpcml.remote.ssh import options
 from hpcml.runs import directories, waiting
 from hpcml.runs import record as run_record
@@ -59,10 +60,10 @@ def services(run: directories.Run) -> dict[str, Service]:
 
 def _service(record: object, path: Path) -> Service:
     try:
-        return service_of(record)
-    except MalformedError as error:
+        return read(Service, record)
+    except DamagedError as error:
         hint = "Someone changed this file, or another version of hpcml wrote it."
-        raise StorageError(f"The value of '{error}' is malformed", place=str(path), hint=hint) from error
+        raise StorageError(f"The value of '{error.key}' is malformed", place=str(path), hint=hint) from error
 
 
 def service(run: directories.Run, name: str) -> Service:
