@@ -281,14 +281,14 @@ COMPLEX = {
 }
 # The lines of each package, which may only fall: a commit that raises a number says what this buys.
 MOST_LINES = {
-    ".": 5681,
+    ".": 5676,
     "api": 1023,
-    "cli": 7393,
+    "cli": 7372,
     "doctor": 1542,
     "failures": 3130,
     "images": 1048,
     "kinds": 10604,
-    "node": 11797,
+    "node": 11781,
     "options": 841,
     "plan": 848,
     "remote": 3572,
