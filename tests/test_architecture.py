@@ -288,7 +288,7 @@ MOST_LINES = {
     "failures": 3130,
     "images": 1048,
     "kinds": 10604,
-    "node": 11781,
+    "node": 11752,
     "options": 841,
     "plan": 848,
     "remote": 3572,
@@ -299,7 +299,7 @@ MOST_LINES = {
     "schedulers": 3385,
     "sites": 1527,
     "survey": 1199,
-    "sweeps": 1424,
+    "sweeps": 1416,
 }
 
 
