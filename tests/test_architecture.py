@@ -290,7 +290,7 @@ MOST_LINES = {
     "kinds": 10604,
     "node": 11752,
     "options": 841,
-    "plan": 848,
+    "plan": 838,
     "remote": 3572,
     "repairs": 984,
     "report": 2278,
