@@ -295,7 +295,7 @@ MOST_LINES = {
     "repairs": 984,
     "report": 2278,
     "request": 536,
-    "runs": 8836,
+    "runs": 8835,
     "schedulers": 3385,
     "sites": 1527,
     "survey": 1199,
@@ -489,7 +489,7 @@ TEMPORARY = (
 # The modules that create names in places where others may create names too, each with its row of docs/security.md.
 CREATES = {
     "cli.help": TEMPORARY, "cli.on_host": TEMPORARY, "cli.pack": TEMPORARY, "images.build": TEMPORARY,
-    "remote.routes": TEMPORARY, "runs.outlook": TEMPORARY, "runs.submit": TEMPORARY, "survey.machine": TEMPORARY,
+    "remote.routes": TEMPORARY, "runs.forecast": TEMPORARY, "runs.submit": TEMPORARY, "survey.machine": TEMPORARY,
     "remote.receiver": "temporary names of new runs' folders and of replaced files", "remote.server": TEMPORARY,
     "cli.pack_start": "cache of `hpcml.pyz`", "node.scratch": "`$TMPDIR/hpcml_…`, a process's folder",
     "cli.tunnel": "`known_hosts` and the ssh key of an `srun` route, HTML pages with a token",

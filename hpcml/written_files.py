@@ -90,7 +90,7 @@ def begin(run: RunPaths, home: Path, why: str = "", proof: str = "") -> None:
     why
         Why nothing can be brought there, in a clause; empty: it can.
     proof
-        By which the login node knows its own record again (:mod:`hpcml.runs.settling`).
+        By which the login node knows its own record again (:mod:`hpcml.runs.files_of_killed_runs`).
     """
     digests, others = {}, []
     with contextlib.suppress(_TooManyError):  # the others count as written, and have the same digests there
