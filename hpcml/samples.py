@@ -119,8 +119,7 @@ class NodeHeader(NamedTuple):
 
     def as_json(self) -> dict[str, Any]:
         """Return the first line of a node's file."""
-        gpus = [gpu._asdict() for gpu in self.gpus]
-        return {**header(NODE), **self._asdict(), "scope": self.scope._asdict(), "gpus": gpus}
+        return {**header(NODE), **records.plain(self)}
 
 
 class Event(NamedTuple):
@@ -294,7 +293,7 @@ def nodes(attempt: AttemptPaths, most: int = 0) -> dict[str, NodeSeries]:
 
 def step(attempt: AttemptPaths, most: int = 0) -> int:
     """Return 2 for each second sample of a node, and so on, so that ``most`` bytes in all are read (0: any)."""
-    return max(1, -(-sum(map(_size, files_of_nodes(attempt))) // most)) if most else 1
+    return max(1, -(-sum(map(files.size_of, files_of_nodes(attempt))) // most)) if most else 1
 
 
 def files_of_nodes(attempt: AttemptPaths) -> list[Path]:
@@ -332,13 +331,6 @@ def last_of_kind(attempt: AttemptPaths, kind: Kind, count: int) -> Series[Any] |
     """Return the last samples of a kind's own processes, read from the end of their file."""
     series = _of_kind(kind, _ends(attempt.samples_of_kind(kind.name), _TAIL))
     return series and series._replace(samples=series.samples[-count:])
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0
 
 
 def _every(lines: Sequence[bytes], step: int) -> list[bytes]:

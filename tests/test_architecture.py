@@ -281,7 +281,7 @@ COMPLEX = {
 }
 # The lines of each package, which may only fall: a commit that raises a number says what this buys.
 MOST_LINES = {
-    ".": 5676,
+    ".": 5668,
     "api": 1023,
     "cli": 7366,
     "doctor": 1542,
