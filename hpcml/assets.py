@@ -66,7 +66,7 @@ def node_side() -> list[str]:
         "states.py",
         "terminal.py",
         "units.py",
-        "written.py",
+        "written_files.py",
     )
     root = len(f"{_PACKAGE}/")
     folders = ("node", "kinds", "failures", "repairs", "report")

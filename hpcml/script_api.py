@@ -329,7 +329,7 @@ def connect(*, backend: str = "", **options: Any) -> Client:
         return run_cluster.connect(of_client, of_cluster, backend)
     if backend not in ("", "auto", "cpu"):
         raise ValueError(f"hpcml.connect(backend={backend!r}): outside a run, workers use no GPU; use auto or cpu")
-    from hpcml.kinds.dask.node.script.local_cluster import ClosedCluster
+    from hpcml.kinds.dask.node.script.cluster_outside_runs import ClosedCluster
 
     of_both = {name: options[name] for name in ("asynchronous", "loop") if name in options}
     client = Client(ClosedCluster(**of_both, **of_cluster), **of_client)

@@ -19,8 +19,8 @@ from hpcml.errors import signal_name
 from hpcml.failures.end import MemoryLimit, ProcessEnd
 from hpcml.files import size_of
 from hpcml.node import files, processes, scratch, script_environment, services, silent_supervisor, stacks
-from hpcml.node.kernel import oom_kills
 from hpcml.node.link.uplink import Uplink
+from hpcml.node.oom_and_hangs import oom_kills
 from hpcml.node.outcome import leave_note
 from hpcml.node.settings import Context
 from hpcml.services import Wanted

@@ -15,8 +15,9 @@ from pathlib import Path
 from hpcml import files, schedulers, subprocesses
 from hpcml.errors import NotFoundError, ServiceGoneError, StorageError, TunnelError
 from hpcml.origins import HPCML
+from hpcml.records import DamagedError, read
 from hpcml.remote import routes
-from hpcml.remote.answers import MalformedError, Relay, RunFacts, Service, service_of
+from hpcml.remote.answers import Relay, RunFacts, Service
 from hpcml.remote.ssh import options
 from hpcml.remote.tunnel_service import ASKED, Sought
 from hpcml.runs import directories, waiting
@@ -61,10 +62,10 @@ def services(run: directories.Run) -> dict[str, Service]:
 
 def _service(record: object, path: Path) -> Service:
     try:
-        return service_of(record)
-    except MalformedError as error:
+        return read(Service, record)
+    except DamagedError as error:
         hint = "Someone changed this file, or another version of hpcml wrote it."
-        raise StorageError(f"The value of '{error}' is malformed", place=str(path), hint=hint) from error
+        raise StorageError(f"The value of '{error.key}' is malformed", place=str(path), hint=hint) from error
 
 
 def service(run: directories.Run, name: str) -> Service:
