@@ -288,7 +288,7 @@ MOST_LINES = {
     "failures": 3130,
     "images": 1048,
     "kinds": 10604,
-    "node": 11744,
+    "node": 11733,
     "options": 841,
     "plan": 838,
     "remote": 3572,
