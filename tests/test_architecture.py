@@ -288,7 +288,7 @@ MOST_LINES = {
     "failures": 3130,
     "images": 1048,
     "kinds": 10604,
-    "node": 12009,
+    "node": 11998,
     "options": 841,
     "plan": 839,
     "remote": 3681,
