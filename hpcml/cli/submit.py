@@ -29,6 +29,7 @@ if TYPE_CHECKING:  # each command imports what it needs: `submit` is to be fast
     from argparse import Namespace
 
     from hpcml.options.parser import Parser
+    from hpcml.options.translation import Translation
     from hpcml.recorded import RecordedRequest, RecordedSpec
     from hpcml.request.record import RunRequest
     from hpcml.runs import status as run_status
@@ -95,8 +96,25 @@ def script_spec(options: Namespace) -> RunRequest:
     arguments = options.script_words if options.caller is None else options.caller.stage(options.script_words)
     for check in hooks.added("check of arguments"):
         check(arguments, common.here(), options.parser.prog)
-    spec = script_request(vars(options), arguments, options.parser)
+    if getattr(options, "translate", False):
+        from hpcml.runs import translated
+
+        folder = options.caller.folder_of_script if options.caller else None
+        spec, made = translated.request(vars(options), arguments, options.parser, folder)
+        _show_translation(made, options)
+    else:
+        spec = script_request(vars(options), arguments, options.parser)
     return spec if options.caller is None else options.caller.spec(spec)
+
+
+def _show_translation(made: Translation, options: Namespace) -> None:
+    """Print the line that does the same as a batch script, and for a dry run where each line of it went."""
+    stream = sys.stdout if options.dry_run else sys.stderr
+    if options.json or options.dry_run == "script":
+        return
+    say(f"in hpcml   {made.line}", stream)  # whole: it is to be copied
+    for row in made.rows if options.dry_run else ():
+        say_fitted(f"{row.text} → {row.goes_to}", stream, first=f"line {row.number:<5} ", rest=" " * 11)
 
 
 def service_spec(options: Namespace, form: Form) -> RunRequest:
@@ -512,4 +530,5 @@ def _recorded_spec(options: Namespace, recorded: RecordedSpec, run: directories.
     spec = spec.changed(idle=recorded.idle)
     spec = spec.changed(script=script, root=root)
     spec = spec.changed(interpreter=recorded.interpreter, in_place=recorded.in_place)
+    spec = spec.changed(batch_words=recorded.batch_words)
     return spec.changed(sources=()) if staged or not script.is_absolute() else spec

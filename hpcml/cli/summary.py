@@ -13,7 +13,7 @@ from hpcml.forms import Form
 from hpcml.kind import Kind
 from hpcml.paths import RunPaths
 from hpcml.runs import snapshot
-from hpcml.terminal import say_facts
+from hpcml.terminal import say, say_facts
 from hpcml.units import counted, format_bytes, format_time_limit
 
 if TYPE_CHECKING:
@@ -45,6 +45,10 @@ def show(prepared: Prepared, forecast: Sequence[tuple[str, str]]) -> None:
         ("script", "--dry-run=script prints the batch script"),
     ]
     say_facts(lines)
+    if (code := prepared.spec.code).form is Form.BATCH:
+        from hpcml.runs import translated  # what only few submissions need
+
+        say(f"in hpcml   {translated.in_words(code.script, code.arguments, slurm=True)}")  # whole: it is to be copied
 
 
 def python_of(made: Plan) -> str:

@@ -137,7 +137,11 @@ def plan(site: Site, asked: RunRequest, location: RunLocation) -> Plan:
     by_scheduler["may_start_again"] |= spec.attempts.several_jobs
     by_scheduler["reasons"] = tuple(reasons)
     by_scheduler["notices"] = (
-        *([f"these options do not come from the command line: {', '.join(origins)}"] if origins else ()),
+        *(
+            [f"these options do not come from the command line: {', '.join(origins)}"]
+            if origins and not spec.code.batch_words  # of whose lines the translation is shown
+            else ()
+        ),
         *layout.notices,
         *_notices(site, spec),
         *kind.notices(inside),

@@ -627,7 +627,7 @@ FAULTS = (
     F("templates/setup.sh", '[ ! -f "$hpcml_last" ] || [ ! -r "$hpcml_last" ]', "false", "a file of the setup that cannot be read is a warning only"),
     F("hpcml/runs/snapshot.py", '"" if root or module else script.name', '"" if root else script.name', "the package that -m names is not in the copy"),
     F("hpcml/options/batch_scripts.py", 'if array := asked.get("--array"):', 'if array := asked.get("--no-array"):', "an array of a batch script runs once, with an empty index, and ends with 0"),
-    F("hpcml/options/batch_scripts.py", 'if given.get("ranks") or not tasks.count:', "if True:", "srun in a batch script computes a part of its tasks, with status 0"),
+    F("hpcml/options/batch_scripts.py", 'if not launcher or _is_one_task_a_node(asked, given):', "if True:", "srun in a batch script computes a part of its tasks, with status 0"),
     F("hpcml/runs/checks/expects_ranks.py", "(each > 1 and not is_alone)", "(each > 99 and not is_alone)", "torchrun in each of several ranks makes worlds of one"),
     F("hpcml/kinds/dask/node/nanny.py", "(name in environment and name not in preset)", "name in environment", "OMP_NUM_THREADS of the user's settings of Dask is lost"),
     F("hpcml/schedulers/slurm_options.py", '"0" if takes_all else ', "", "--mem 0 asks for no memory at all"),

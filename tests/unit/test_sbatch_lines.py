@@ -108,7 +108,9 @@ def test_what_is_refused(lines: str, words: tuple[str, ...], place: str) -> None
 def test_a_site_without_slurm_names_the_line_that_does_the_same() -> None:
     with pytest.raises(UsageError) as caught:
         prepared("#SBATCH -N 2 --ntasks-per-node=2", code="srun ./solve --x 1", site="local")
-    in_order(str(caught.value), "job.sh", "'local'", "--nodes 2 --ranks 2 -- ./solve --x 1")
+    in_order(
+        str(caught.value), "job.sh", "'local'", "--translate", "--nodes 2 --cpus-per-node 2 --ranks 2 -- ./solve --x 1"
+    )
 
 
 def test_the_copy_is_the_users_own_to_run_and_no_line_of_it_runs_here() -> None:
