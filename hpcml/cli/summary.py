@@ -26,15 +26,15 @@ if TYPE_CHECKING:
 _ONE_MACHINE = "none: all processes are on one machine"
 
 
-def show(prepared: Prepared, outlook: Sequence[tuple[str, str]]) -> None:
-    """Print what would be submitted; ``outlook`` are the titles and texts of what it asks for and costs."""
+def show(prepared: Prepared, forecast: Sequence[tuple[str, str]]) -> None:
+    """Print what would be submitted; ``forecast`` are the titles and texts of what it asks for and costs."""
     made = prepared.plan
     kind = kinds.get(made.inside.kind)
     paths = RunPaths(Path(made.directory).with_name(f"{made.name}-…"))
     lines = [
         ("run", f"{made.name} on site {made.site}; nothing is submitted"),
         ("command", _command(prepared)),
-        *(outlook or [("asks for", _free(made))]),
+        *(forecast or [("asks for", _free(made))]),
         ("processes", kind.condition(made.inside) + _processes(made, kind)),
         ("image", made.inside.job.image) if made.inside.job.image else ("python", python_of(made)),
         ("network", _ONE_MACHINE if made.inside.single_node else kind.network(made.inside)),

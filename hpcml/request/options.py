@@ -13,6 +13,7 @@ from hpcml.request.option import (
     gpus,
     hours,
     measured,
+    services,
     texts,
     whole,
 )
@@ -63,6 +64,8 @@ GROUPS: dict[str, tuple[Option, ...]] = {
                metavar="NAME[=VALUE]", common=FEW),
         Option("env_file", "file of NAME=VALUE lines, with # comments; --env overrides the file", read=texts,
                metavar="FILE"),
+        Option("service", "name a port of the first node for hpcml tunnel, e.g. tensorboard=6006",
+               RUNS - {"interconnect"}, read=services, metavar="NAME=PORT"),
         Option("max_restarts", "with --until-done: largest number of attempts after the first", CONTINUED, read=whole,
                metavar="N", otherwise="20"),
         Option("max_node_hours", "with --until-done: stop restarting before all attempts together exceed N node-hours",

@@ -138,6 +138,7 @@ class RunRequest(NamedTuple):
     python: str = ""  # the environment or the interpreter of the run's processes, as typed
     image: str = ""  # path of the Apptainer image that the roles run in; in the plan's copy an absolute one
     environment: tuple[tuple[str, str], ...] = ()  # variables of the run: name and value, which may be secret
+    service: tuple[str, ...] = ()  # ports of the first node to which tunnels lead: NAME=PORT
     origins: tuple[tuple[str, str], ...] = ()  # options that the command line did not give, and their sources
 
     @classmethod
@@ -176,7 +177,8 @@ class RunRequest(NamedTuple):
 
 _GROUPS = {name: value for name, value in RunRequest._field_defaults.items() if hasattr(value, "_fields")}
 _GROUP_BY_FIELD = {field: group for group, record in _GROUPS.items() for field in record._fields}
-OPTIONAL = {"name", "python", "image", *(field for field, group in _GROUP_BY_FIELD.items() if group != "code")}
+OPTIONAL = {"name", "python", "image", "service"}
+OPTIONAL |= {field for field, group in _GROUP_BY_FIELD.items() if group != "code"}
 
 
 def measure(name: str, text: str, place: str = "") -> TimeLimit | Memory:
