@@ -281,7 +281,7 @@ COMPLEX = {
 }
 # The lines of each package, which may only fall: a commit that raises a number says what this buys.
 MOST_LINES = {
-    ".": 5712,
+    ".": 5763,
     "api": 1023,
     "cli": 7393,
     "doctor": 1542,
@@ -295,7 +295,7 @@ MOST_LINES = {
     "repairs": 984,
     "report": 2278,
     "request": 536,
-    "runs": 8836,
+    "runs": 8862,
     "schedulers": 3385,
     "sites": 1527,
     "survey": 1199,
