@@ -344,7 +344,7 @@ def test_files_and_processes(cluster: Cluster, target: Target) -> None:
 def test_no_secret_in_what_is_public(cluster: Cluster, target: Target) -> None:
     """Slurm's records and command lines as mallory and root see them, and the run's logs."""
     secret = target.directory / "attempts/0/secret"
-    keys = [*(secret / "tls-key.pem").read_text().splitlines()[1:-1], (secret / "ucx.key").read_bytes().hex()]
+    keys = [*(secret / "tls-key.pem").read_text().splitlines()[1:-1], (secret / "data.key").read_bytes().hex()]
     logs = "".join(path.read_text() for path in (target.directory / "logs").iterdir())
     assert not [key for key in (*keys, "PRIVATE KEY") if key in logs]
     job = json.loads((target.directory / "submission.json").read_text())["job"]

@@ -216,9 +216,9 @@ def prepare_ucx(context: Context) -> None:
     """Start UCX behind the run's key; UCX chooses the adapters nearest to this worker's GPU itself."""
     settings = context.settings
     deadline = time.monotonic() + settings.deadlines.scheduler
-    if not files.wait_for(context.attempt.ucx_key, deadline, files.interval(settings.worker_count)):
+    if not files.wait_for(context.attempt.data_key, deadline, files.interval(settings.worker_count)):
         raise TimeoutError("hpcml's supervisor process did not write the key of the run's UCX connections in time")
-    ucx_auth.install(context.attempt.ucx_key)
+    ucx_auth.install(context.attempt.data_key)
     dask.config.set(gpus.ucx_settings(settings.workers.gpu, worker=True))
     os.environ.update(ucx_environment(single_node=settings.single_node, tcp=settings.ucx != "rdma"))
     ucx_auth.start_ucx()

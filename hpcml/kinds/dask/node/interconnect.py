@@ -494,7 +494,7 @@ def main() -> int:
         return 2
     import dask.config
 
-    from hpcml.kinds.dask.node.security import ucx_preload  # noqa: F401 - authenticates UCX here, where the run has a key for it
+    from hpcml.kinds.dask.node.security import client_preload  # noqa: F401 - authenticates UCX here, where the run has a key for it
     from hpcml.node.interconnect import picture
 
     # __main__ would be sent as code, not as a name

@@ -180,7 +180,7 @@ async def _serve(context: Context, link: Uplink, host: str, interface: str) -> i
     settings = context.settings
     protocol, chosen = await _protocol(context)
     if protocol == "ucx":
-        ucx_auth.install(context.attempt.ucx_key)
+        ucx_auth.install(context.attempt.data_key)
         os.environ.update(ucx_environment(single_node=settings.single_node, tcp=settings.ucx != "rdma"))
     else:
         script_environment.take_up(context)  # the scheduler unpickles task graphs too

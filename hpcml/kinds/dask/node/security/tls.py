@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 EARLY = 86400.0  # seconds for which the certificate is valid before it was made: clocks of nodes differ
 LATE = 3600.0  # seconds for which it is valid beyond the longest time that the run may take
 _CONFIG_ROLES = ("scheduler", "worker", "client")
-_PRELOAD = "hpcml.kinds.dask.node.security.ucx_preload"
+_PRELOAD = "hpcml.kinds.dask.node.security.client_preload"
 
 
 def make_certificate(paths: AttemptPaths, lifetime: float) -> None:
@@ -57,9 +57,9 @@ def make_certificate(paths: AttemptPaths, lifetime: float) -> None:
     _write_secret(paths.key, key.private_bytes(encoding, serialization.PrivateFormat.PKCS8, plain))
 
 
-def make_ucx_key(paths: AttemptPaths) -> None:
+def make_data_key(paths: AttemptPaths) -> None:
     """Write the key with which both ends of a UCX connection prove themselves."""
-    _write_secret(paths.ucx_key, secrets.token_bytes(32))
+    _write_secret(paths.data_key, secrets.token_bytes(32))
 
 
 def make_token(paths: AttemptPaths) -> str:
@@ -139,7 +139,7 @@ def client_environment(paths: AttemptPaths, address: str, protocol: str) -> dict
     The dashboard has no address that a link could hold, so the client's link is the command that leads there.
     """
     link = {"distributed.dashboard.link": f"hpcml tunnel {paths.directory.parents[1].name}"}
-    ucx = {"HPCML_UCX_KEY": str(paths.ucx_key)} if protocol == "ucx" else {}
+    ucx = {"HPCML_DATA_KEY": str(paths.data_key)} if protocol == "ucx" else {}
     return as_variables(dask_settings(paths, address, protocol) | link) | ucx
 
 
