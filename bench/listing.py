@@ -177,6 +177,8 @@ def table(document: dict[str, Any]) -> str:
         "|---|---|---|---|---|---|",
     ]
     for view, facts in document["views"].items():
+        if view.endswith(BEFORE):
+            continue
         each = "" if facts["calls_per_run"] is None else f"{facts['calls_per_run']:.2f}"
         seconds, ratio = facts["processor"], facts["ratio"]
         earlier = "" if facts["of_before"] is None else f"{facts['of_before']:.2f}"
