@@ -281,14 +281,14 @@ COMPLEX = {
 }
 # The lines of each package, which may only fall: a commit that raises a number says what this buys.
 MOST_LINES = {
-    ".": 5763,
-    "api": 1023,
+    ".": 5771,
+    "api": 1027,
     "cli": 7393,
     "doctor": 1542,
     "failures": 3130,
     "images": 1048,
-    "kinds": 10604,
-    "node": 11797,
+    "kinds": 10803,
+    "node": 11803,
     "options": 841,
     "plan": 848,
     "remote": 3632,

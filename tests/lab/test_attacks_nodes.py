@@ -365,6 +365,25 @@ time.sleep(600)
 """
 
 
+def test_authenticated_tcp_without_the_key(cluster: Cluster) -> None:
+    """From a worker's node and from outside, at each worker; the run then still has its results from all workers."""
+    for target in alice_s_run(cluster, *SMALL, "--set", "network.protocol=tcp"):
+        workers = [name for name in target.addresses if name != "scheduler"]
+        assert all(target.addresses[name].startswith("hpcml-tcp://") for name in workers)
+        started = [
+            cluster.lab.popen(["python3", "-c", mallory.KEYLESS, *where(target, name)], node=node, user="mallory")
+            for name in workers
+            for node in ("n1", "login")
+        ]
+        for done in together(started, 300):
+            assert done.returncode == 0, done.stderr
+            assert refused(done.stdout)["tries"] > 15
+        logs = "".join(path.read_text() for path in (target.directory / "logs").glob("worker*.log"))
+        assert "hpcml.tcp: refused" in logs
+        said = json.loads(cluster.run("hpcml", "status", "--json", target.directory.name).stdout)
+        assert said["security"].endswith("not encrypted")
+
+
 @pytest.mark.parametrize("protocol", ["auto", "ucx"])
 def test_writes_by_ucx_tcp(cluster: Cluster, protocol: str) -> None:
     """From the run's own node, where others may be: by ``auto`` there is no such port, by ``ucx`` it is named as open."""

@@ -217,20 +217,21 @@ def test_a_proof_holds_for_one_address() -> None:
     assert isinstance(connector, RefusedError)
 
 
-def test_the_environment_of_the_script(tmp_path: Path) -> None:
+@pytest.mark.parametrize("protocol", ["ucx", "tcp"])
+def test_the_environment_of_the_script(tmp_path: Path, protocol: str) -> None:
     paths = AttemptPaths(tmp_path)
     tls = secure.client_environment(paths, "tls://127.0.0.1:1", "tls")
-    assert not any("UCX" in name or "PRELOAD" in name for name in tls)
-    ucx = secure.client_environment(paths, "tls://127.0.0.1:1", "ucx")
-    added = {name: ucx[name] for name in ucx.keys() - tls.keys()}
+    assert not any("DATA_KEY" in name or "PRELOAD" in name for name in tls)
+    keyed = secure.client_environment(paths, "tls://127.0.0.1:1", protocol)
+    added = {name: keyed[name] for name in keyed.keys() - tls.keys()}
     preload = "DASK_DISTRIBUTED__CLIENT__PRELOAD"
     assert added == {
-        "HPCML_DATA_KEY": str(paths.data_key),
+        "HPCML_DATA_KEY": f"{protocol}:{paths.data_key}",
         preload: "['hpcml.kinds.dask.node.security.client_preload']",
     }
-    assert ucx["DASK_DISTRIBUTED__COMM__REQUIRE_ENCRYPTION"] == "True"
+    assert keyed["DASK_DISTRIBUTED__COMM__REQUIRE_ENCRYPTION"] == "True"
     with dask.config.set({"distributed.client.preload": ["mine", "hpcml.kinds.dask.node.security.client_preload"]}):
-        ucx = secure.client_environment(paths, "tls://127.0.0.1:1", "ucx")
-    assert ucx[preload] == "['hpcml.kinds.dask.node.security.client_preload', 'mine']", (
+        keyed = secure.client_environment(paths, "tls://127.0.0.1:1", protocol)
+    assert keyed[preload] == "['hpcml.kinds.dask.node.security.client_preload', 'mine']", (
         "the key first: a preload may start UCX"
     )
