@@ -295,7 +295,7 @@ MOST_LINES = {
     "repairs": 984,
     "report": 2278,
     "request": 536,
-    "runs": 8836,
+    "runs": 8893,
     "schedulers": 3385,
     "sites": 1527,
     "survey": 1199,

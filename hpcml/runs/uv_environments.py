@@ -160,7 +160,8 @@ def of_project(project: Path, runs: Path, needs: tuple[str, ...], *, sent: bool,
     unmade = unmade or (f"{LOCK} lacks {', '.join(lacks)}" if lacks else "")
     words = ("--project", str(project), "--frozen", "--no-install-project", "--no-install-workspace")
     wanted = _Wanted(project / LOCK, words, text, python, line, unmade)
-    return _made(wanted, runs, str(project / LOCK), dry_run=dry_run)
+    origin = f"{LOCK} of the project that the laptop sent" if sent else str(project / LOCK)
+    return _made(wanted, runs, origin, dry_run=dry_run)
 
 
 # -- what a description says -------------------------------------------------------------------------------------------
