@@ -223,7 +223,7 @@ def tell_notes(prepared: submission.Prepared, *, seen: bool) -> None:
     if seen:
         notes.show(prepared.notes, prepared.always, prepared.project_notes)
         return
-    for text in prepared.notes:
+    for text in dict.fromkeys(prepared.notes):
         note(text)
 
 

@@ -220,6 +220,8 @@ def _described(
         return None
     if found and found.complete:
         why = who_may_change(found.python) or needed.missing(found.python)
+        if why and found.python.parent.parent != project / ".venv":
+            why = f"{why}; an environment with the project itself is made by: {uv_environments.by_hand(project)}"
     if why:
         notes.append(f"hpcml does not use the project {project}, because {why}")
     return None if why else found

@@ -141,6 +141,28 @@ def test_a_dask_run_whose_python_lacks_dask_is_refused(world: World) -> None:
     assert "lacks the packages distributed, cryptography" in " ".join(done.stderr.split())
 
 
+def test_a_refusal_names_other_environments(world: World) -> None:
+    """The active one and why it is not used, the project's uv.lock, and a .venv beside the script that has the module."""
+    (world.project / "pyproject.toml").write_text('[project]\nname = "mine"\n')
+    (world.project / "uv.lock").write_text('version = 1\n[[package]]\nname = "x"\nsource = { git = "y" }\n')
+    active = environment(world.home / "active")
+    world.script.write_text("import tabulate_nobody_has\n")
+    done = world.run("submit", *SLURM, "job.py", env={"VIRTUAL_ENV": str(active)})
+    assert done.returncode == errors.REFUSED
+    said = " ".join(done.stderr.split())
+    assert f"note: hpcml does not use the active environment {active}, because it lacks tabulate_nobody_has" in said
+    assert "because uv must build x" in said
+    assert said.index("uv must build") < said.index("The script imports 'tabulate_nobody_has'")
+    (world.project / "uv.lock").unlink()
+    mine = environment(world.project / ".venv", "tabulate_nobody_has")
+    done = world.run("submit", *SLURM, "job.py")
+    assert f"The environment {mine} has it. To use it: --python {shlex.quote(str(mine))}." in " ".join(
+        done.stderr.split()
+    )
+    dry = world.run("submit", *SLURM, "--dry-run", "job.py", env={"VIRTUAL_ENV": str(active)})
+    assert " ".join(dry.stderr.split()).count("does not use the active environment") == 1
+
+
 def test_pythonpath_that_hides_dask_is_named_before_the_queue(world: World) -> None:
     environment(world.project / "mine", "dask", "distributed", "cryptography")
     (world.home / "old/dask").mkdir(parents=True)

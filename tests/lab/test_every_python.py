@@ -24,6 +24,9 @@ SIZE = ("--nodes", "1", "--cpus-per-node", "1", "--memory-per-node", "600M")
 BODY = "import os, sys, greeting\nprint('used', sys.prefix, greeting.WORD, os.environ.get('OWN_LIBRARY'), flush=True)\n"
 METADATA = '# /// script\n# requires-python = ">=3.11"\n# dependencies = ["greeting"]\n# ///\n'
 PROJECT = '[project]\nname = "mine"\nversion = "1"\nrequires-python = ">=3.11"\ndependencies = ["greeting"]\n'
+# The project itself is one that must be built, as `uv init` makes them, by a program that would leave a file.
+PROJECT += '[build-system]\nrequires = []\nbuild-backend = "builds"\nbackend-path = ["."]\n'
+BUILDS = "import os\nopen(os.path.expanduser('~/built'), 'w')\nraise SystemExit(9)\n"
 
 # What alice has on the cluster: $1 is her folder there.
 PREPARE = r"""set -eu
@@ -128,6 +131,7 @@ def write(outside: Outside, node: str, folder: Path) -> None:
         "meta.py": METADATA + BODY,
         "project/pyproject.toml": PROJECT,
         "project/scripts/job.py": BODY,
+        "project/builds.py": BUILDS,
     }
     for name, text in texts.items():
         outside.on(node, "mkdir", "-p", str((folder / name).parent))
@@ -173,3 +177,4 @@ def test_each_python_with_one_command(outside: Outside, mine: Path, where: str, 
                 asked = json.loads(outside.on("login", "hpcml", "status", directory.name, "--json").stdout)["asked"]
                 assert (asked["python"], asked["python_from"]) == plans[-1]
             assert plans[0] == plans[1]
+    assert outside.on("login", "test", "-e", f"{home}/built").returncode == 1, "nothing was built"
