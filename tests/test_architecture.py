@@ -287,7 +287,7 @@ MOST_LINES = {
     "doctor": 1542,
     "failures": 3135,
     "images": 1048,
-    "kinds": 10620,
+    "kinds": 10630,
     "node": 11797,
     "options": 841,
     "plan": 848,

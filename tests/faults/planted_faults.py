@@ -630,6 +630,8 @@ FAULTS = (
     F("templates/stage.sh", "timeout $((deadline > SECONDS ? deadline - SECONDS : 1)) sbcast", "sbcast", "sbcast that hangs holds the nodes to the time limit", True),
     F("templates/stage.sh", 'while [ "$count" -lt "$nodes" ]; do', 'while [ "$count" -lt 1 ]; do', "roles start on nodes that have no image yet", True),
     F("templates/step.sh", '[ ! -e "${exits%/exit}/ended" ] && ', "", "a worker task that the teardown kills starts again", True),
+    F("templates/step.sh", "  set -- /bin/sh -c 'exit 74'\n", "", "a node runs the code of a lib.zip that is not the run's", True),
+    F("hpcml/kinds/batch/node/processes.py", "if (end := role_end(self.context, AGENT, node, exits)) and end.status:", "if (end := role_end(self.context, AGENT, node, exits)) and not end:", "a batch script's run does not say which node is not watched", True),
     F("templates/step.sh", "unset PYTHONINSPECT ", ": ", "PYTHONINSPECT turns a run's success into status 1", True),
     F("templates/step.sh", '[ "$entry" -ef . ] || ', "", "a queue.py of the working folder ends the roles", True),
     F("templates/step.sh", "0) export PYTHONHASHSEED=6640 ;;", "0) : ;;", "workers on two nodes hash one string differently", True),

@@ -16,7 +16,8 @@ from hpcml.kinds.batch.node.script import BatchScript, Copies, Signals
 from hpcml.kinds.batch.roles import AGENT
 from hpcml.node import full_disk
 from hpcml.node.agents import Agents
-from hpcml.node.end_cause import LINE, why_ended
+from hpcml.node.end_cause import LINE, role_end, why_ended
+from hpcml.node.files import listed
 from hpcml.node.hardware import communication
 from hpcml.node.run_state import TICK, RunState
 from hpcml.node.tasks.task import Task
@@ -87,13 +88,22 @@ class Processes(Base):
         return self.state.clock.seconds - self.told < LINE
 
     def check(self) -> None:
-        """Say once that the agents are gone: the script continues."""
+        """Warn once about agents that are gone: the script continues."""
         if self.state.steps.gone(AGENT.name):
             self.state.warn("The nodes are not watched: the step of hpcml's agents has ended. The script continues.")
+        elif self.state.time_to_look():
+            self._name_ended_agents()
+
+    def _name_ended_agents(self) -> None:
+        exits = listed(self.context.attempt.exits)
+        for node in self.context.node_names:
+            if (end := role_end(self.context, AGENT, node, exits)) and end.status:
+                self.state.warn(f"{node} is not watched: hpcml's agent {end.why.what}. The script continues.")
 
     def hindrance(self, status: int) -> Hindrance | None:
         """Return that Slurm ended the job, if its log says so: the script had the signal before the supervisor."""
         self.copies.end()
+        self._name_ended_agents()
         if status == 0:
             self._name_failed_task()
         if self.script and not self._was_told_lately:
