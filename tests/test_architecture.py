@@ -298,7 +298,7 @@ MOST_LINES = {
     "runs": 8931,
     "schedulers": 3385,
     "sites": 1527,
-    "survey": 1199,
+    "survey": 1207,
     "sweeps": 1424,
 }
 
