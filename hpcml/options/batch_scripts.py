@@ -59,7 +59,8 @@ def _refuse_array(name: str, asked: Mapping[str, sbatch_lines.Option]) -> None:
     if array := asked.get("--array"):
         problem = f"hpcml starts no job array, but line {array.number} of {name} asks for one: {array.typed}"
         what = "" if name.endswith(".py") else f" SCRIPT is the Python script that {name} starts."
-        raise UsageError(problem, place="#SBATCH", hint=f"{INSTEAD['--array']}{what} More: {PAGE}.")
+        hint = f"{INSTEAD['--array']}{what} Or submit the array on a cluster: sbatch {name}. More: {PAGE}."
+        raise UsageError(problem, place="#SBATCH", hint=hint)
 
 
 def check(

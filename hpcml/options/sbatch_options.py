@@ -62,8 +62,10 @@ def instead(option: str) -> str:
     return INSTEAD.get(option, "")
 
 
-def directive(text: str, place: str) -> tuple[str, str]:
+def directive(text: str, place: str, *, as_is: bool = False) -> tuple[str, str]:
     """Return an option for sbatch, as ``--constraint=fast`` or ``--exclusive``, as its name and value.
+
+    ``as_is``: of a batch script that runs as it is, which may be an array.
 
     Raises
     ------
@@ -75,6 +77,8 @@ def directive(text: str, place: str) -> tuple[str, str]:
         raise UsageError(f"'{text}' is not an option of sbatch", place=place, hint="Write --sbatch=--constraint=fast.")
     if equals and not value:
         raise UsageError(f"{option} is empty", place=place, hint="Remove the option, or give it a value.")
+    if as_is and option == "--array":
+        return option, value
     if option != "--gres" and (why := instead(option) or _NAMES.get(option, "")):
         raise UsageError(f"hpcml sets {option} itself and does not pass your value to sbatch", place=place, hint=why)
     if option == "--gres" and grammar.gpus(value):

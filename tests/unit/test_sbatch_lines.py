@@ -6,17 +6,19 @@ import json
 import stat
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from hpcml.cli import commands, submit
-from hpcml.errors import UsageError
+from hpcml.errors import NotFoundError, UsageError
 from hpcml.failures import output
 from hpcml.failures.evidence import Piece
 from hpcml.options.batch_scripts import is_batch_script
+from hpcml.runs import directories
 from hpcml.runs import submit as submission
 from hpcml.runs.submit import Prepared
-from hpcml.schedulers import sbatch_lines
+from hpcml.schedulers import Submission, sbatch_lines, slurm
 from tests.said import in_order
 
 LINES = """
@@ -95,7 +97,8 @@ def test_the_comment_is_hpcml_s_and_sbatch_s_own_wait_is_left_out() -> None:
 
 
 @pytest.mark.parametrize(("lines", "words", "place"), [
-    ("#SBATCH --array=0-3", (), "#SBATCH"), ("#SBATCH -n 1\n#SBATCH hetjob", (), "line 3 of job.sh"),
+    ("#SBATCH --array=3-1", (), "--array=3-1 of job.sh"), ("#SBATCH -a 1", ("--until-done",), "--until-done"),
+    ("#SBATCH -n 1\n#SBATCH hetjob", (), "line 3 of job.sh"), ("#SBATCH -n 1", ("--sbatch=--array=x",), "--sbatch"),
     ("#SBATCH -n 1", ("--image", "a.sif"), "--image"), ("#SBATCH -n 1", ("--python", "a"), "--python"),
     ("#SBATCH -n 1", ("--cpus-per-node", "4"), "--cpus-per-node"),
 ])  # fmt: skip
@@ -160,3 +163,101 @@ def test_the_first_task_that_srun_reports_is_named() -> None:
     text = "x\nsrun: error: n2: task 2: Exited with exit code 3\nsrun: error: n1: tasks 0-1: Exited with exit code 4\n"
     assert output.failed_task(Piece(text, 1)) == "srun reported of task 2 on n2: Exited with exit code 3"
     assert output.failed_task(Piece("no task", 1)) == ""
+
+
+# -- arrays ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("text", "tasks", "at_once"), [
+    ("0-3", (0, 1, 2, 3), 0), ("1-7:2%2", (1, 3, 5, 7), 2), ("7", (7,), 0), ("3,1-2,2", (1, 2, 3), 0), ("[0-1]", (0, 1), 0),
+    ("001-010:9", (1, 10), 0), ("1-1", (1,), 0),
+])  # fmt: skip
+def test_the_tasks_of_an_array(text: str, tasks: tuple[int, ...], at_once: int) -> None:
+    assert sbatch_lines.array(text) == (tasks, at_once)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "a", "3-1", "1-3:0", "1-3%", "1-3%0", "1-3%x", "1,,2", "-1", "1-3%2%1", "0-9999999", "٣"]
+)
+def test_what_is_no_list_of_tasks(text: str) -> None:
+    with pytest.raises(ValueError, match=r"is not|more than 1000 tasks"):
+        sbatch_lines.array(text)
+
+
+def test_each_task_of_an_array_is_a_run() -> None:
+    made = prepared("#SBATCH -a 1-5:2%2 -J own\n#SBATCH -a 2,4")
+    assert (made.plan.array, made.plan.at_once) == ((2, 4), 0)  # the last line counts, as for sbatch
+    made = prepared("#SBATCH --array=1-5:2%2 -J own")
+    assert (made.plan.array, made.plan.at_once) == ((1, 3, 5), 2)
+    task = made.plan.of_task(3)
+    array_id = made.plan.run_id
+    assert task.run_id == array_id.replace("own-", "own_3-", 1)
+    assert Path(task.directory).name == task.run_id
+    assert f"/{array_id}/" not in made._replace(plan=task).script
+    lines = sbatch_of(made)
+    assert f"#SBATCH --comment=hpcml:{array_id}" in lines
+    assert f"/{array_id.replace('own-', 'own_%a-', 1)}/logs/job.log" in next(
+        line for line in lines if "--output" in line
+    )
+    for script in (made.script, made._replace(plan=task).script):
+        assert subprocess.run(["bash", "-n"], input=script, text=True, check=False).returncode == 0
+
+
+def test_the_script_of_an_array_starts_its_task_and_nobody_else_s(tmp_path: Path) -> None:
+    made = prepared("#SBATCH --array=0-1")
+    script = tmp_path / "array.sh"
+    script.write_text(made.script)
+    for index in made.plan.array:
+        directory = Path(made.plan.of_task(index).directory)
+        directory.mkdir(parents=True)
+        (directory / "job.sh").write_text(f"echo task {index} {directory.name}; exit 5")
+    words = ["bash", str(script)]
+    done = subprocess.run(words, env={"SLURM_ARRAY_TASK_ID": "1"}, capture_output=True, text=True, check=False)
+    assert (done.stdout.split()[:2], done.returncode) == (["task", "1"], 5)
+    first = Path(made.plan.of_task(0).directory)
+    first.rename(tmp_path / "elsewhere")
+    first.symlink_to(tmp_path / "elsewhere")
+    done = subprocess.run(words, env={"SLURM_ARRAY_TASK_ID": "0"}, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.returncode) == ("", 74)
+
+
+def test_a_task_is_run_again_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = prepared("#SBATCH --array=0-9%4", "--sbatch=--array=3,7")
+    assert made.plan.array == (3, 7)
+    in_order(" ".join(made.plan.reasons), "--array replaces --array=0-9%4")
+    monkeypatch.setattr(slurm, "submit", lambda site, run: Submission(job="17"))  # noqa: ARG005
+    runs = submission.submit_all(made)
+    assert [run.job for run in runs] == ["17_3", "17_7"]
+    request = json.loads(runs[1].paths.request.read_text())
+    assert request["spec"]["sbatch"] == [["--array", "7"]]
+    assert runs[1].submission is not None
+    assert runs[1].submission.key == f"17_7 {made.plan.run_id}"
+    folder = runs[0].paths.directory.parent
+    assert [run.id for run in directories.tasks_of(folder, made.plan.run_id)] == [run.id for run in runs]
+    assert [run.id for run in directories.tasks_of(folder, "17")] == [run.id for run in runs]
+    assert directories.find(folder, "17_7").id == runs[1].id
+    with pytest.raises(NotFoundError, match="is a job array"):
+        directories.find(folder, "17")
+
+
+def test_an_array_is_written_whole_or_not_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = prepared("#SBATCH --array=0-4")
+    write = submission._write
+    calls: list[str] = []
+
+    def failing(one: Prepared, *others: Any) -> list[str]:
+        calls.append(one.plan.run_id)
+        if len(calls) == 3:
+            raise OSError(28, "No space left on device")
+        return write(one, *others)
+
+    monkeypatch.setattr(submission, "_write", failing)
+    with pytest.raises(OSError, match="No space"):
+        submission.submit_all(made)
+    folder = Path(made.plan.directory).parent
+    assert directories.ids(folder) == []
+
+
+def test_python_submits_no_array() -> None:
+    with pytest.raises(UsageError, match="job array"):
+        submission.submit(prepared("#SBATCH --array=0-4"))
