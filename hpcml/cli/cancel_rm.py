@@ -55,7 +55,7 @@ def run_cancel(options: Namespace) -> int:
         )
     if options.all:
         return _cancel_all(options)
-    *tasks, run = common.find_runs(common.runs_folder(options), options.run)
+    *tasks, run = directories.find_all(common.runs_folder(options), options.run)
     tasks.reverse()  # those that wait first, or they would begin in the place of others
     accepted, message = handle.cancel(run)
     others, failed = cancel_each([*tasks, *_dividing(run)])

@@ -89,11 +89,6 @@ def find_run(options: Namespace) -> directories.Run:
     return directories.find(runs_folder(options), options.run)
 
 
-def find_runs(folder: Path, word: str) -> list[directories.Run]:
-    """Return the run that a word means, or those of the tasks if it means a job array."""
-    return directories.tasks_of(folder, word) or [directories.find(folder, word)]
-
-
 def host_of(options: Namespace) -> str:
     """Return how the laptop that sent the command names this machine, empty where none did."""
     return options.caller.host if options.caller else ""

@@ -6,13 +6,12 @@ import sys
 from typing import TYPE_CHECKING
 
 from hpcml.cli import common
+from hpcml.runs import directories
 from hpcml.terminal import say_fitted, say_lines
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
     from collections.abc import Sequence
-
-    from hpcml.runs import directories
 
 
 def add_options(parser: ArgumentParser) -> None:
@@ -25,7 +24,7 @@ def add_options(parser: ArgumentParser) -> None:
 def run(options: Namespace) -> int:
     """Wait for each run; return the exit status of the last that failed, 0 if none did."""
     folder = common.runs_folder(options)
-    runs = [run for word in options.run or ("last",) for run in common.find_runs(folder, word)]
+    runs = [run for word in options.run or ("last",) for run in directories.find_all(folder, word)]
     return wait_for(runs, as_json=options.json)
 
 

@@ -11,7 +11,10 @@ from hpcml.schedulers import gres as grammar
 _DIRECTIVE = re.compile(r"--[a-z][a-z0-9-]*")
 # What hpcml has an option for, by sbatch's long words.
 _NAMES = {one.slurm[0]: f"Use {one.word}." for one in reversed(table.OPTIONS.values()) if one.slurm}
-_SWEEP = "Use hpcml sweep SCRIPT --grid NAME=VALUES: it runs the script once for each value."
+_SWEEP = (
+    "Use hpcml sweep SCRIPT --grid NAME=VALUES: it runs the script once for each value. "
+    "For a batch script: --sbatch=--array=0-9."
+)
 _TASKS = (
     "For N ranks on each node (PyTorch, JAX, MPI), use --ranks N. "
     "For N Dask workers on each node, use --set workers.per_node=N."

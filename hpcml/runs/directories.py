@@ -395,6 +395,11 @@ def find(folder: Path, word: str) -> Run:
     return load(folder / begun[0])
 
 
+def find_all(folder: Path, word: str) -> list[Run]:
+    """Return the run that a word means, or those of the tasks if it means a job array."""
+    return tasks_of(folder, word) or [find(folder, word)]
+
+
 def tasks_of(folder: Path, word: str) -> list[Run]:
     """Return the runs of the tasks of a job array by the array's id or job number, in their order; none without one."""
     run_ids = ids(folder)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hpcml import __version__, assets, files, hooks, kinds, records, schedulers, subprocesses, written
-from hpcml.errors import HpcmlError, SiteError, UsageError, did_you_mean, nearest
+from hpcml.errors import ANSWER_LOST, HpcmlError, SiteError, UsageError, did_you_mean, nearest
 from hpcml.forms import Form
 from hpcml.options import script_lines
 from hpcml.options.reading import request_of
@@ -290,16 +290,7 @@ def submit_all(prepared: Prepared, *, by_hand: bool = False) -> list[directories
         bash_env = layers.process_environment().get("BASH_ENV", "")  # it may end bash before the batch script
         record = answer._replace(site=made.site, time=begun, scheduler=made.scheduler, requeue=made.may_start_again)
         record = record._replace(notes=tuple(notes), bash_env=bash_env)
-        written_runs = []
-        for one, index in zip(runs, made.array or ("",), strict=True):
-            own = record
-            if made.array:
-                job = f"{answer.job}_{index}" if answer.job else ""
-                own = record._replace(job=job, run=one.plan.run_id, array=made.run_id)
-            run = directories.Run(one.plan.run_id, RunPaths(Path(one.plan.directory)), own)
-            directories.write_json(run.paths.submission, own.as_json())
-            written_runs.append(run)
-        return written_runs
+        return _write_answer(made, runs, record)
 
     if by_hand:
         return write(Submission(line=line))
@@ -308,7 +299,9 @@ def submit_all(prepared: Prepared, *, by_hand: bool = False) -> list[directories
             submitted = write(scheduler.submit(prepared.loaded.site, paths))
         except HpcmlError as error:
             refusal = Submission(error=error.message, place=error.place, hint=error.hint, exit_status=error.exit_status)
-            write(refusal._replace(quote=error.quote))
+            _, *others = write(refusal._replace(quote=error.quote))
+            for run in others if error.exit_status != ANSWER_LOST else ():  # of a refused array one record is enough
+                shutil.rmtree(run.paths.directory, ignore_errors=True)
             raise
     try:
         for number in signals:
@@ -319,6 +312,20 @@ def submit_all(prepared: Prepared, *, by_hand: bool = False) -> list[directories
         for run in submitted:
             handle.cancel(run)
         raise
+    return submitted
+
+
+def _write_answer(made: Plan, runs: Sequence[Prepared], record: Submission) -> list[directories.Run]:
+    """Write the answer of the scheduler into the directories of a plan's run or tasks, and return the runs."""
+    submitted = []
+    for one, index in zip(runs, made.array or ("",), strict=True):
+        own = record
+        if made.array:
+            job = f"{record.job}_{index}" if record.job else ""
+            own = record._replace(job=job, run=one.plan.run_id, array=made.run_id)
+        run = directories.Run(one.plan.run_id, RunPaths(Path(one.plan.directory)), own)
+        directories.write_json(run.paths.submission, own.as_json())
+        submitted.append(run)
     return submitted
 
 

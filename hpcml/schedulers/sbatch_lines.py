@@ -22,6 +22,7 @@ LONG = {
 FLAGS = {"--hold", "--overcommit", "--quiet", "--wait", "--requeue", "--no-requeue", "--parsable", "--test-only",
          "--contiguous", "--reboot", "--spread-job", "--use-min-nodes", "--verbose", "--ignore-pbs"}  # fmt: skip
 _ONLY_WITH_EQUALS = ("--exclusive", "--no-kill", "--oversubscribe", "--nice", "--propagate", "--get-user-env")
+OUTPUT = {"--output", "--error"}
 MOST_TASKS = 1000  # of an array: each is a run with a directory of its own
 _REQUEUE = {"--requeue", "--no-requeue"}  # of which one replaces the other
 
@@ -50,7 +51,8 @@ def first_comments(text: str) -> Iterator[tuple[int, str]]:
 
 def of_script(text: str) -> Iterator[tuple[int, str]]:
     """Yield number and text of the lines of a batch script that sbatch reads."""
-    return ((number, line.rstrip()) for number, line in first_comments(text) if _LINE.match(f"{line} "))
+    lines = ((number, line.rstrip().replace("\t", " ")) for number, line in first_comments(text))
+    return ((number, line) for number, line in lines if _LINE.match(f"{line} "))
 
 
 def is_for_another(line: str) -> bool:

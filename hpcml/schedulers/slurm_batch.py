@@ -24,7 +24,6 @@ _DROPPED = (
     "--parsable",
     "--test-only",
 )  # hpcml's own, or for who types sbatch
-_OUTPUT = {"--output", "--error"}
 
 
 def lay_out(site: Site, request: JobRequest) -> JobLayout:
@@ -132,7 +131,7 @@ def _asked(site: Site, request: JobRequest, typed: dict[str, str]) -> Iterator[D
 
 def _added(site: Site, request: JobRequest, stated: dict[str, sbatch_lines.Option]) -> Iterator[Directive]:
     """Yield what hpcml adds where neither the script nor the user says it."""
-    spec, has_output = request.spec, bool(_OUTPUT & stated.keys())
+    spec, has_output = request.spec, bool(sbatch_lines.OUTPUT & stated.keys())
     of_array = "--array" in stated or "--array" in dict(spec.place.sbatch)
     terms = partitions.terms(site, spec.place.partition, spec, with_gpus=spec.size.gpus_per_node > 0)
     defaults = (

@@ -11,20 +11,21 @@ from typing import Any
 import pytest
 
 from hpcml.cli import commands, submit
-from hpcml.errors import NotFoundError, UsageError
+from hpcml.errors import ANSWER_LOST, REFUSED, HpcmlError, NotFoundError, UsageError
 from hpcml.failures import output
 from hpcml.failures.evidence import Piece
 from hpcml.options.batch_scripts import is_batch_script
 from hpcml.runs import directories
 from hpcml.runs import submit as submission
 from hpcml.runs.submit import Prepared
-from hpcml.schedulers import Submission, sbatch_lines, slurm
+from hpcml.schedulers import JobState, Submission, sbatch_lines, slurm
 from tests.said import in_order
 
+FIXTURES = Path(__file__).resolve().parents[1] / "fixtures/batch_scripts"
 LINES = """
 #SBATCH --nodes=2 --ntasks-per-node=2   # remark
 ##SBATCH --nodes=9
-#SBATCH -J own -t 00:10:00
+#SBATCH	-J own	-t 00:10:00
 #PBS -l nodes=3
 #SBATCH --licenses="a b:2" --unknown-option=1
 """.strip()
@@ -50,7 +51,7 @@ def sbatch_of(prepared: Prepared) -> list[str]:
 
 def test_the_lines_go_to_slurm_as_they_are_and_in_order() -> None:
     made = prepared(LINES)
-    kept = [line for line in LINES.splitlines() if not line.startswith("##")]
+    kept = [line.replace("\t", " ") for line in LINES.splitlines() if not line.startswith("##")]
     lines = sbatch_of(made)
     assert lines[-len(kept) :] == kept
     own = {line.removeprefix("#SBATCH ").partition("=")[0] for line in lines[: -len(kept)]}
@@ -124,14 +125,48 @@ def test_the_copy_is_the_users_own_to_run_and_no_line_of_it_runs_here() -> None:
     assert json.loads(run.paths.request.read_text())["spec"]["form"] == "batch"
 
 
+def test_without_an_output_line_the_place_of_the_output_is_named() -> None:
+    assert "slurm-JOBID.out" in " ".join(prepared("#SBATCH -n 1").notes)
+    assert "slurm-JOBID.out" not in " ".join(prepared("#SBATCH -n 1 -o a.txt").notes)
+
+
+def test_no_line_of_a_public_script_runs_at_a_dry_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, subtests: pytest.Subtests
+) -> None:
+    """Each program that the scripts name leaves a file; nor does any other line."""
+    (tmp_path / "bin").mkdir()
+    for program in ("module", "conda", "srun", "mpirun", "python", "singularity", "uv", "touch", "mkdir", "cp"):
+        path = tmp_path / "bin" / program
+        path.write_text(f"#!/bin/sh\necho {program} >>{tmp_path}/started\n")
+        path.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
+    scripts = sorted(FIXTURES.glob("*.sh"))
+    assert len(scripts) >= 42
+    for script in scripts:
+        with subtests.test(script.stem):
+            folder = tmp_path / script.stem
+            folder.mkdir()
+            monkeypatch.chdir(folder)
+            Path("job.sh").write_bytes(script.read_bytes())
+            options = commands.build_parser("submit").parse_args(["--site", "slurm", "--dry-run"])
+            options.caller, options.script_words = None, ["job.sh"]
+            made = submission.prepare_request(submit.script_spec(options), dry_run=True)
+            assert made.plan.inside.kind == "batch"
+            assert subprocess.run(["bash", "-n"], input=made.script, text=True, check=False).returncode == 0
+            assert [path.name for path in folder.iterdir()] == ["job.sh"]
+    assert not (tmp_path / "started").exists()
+
+
 BATCH = "#!/bin/sh\n#SBATCH -n1\n"
 
 
 @pytest.mark.parametrize(("text", "is_one"), [
     (BATCH, True), ("#!/usr/bin/env bash\nsrun a", True), ("#!/bin/bash -l\n#SBATCH -n1\n", True),
     ("#!/usr/bin/env -S bash -e\n#SBATCH -n1\n", True), ("#!/bin/zsh\n#SBATCH -n1\n", True),
-    ("#!/usr/bin/env python3\n#SBATCH -n1\n", False), ("#SBATCH -n1\nsrun a", False), ("#!/bin/bash\necho a", False),
-    ("#!/bin/bash\n# srun a\n", False), ("#!/bin/bash\necho a\n#SBATCH -n1\n", False), ("#!/bin/shell\n#SBATCH -n1", False),
+    ("#!/usr/bin/env python3\n#SBATCH -n1\n", False), ("#!/opt/py/bin/python3.12 -u\n#SBATCH -n1\n", False),
+    ("#!/usr/bin/perl\n#SBATCH -n1\n", True), ("#!/usr/bin/env Rscript\n#SBATCH -n1\n", True), ("#!/usr/bin/perl\nsrun a", False),
+    ("#!/usr/bin/env -S uv run -s\n#SBATCH -n1\n", False), ("#!/usr/bin/env julia\n#SBATCH -n1\n", True), ("#SBATCH -n1\nsrun a", False), ("#!/bin/bash\necho a", False),
+    ("#!/bin/bash\n# srun a\n", False), ("#!/bin/bash\necho a\n#SBATCH -n1\n", False), ("#!/bin/shell\nsrun a", False),
     ("#!/bin/bash\n##SBATCH -n1\n# SBATCH -n1\n", False),
 ])  # fmt: skip
 def test_which_files_are_batch_scripts(text: str, is_one: bool) -> None:
@@ -256,6 +291,34 @@ def test_an_array_is_written_whole_or_not_at_all(monkeypatch: pytest.MonkeyPatch
         submission.submit_all(made)
     folder = Path(made.plan.directory).parent
     assert directories.ids(folder) == []
+
+
+@pytest.mark.parametrize(("status", "count"), [(REFUSED, 1), (ANSWER_LOST, 5)])
+def test_an_array_that_is_refused_leaves_one_record(monkeypatch: pytest.MonkeyPatch, status: int, count: int) -> None:
+    """Of one whose answer was lost all tasks stay: it may run."""
+    made = prepared("#SBATCH --array=0-4")
+
+    def refuse(_site: object, _run: object) -> Submission:
+        raise HpcmlError("no", exit_status=status)
+
+    monkeypatch.setattr(slurm, "submit", refuse)
+    with pytest.raises(HpcmlError):
+        submission.submit_all(made)
+    folder = Path(made.plan.directory).parent
+    runs = [directories.load(folder / run_id) for run_id in directories.ids(folder)]
+    assert [run.submission.error for run in runs if run.submission] == ["no"] * count
+
+
+def test_a_run_waits_for_all_tasks_of_an_array(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slurm, "submit", lambda site, run: Submission(job="17"))  # noqa: ARG005
+    monkeypatch.setattr(slurm, "states", lambda jobs: dict.fromkeys(jobs, JobState("PENDING")))
+    made = prepared("#SBATCH --array=0-1")
+    submission.submit_all(made)
+    for word in ("17", made.plan.run_id):
+        assert (
+            dict(prepared("#SBATCH -n 1", "--after", word).plan.directives)["--dependency"]
+            == "afterok:17_0,afterok:17_1"
+        )
 
 
 def test_python_submits_no_array() -> None:
