@@ -282,6 +282,15 @@ def tail(path: Path, lines: int = 12, width: int | None = None, begin: int = 0) 
     return tuple([line.rstrip()[:width] for line in text.splitlines() if line.strip()][-lines:])
 
 
+def state_and_start(pid: int) -> tuple[str, str]:
+    """Return the state of a process and when it began (proc(5), stat), both empty if the system does not tell."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return "", ""
+    return fields[0], fields[19]  # the name before may hold blanks and brackets
+
+
 def size_of(path: Path) -> int:
     """Return how long a file is now, 0 if it is not there."""
     try:

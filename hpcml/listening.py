@@ -115,6 +115,12 @@ JUPYTER = Listener(
     "nothing: the kernel refuses the connection",
     "Jupyter",
 )
+SERVICE = Listener(
+    "the bridge to a service of the run (`hpcml tunnel --to`, `--service`)",
+    "a unix socket, 0600 in a 0700 folder",
+    "the user",
+    "nothing: the kernel refuses the connection",
+)
 UCX_WAKE = Listener(
     "GPU workers with UCX: the shared memory of one node",
     "an abstract unix socket for datagrams",
@@ -151,7 +157,7 @@ LIBRARIES = Listener(
     "the library",
 )
 TABLE = (
-    DASHBOARD, JUPYTER, KERNEL_OUTPUT, DASK, UCX, UCX_TCP, UCX_WAKE, AGENTS, MPI_TASKS, RAPIDSMPF,
+    DASHBOARD, JUPYTER, SERVICE, KERNEL_OUTPUT, DASK, UCX, UCX_TCP, UCX_WAKE, AGENTS, MPI_TASKS, RAPIDSMPF,
     MASTER_PORT, JAX_PORT, LIBRARIES, ELASTIC, CONNECT, TUNNEL, SSH, SRUN, PMIX,
 )  # fmt: skip
 

@@ -143,6 +143,7 @@ class AttemptPaths(Folder):
     samples = Below("samples")
     stacks = Below("stacks")
     stacks_request = Below("stacks-request")
+    wanted = Below("services-wanted")
 
     def exit_of(self, role: str, node: str) -> Path:
         """Return where a role's exit status on a node is written."""
@@ -169,5 +170,5 @@ class AttemptPaths(Folder):
         return self.samples / f"{kind}.jsonl"
 
     def service_of(self, name: str) -> Path:
-        """Return where a web service of the run (``dashboard``, ``jupyter``) says on which node and socket it is."""
+        """Return where a service of the run (``dashboard``, ``jupyter``, …) says on which node and socket it is."""
         return self.directory / "services" / f"{name}.json"

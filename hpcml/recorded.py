@@ -92,6 +92,7 @@ class RecordedSpec(NamedTuple):
     idle: float = 0.0
     interpreter: tuple[str, ...] = ()
     in_place: bool = False
+    batch_words: tuple[str, ...] = ()
     sweep: str = ""
     gpus_per_node: int | None = None
     gpu_type: str = ""

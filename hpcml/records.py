@@ -21,6 +21,11 @@ _Read = Callable[[Any, list[str]], Any]  # returns a value, a blank one where it
 class DamagedError(ValueError):
     """A table lacks a value, or has one of another type; the message begins with the value's key."""
 
+    @property
+    def key(self) -> str:
+        """The value's key."""
+        return str(self).partition(" ")[0]
+
 
 def read(kind: type[T], table: object, *, whole: bool = False, spread: tuple[type, ...] = ()) -> T:
     """Return the record that a table of JSON holds.

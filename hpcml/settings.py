@@ -124,6 +124,7 @@ class Settings(NamedTuple):
     points: Points
     report: Report
     interconnect: Interconnect = Interconnect()
+    services: tuple[str, ...] = ()  # ports of the first node to which tunnels lead: NAME=PORT
     of_kind: Mapping[str, Any] = {}  # what only the kind's own code asks for, see own()
 
     @property

@@ -15,11 +15,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hpcml import files, hooks, units, written
+from hpcml import files, hooks, units, written_files
 from hpcml.cli import common, ls
 from hpcml.errors import HpcmlError, StorageError, UsageError
 from hpcml.paths import RunPaths, sweep_folder
-from hpcml.runs import directories, libraries, settling
+from hpcml.runs import directories, files_of_killed_runs, libraries
 from hpcml.runs import record as records
 from hpcml.terminal import note, say, say_fitted
 
@@ -330,9 +330,9 @@ def _files_left(ended: Sequence[Path], options: Namespace) -> dict[Path, str]:
     for path in () if options.yes else ended:
         paths = RunPaths(path)
         with directories.storage(path):
-            result, attempt = written.of(paths), records.newest_attempt(paths) or 0
+            result, attempt = written_files.of(paths), records.newest_attempt(paths) or 0
             if not options.dry_run and (result is None or result.attempt < attempt):  # the newest was killed
-                result = settling.settle(paths, attempt)
+                result = files_of_killed_runs.settle(paths, attempt)
         if result and (sentence := result.sentence()):
             sentences[path] = sentence
     return sentences

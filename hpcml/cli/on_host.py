@@ -68,7 +68,7 @@ def run(host: str, named_by: str, command: str, options: Namespace, given: list[
     if command in ("doctor", "fetch", "pack"):
         return int(commands.module_of(command).from_laptop(Laptop(host, login, connect, options, given)))
     if command == "top" or (command == "status" and options.follow):
-        from hpcml.cli.top import host as top_host
+        from hpcml.cli.top import from_laptop as top_host
 
         if top_host.draws_here(command, options):
             return top_host.watch(connect(), options)

@@ -13,7 +13,7 @@ from hpcml.forms import Form
 from hpcml.kind import Kind
 from hpcml.paths import RunPaths
 from hpcml.runs import snapshot
-from hpcml.terminal import say_facts
+from hpcml.terminal import say, say_facts
 from hpcml.units import counted, format_bytes, format_time_limit
 
 if TYPE_CHECKING:
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 _ONE_MACHINE = "none: all processes are on one machine"
 
 
-def show(prepared: Prepared, outlook: Sequence[tuple[str, str]]) -> None:
-    """Print what would be submitted; ``outlook`` are the titles and texts of what it asks for and costs."""
+def show(prepared: Prepared, forecast: Sequence[tuple[str, str]]) -> None:
+    """Print what would be submitted; ``forecast`` are the titles and texts of what it asks for and costs."""
     made = prepared.plan
     kind = kinds.get(made.inside.kind)
     paths = RunPaths(Path(made.directory).with_name(f"{made.name}-…"))
@@ -35,7 +35,7 @@ def show(prepared: Prepared, outlook: Sequence[tuple[str, str]]) -> None:
         ("run", f"{made.name} on site {made.site}; nothing is submitted"),
         ("command", _command(prepared)),
         *([("array", _array(made))] if made.array else []),
-        *(outlook or [("asks for", _free(made))]),
+        *(forecast or [("asks for", _free(made))]),
         ("processes", kind.condition(made.inside) + _processes(made, kind)),
         ("image", made.inside.job.image) if made.inside.job.image else ("python", python_of(made)),
         ("network", _ONE_MACHINE if made.inside.single_node else kind.network(made.inside)),
@@ -46,6 +46,10 @@ def show(prepared: Prepared, outlook: Sequence[tuple[str, str]]) -> None:
         ("script", "--dry-run=script prints the batch script"),
     ]
     say_facts(lines)
+    if (code := prepared.spec.code).form is Form.BATCH:
+        from hpcml.runs import translated  # what only few submissions need
+
+        say(f"in hpcml   {translated.in_words(code.script, code.arguments, slurm=True)}")  # whole: it is to be copied
 
 
 def _array(made: Plan) -> str:

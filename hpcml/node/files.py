@@ -35,7 +35,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
     return content
 
 
-def write_service(path: Path, node: str, socket: Path, identity: str, /, **page: str | None) -> None:
+def write_service(path: Path, node: str, socket: Path, identity: str, /, **page: object) -> None:
     """Say at which socket of a node a web service of the run is: what tunnels lead to (runs.record.Service)."""
     path.parent.mkdir(mode=0o700, exist_ok=True)
     process = {"node": node, "socket": str(socket), "pid": os.getpid(), "started": time.time()}

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -149,14 +148,3 @@ def variables_of_batch_process(folder: str, *, own_log: bool) -> dict[str, str]:
 def placement() -> dict[str, str]:
     """Return the partition, the QoS and the nodes that Slurm gave to the job, by the ends of its variables' names."""
     return {name: os.environ.get(f"SLURM_{name}", "") for name in ("JOB_PARTITION", "JOB_QOS", "JOB_NODELIST")}
-
-
-def answer(command: list[str], seconds: float) -> str:
-    """Return what a command of the node says, nothing if it is not there, fails or is too late."""
-    try:
-        done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=seconds, check=False, errors="replace"
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout if done.returncode == 0 else ""

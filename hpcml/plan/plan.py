@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from hpcml import hooks, kinds, records, repairs, schedulers
 from hpcml.errors import ConfigError, SiteError, UsageError
@@ -158,30 +158,21 @@ def plan(site: Site, asked: RunRequest, location: RunLocation) -> Plan:
     if staged:
         reasons.append(f"hpcml copies the image to each node ({staged.mode})")
     inside = _inside(site, request, layout, kind, location.umask)
-    return Plan(
-        directives=layout.directives,
-        directive_word=layout.directive_word,
-        lines=layout.lines,
-        warning=layout.warning,
-        forwarded=layout.forwarded,
-        may_start_again=layout.may_start_again or spec.attempts.several_jobs,
-        prologue=layout.prologue,
-        starts_word=layout.starts_word,
-        job_word=layout.job_word,
-        follow_up=layout.follow_up,
-        forget=layout.forget,
-        may_put_back=layout.may_put_back,
-        put_back=layout.put_back,
-        array=layout.array,
-        at_once=layout.at_once,
-        index_word=layout.index_word,
-        reasons=tuple(reasons),
-        notices=(
-            *([f"these options do not come from the command line: {', '.join(origins)}"] if origins else ()),
-            *layout.notices,
-            *_notices(site, spec),
-            *kind.notices(inside),
+    by_scheduler: dict[str, Any] = {name: getattr(layout, name) for name in JobLayout._fields if name in Plan._fields}
+    by_scheduler["may_start_again"] |= spec.attempts.several_jobs
+    by_scheduler["reasons"] = tuple(reasons)
+    by_scheduler["notices"] = (
+        *(
+            [f"these options do not come from the command line: {', '.join(origins)}"]
+            if origins and not spec.code.batch_words  # of whose lines the translation is shown
+            else ()
         ),
+        *layout.notices,
+        *_notices(site, spec),
+        *kind.notices(inside),
+    )
+    return Plan(
+        **by_scheduler,
         run_id=location.directory.name,
         name=spec.name,
         site=site.name,
@@ -427,5 +418,6 @@ def _inside(site: Site, request: JobRequest, layout: JobLayout, kind: Kind, umas
         points=spec.points,
         report=Report(sample_every=float(site.report.sample_every), advice=advice, profilers=profilers),
         interconnect=site.interconnect,
+        services=spec.service,
         of_kind=dict(records.plain(kind.own(site, spec))),
     )

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-from hpcml import earlier_names, files, kinds, schedulers, written
+from hpcml import earlier_names, files, kinds, schedulers, written_files
 from hpcml.errors import (
     ALLOCATION_LOST,
     ANSWER_LOST,
@@ -32,6 +32,7 @@ from hpcml.runs import record as records
 from hpcml.runs.directories import complete
 from hpcml.runs.record import Planned
 from hpcml.schedulers import JobState, Submission
+from hpcml.services import Known, Target
 from hpcml.sites.layers import process_environment
 from hpcml.states import HAS_NODES, STATE_BY_PHASE, Phase, State, Wait
 from hpcml.units import format_age
@@ -74,6 +75,26 @@ class Allocation(NamedTuple):
     nodes: tuple[str, ...] = ()  # names, from the first on; empty before the start
 
 
+class ServiceLine(NamedTuple):
+    """A service of the run, and the line that opens it."""
+
+    name: str
+    node: str
+    ready: bool
+    message: str  # a clause
+    command: str  # to type on the laptop, or on this machine if the run is here
+
+    @property
+    def is_special(self) -> bool:
+        """Whether only this run, or its form, has it: each run with Dask has a dashboard."""
+        return self.name != "dashboard"
+
+    @property
+    def sentence(self) -> str:
+        """All of it for people."""
+        return f"{self.name}: {self.message}; to open it: {self.command}"
+
+
 class Progress(NamedTuple):
     """What the newest attempt has reported."""
 
@@ -86,7 +107,7 @@ class Progress(NamedTuple):
     differences: tuple[str, ...] = ()  # between nodes, a sentence each
     repairs: Mapping[str, Mapping[str, str]] = {}  # of libraries: by name, the fields of repairs.Decision
     blocked_on: str = ""  # the file and the function of the kernel that last blocked the script on a file system
-    jupyter: str = ""  # where JupyterLab answers, in a sentence, empty while it does not
+    services: tuple[ServiceLine, ...] = ()  # to which a tunnel can lead now, or soon
     warnings: tuple[str, ...] = ()  # sentences
     setup_warnings: tuple[str, ...] = ()  # those of them that are about lines of runtime.setup
 
@@ -154,7 +175,8 @@ class Status(NamedTuple):
             values |= getattr(self, group)._asdict()
         del values["ended"]
         end = {name: getattr(self.ending, name) for name in _OF_THE_END}
-        return {**values, **end, "exit_status": self.exit_status, "others": plain(self.ending.others)}
+        records = {"others": plain(self.ending.others), "services": plain(self.progress.services)}
+        return {**values, **end, "exit_status": self.exit_status, **records}
 
     @property
     def ending(self) -> End:
@@ -261,6 +283,7 @@ _NOT_PRINTED = (
     "restart",
     "partition",
     "clusters",
+    "declared",
 )
 
 
@@ -311,20 +334,20 @@ def settled(run: directories.Run, current: Status) -> Status:
     """Bring the files of a run that could not do it itself, because it was killed; return the status with them."""
     if not current.over or current.phase == Phase.REFUSED:
         return current
-    known = written.of(run.paths)
+    known = written_files.of(run.paths)
     if known and known.attempt == current.progress.attempt:
         return current
-    from hpcml.runs import settling
+    from hpcml.runs import files_of_killed_runs
 
     try:
-        result = settling.settle(run.paths, current.progress.attempt)
+        result = files_of_killed_runs.settle(run.paths, current.progress.attempt)
     except OSError as error:
         why = f"The files that the script wrote beside its code stay in {run.paths.code}: {error}"
         return current.changed(warnings=(*current.progress.warnings, why))
     return _with_files(current, result)
 
 
-def _with_files(current: Status, result: written.Written | None) -> Status:
+def _with_files(current: Status, result: written_files.Written | None) -> Status:
     if result is None:
         return current
     sentence = result.sentence()
@@ -380,16 +403,19 @@ def _from_files(run: directories.Run) -> Status:
     current = current.changed(message=_message(current))
     if end := record.end:
         current = _with_end(current, end)
-    current = _with_files(current, written.of(run.paths))
-    if (
-        (service := current.planned.form.traits.web_service)
-        and current.phase == Phase.RUNNING
-        and (node := records.node_of_service(run.paths, service))
-    ):
+    current = _with_files(current, written_files.of(run.paths))
+    if current.phase == Phase.RUNNING and (services := records.services(run.paths)):
         host = "" if schedulers.get(current.planned.scheduler).ONE_MACHINE else f"--host {_login_host(run)} "
-        place = f"to open {current.planned.form.traits.title}{' on your laptop' if host else ''}"
-        return current.changed(jupyter=f"running on {node}; {place}: hpcml {host}tunnel --service {service} {run.id}")
+        lines = (_service_line(name, known, f"hpcml {host}tunnel", run.id) for name, known in services.items())
+        return current.changed(services=tuple(lines))
     return current
+
+
+def _service_line(name: str, known: Known, command: str, run: str) -> ServiceLine:
+    option = "--to" if Target.named(name) else "--service"
+    silent = f"not ready for {format_age(time.time() - known.since)}: {known.clause}" if known.clause else ""
+    where = f"ready on {known.node}" + (f", {known.wanted.place}" if known.wanted else "")
+    return ServiceLine(name, known.node, not silent, silent or where, f"{command} {option} {name} {run}")
 
 
 def _login_host(run: directories.Run) -> str:

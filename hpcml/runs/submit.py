@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hpcml import __version__, assets, files, hooks, kinds, records, schedulers, subprocesses, written
+from hpcml import __version__, assets, files, hooks, kinds, records, schedulers, subprocesses, written_files
 from hpcml.errors import ANSWER_LOST, HpcmlError, SiteError, UsageError, did_you_mean, nearest
 from hpcml.forms import Form
 from hpcml.options import script_lines
@@ -21,7 +21,7 @@ from hpcml.options.reading import request_of
 from hpcml.paths import RunPaths
 from hpcml.plan.plan import Plan, RunLocation, plan
 from hpcml.request.record import RunRequest, job_name
-from hpcml.runs import dask_named, directories, packages, programs, project, pythons, settling, snapshot
+from hpcml.runs import dask_named, directories, files_of_killed_runs, packages, programs, project, pythons, snapshot
 from hpcml.runs import notes as notes_shown
 from hpcml.schedulers import Submission
 from hpcml.sites import layers, lookup
@@ -435,7 +435,8 @@ def _copy_code(prepared: Prepared, paths: RunPaths) -> list[str]:
     if rules.snapshot != "none":
         why = "the script is a link" if file.is_symlink() else ""
         home = spec.code.top.resolve() if not why else file.parent
-        settling.begin(paths, Path(made.directory), home, written.FROM_LAPTOP if spec.code.staged else why)
+        why = written_files.FROM_LAPTOP if spec.code.staged else why
+        files_of_killed_runs.begin(paths, Path(made.directory), home, why)
     if made.inside.job.image:
         linked = taken.places if loaded.site.code.snapshot != "none" else spec.code.sources
         files.write(paths.sources, "".join(f"{folder}\n" for folder in linked if folder != spec.code.cwd))

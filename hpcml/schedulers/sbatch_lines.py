@@ -60,10 +60,15 @@ def is_for_another(line: str) -> bool:
     return line.split()[1:2] in (["hetjob"], ["packjob"])
 
 
+def words_of(line: str) -> list[str]:
+    """Return the words of a ``#SBATCH`` line, with or without that word; ValueError if a quote has no end."""
+    return shlex.split(line.removeprefix("#SBATCH"), comments=True)
+
+
 def options(line: str, number: int = 0) -> list[Option]:
     """Return the options of a ``#SBATCH`` line, with or without that word; none of a line that cannot be read."""
     try:
-        words = shlex.split(line.removeprefix("#SBATCH"), comments=True)
+        words = words_of(line)
     except ValueError:
         return []
     if line.startswith("#") and not line.startswith("#SBATCH"):

@@ -132,6 +132,7 @@ ANSWER = {
 }
 
 
+SERVICE = ("--service", "inventory=9")  # to which a bridge leads, whether or not a program listens
 ANY_IPV6 = "0" * 32
 
 
@@ -169,7 +170,7 @@ class Runs:
         """Submit a batch script: hpcml's agents beside a step of its own."""
         self.cluster.write("inventory-batch/task.py", self.text(COMMON + BATCH, "batch"))
         script = self.cluster.write("inventory-batch/batch.sh", BATCH_LINES)
-        done = self.cluster.run("hpcml", "submit", "--json", "--detach", str(script), cwd=script.parent)
+        done = self.cluster.run("hpcml", "submit", "--json", "--detach", *SERVICE, str(script), cwd=script.parent)
         assert done.returncode == 0, done.stderr
         self.directories["batch"] = Path(json.loads(done.stdout)["directory"])
 
@@ -186,9 +187,9 @@ class Runs:
         """Start all of them."""
         self.cluster.run("mkdir", "-p", *(str(self.top / name) for name in ("places", "asks", "answers")))
         others = ("--nodes", "2", "--nodelist", "n3,n4", *PART)
-        self.submit("dask", DASK, *SMALL)
+        self.submit("dask", DASK, *SMALL, *SERVICE)
         self.submit("ucx", DASK, *SMALL, "--set", "network.protocol=ucx")
-        self.submit("mpi", RANKS, *others, "--ranks", "2", "--mpi", "pmix")
+        self.submit("mpi", RANKS, *others, "--ranks", "2", "--mpi", "pmix", *SERVICE)
         self.submit("gpu", RANKS, *others, "--ranks", "gpu", "--gpus-per-node", "2")
         self.batch()
         self.program("elastic", "hpcml.ElasticCluster(minimum=1, **asked)", "ELASTIC")

@@ -12,7 +12,7 @@ import pytest
 
 from hpcml.cli import commands, submit
 from hpcml.errors import ANSWER_LOST, REFUSED, HpcmlError, NotFoundError, UsageError
-from hpcml.failures import output
+from hpcml.failures import last_output
 from hpcml.failures.evidence import Piece
 from hpcml.options.batch_scripts import is_batch_script
 from hpcml.runs import directories
@@ -112,7 +112,9 @@ def test_what_is_refused(lines: str, words: tuple[str, ...], place: str) -> None
 def test_a_site_without_slurm_names_the_line_that_does_the_same() -> None:
     with pytest.raises(UsageError) as caught:
         prepared("#SBATCH -N 2 --ntasks-per-node=2", code="srun ./solve --x 1", site="local")
-    in_order(str(caught.value), "job.sh", "'local'", "--nodes 2 --ranks 2 -- ./solve --x 1")
+    in_order(
+        str(caught.value), "job.sh", "'local'", "--translate", "--nodes 2 --cpus-per-node 2 --ranks 2 -- ./solve --x 1"
+    )
 
 
 def test_the_copy_is_the_users_own_to_run_and_no_line_of_it_runs_here() -> None:
@@ -196,8 +198,8 @@ def test_sizes_of_lines(lines: list[str], nodes: int, gpus: int) -> None:
 
 def test_the_first_task_that_srun_reports_is_named() -> None:
     text = "x\nsrun: error: n2: task 2: Exited with exit code 3\nsrun: error: n1: tasks 0-1: Exited with exit code 4\n"
-    assert output.failed_task(Piece(text, 1)) == "srun reported of task 2 on n2: Exited with exit code 3"
-    assert output.failed_task(Piece("no task", 1)) == ""
+    assert last_output.failed_task(Piece(text, 1)) == "srun reported of task 2 on n2: Exited with exit code 3"
+    assert last_output.failed_task(Piece("no task", 1)) == ""
 
 
 # -- arrays ----------------------------------------------------------------------------------------------------------------

@@ -134,7 +134,7 @@ def _of_collective(measurement: Measurement, collective: Mapping[str, Any]) -> R
     for scope in ("across", "within") if is_known else ():
         path = attribution.of_collective(measurement, scope, library)
         if path.transports or (scope == "across" and nodes > 1):
-            paths[scope] = replace(path, bandwidth=speed, slowest=speed)
+            paths[scope] = replace(path, bandwidth=speed)
         if path.doubt and scope in paths:
             cause = attribution.cause_of_collective(measurement, scope)
             reason = "" if cause is attribution.GLOO else f" ({cause.reason})"
@@ -171,7 +171,6 @@ def _data_path(measurement: Measurement, scope: str, pairs: Sequence[Pair]) -> D
     return replace(
         path,
         bandwidth=median(pair.bandwidth for pair in pairs),
-        slowest=min(pair.bandwidth for pair in pairs),
         wanted=scope == "across" or measurement.memory == "cuda",
     )
 
