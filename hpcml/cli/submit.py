@@ -160,6 +160,10 @@ def hand_over(options: Namespace, prepared: submission.Prepared) -> int:
     """Submit what is prepared, and wait for its end or not."""
     from hpcml.runs import submit as submission
 
+    if prepared.plan.array:
+        from hpcml.cli import array
+
+        return array.hand_over(options, prepared, waits=waits_for_end(options))
     with options.caller.handing_over(prepared.plan.run_id) if options.caller else contextlib.nullcontext():
         run = submission.submit(prepared, by_hand=options.prepare)
     if options.prepare:
@@ -198,7 +202,7 @@ def _forecast(prepared: submission.Prepared, *, whole: bool, jobs: int = 1) -> l
 
     if schedulers.get(prepared.plan.scheduler).ONE_MACHINE:
         return []
-    estimate = forecast.look(prepared, whole=whole, jobs=jobs)
+    estimate = forecast.look(prepared, whole=whole, jobs=max(jobs, len(prepared.plan.array)))
     return forecast.lines(estimate, datetime.datetime.now(), whole=whole)  # noqa: DTZ005 - as sbatch tells it
 
 
