@@ -218,7 +218,8 @@ def unused_gpus(context: Context) -> str:
         return ""
     figures, seconds = facts.get("figures", {}), facts.get("script_seconds", 0.0)
     unused, count = int(figures.get("gpus_unused", 0)), int(figures.get("gpus", 0))
-    if not unused or facts.get("attempt") != context.number or seconds < SEEN_UNUSED:
+    has_code = context.settings.code.form.traits.has_code  # a hold's runs have reports of their own
+    if not has_code or not unused or facts.get("attempt") != context.number or seconds < SEEN_UNUSED:
         return ""
     which = f"{unused} of the run's {count} GPUs" if count > 1 else "the run's GPU"
     return f"The script did not use {which}. Request fewer GPUs (--gpus-per-node), or give work to every GPU."

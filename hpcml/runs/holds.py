@@ -17,6 +17,7 @@ from hpcml.runs.record import Record
 from hpcml.runs.status import Status
 from hpcml.schedulers import allocation
 from hpcml.schedulers.allocation import Allocation
+from hpcml.sites.layers import user_path
 from hpcml.states import Phase
 from hpcml.units import parse_memory
 
@@ -58,7 +59,7 @@ class Hold:
     def image(self) -> str:
         """The image that was given to it, for its runs; empty without one."""
         given = self.record.request.given if self.record.request else {}
-        return str(Path(str(given.get("cwd", "/"))) / str(given["image"])) if given.get("image") else ""
+        return str(Path(str(given.get("cwd", "/"))) / user_path(str(given["image"]))) if given.get("image") else ""
 
     def check(self, spec: RunRequest, *, no_wait: bool) -> None:
         """Raise an HpcmlError if the run cannot start in it."""
@@ -70,9 +71,11 @@ class Hold:
             hint = "Remove --site."
             message = f"--site requests {spec.place.site}, but the hold is on site {self.site}"
             raise UsageError(message, place=self.run.id, hint=hint)
-        image = str(spec.code.cwd / spec.image) if spec.image else ""
+        image = str(spec.code.cwd / user_path(spec.image)) if spec.image else ""
         if image and image != self.image:
             raise _other_image(self, image)
+        if self.status.phase == Phase.PREPARED:
+            raise SiteError("The hold was not submitted", place=self.run.id, hint=self.status.hint)
         if self.status.phase == Phase.ENDING or not self.run.paths.queue.exists():
             raise SiteError("The hold takes no further run: it is ending", place=self.run.id, hint=_START)
         if no_wait and self.status.phase != Phase.RUNNING:
@@ -119,7 +122,7 @@ def find(folder: Path, word: str) -> Hold:
         for run_id in reversed(directories.ids(folder)):
             if (folder / run_id / "hold" / "queue").is_dir() and files.is_own_folder(f"{folder}/{run_id}"):
                 run, status = run_status.now(directories.load(folder / run_id))
-                if not status.over:
+                if not status.over and status.phase != Phase.PREPARED:
                     return Hold(run, status)
         raise NotFoundError("You have no kept allocation", place="--in last", hint=_START)
     run, status = run_status.now(directories.find(folder, word))

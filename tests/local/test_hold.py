@@ -180,3 +180,13 @@ def test_what_a_hold_refuses(here: Here, held: Path) -> None:
     assert (done.returncode, "hpcml 0.0.1 started the hold" in " ".join(done.stderr.split())) == (errors.CONFIG, True)
     assert len(here.json("ls")) == 2
     here.run("cancel", first.name)
+
+
+def test_a_damaged_entry_ends_nothing(here: Here, held: Path) -> None:
+    """Neither a stray file in the queue nor an entry whose run is gone: the next run starts."""
+    for name, text in (("stray", ""), ("gone-20260101-000000-0000", "{}"), ("odd-20260101-000000-0001", "[1]")):
+        (held / "hold/queue" / name).write_text(text)
+    assert run(here, "--in", held.name, here.script(PRINTS), "0").returncode == 0
+    status = here.status(held.name)
+    assert (status["state"], status["runs_ended"]) == ("RUNNING", 1)
+    assert [path.name for path in (held / "hold").rglob("*") if path.is_file()] == []

@@ -203,6 +203,10 @@ class Holding:
             start = records.read(held.Start, json.loads(entry.read_text()))
         except FileNotFoundError:  # it was cancelled meanwhile
             return True
+        except ValueError as error:  # hpcml run writes whole files: somebody has changed it
+            self.state.warn(f"The entry {name} of the hold is damaged, so hpcml does not start this run: {error}")
+            entry.unlink(missing_ok=True)
+            return True
         entry.write_text("")  # the variables may be secret
         nodes, problem = tuple(free[:count]), f"only {left} nodes of the hold answer" if count > left else ""
         try:
