@@ -118,7 +118,7 @@ class AttemptPaths(Folder):
     secret = Below("secret")
     certificate = Below("secret", "tls-cert.pem")
     key = Below("secret", "tls-key.pem")
-    ucx_key = Below("secret", "ucx.key")
+    data_key = Below("secret", "data.key")
     jupyter_token = Below("secret", "jupyter.token")
     link_key = Below("secret", "link.key")
     link = Below("link.json")

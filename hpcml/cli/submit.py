@@ -245,7 +245,7 @@ def tell_notes(prepared: submission.Prepared, *, seen: bool) -> None:
     if seen:
         notes.show(prepared.notes, prepared.always, prepared.project_notes)
         return
-    for text in prepared.notes:
+    for text in dict.fromkeys(prepared.notes):
         note(text)
 
 
@@ -495,12 +495,10 @@ def _settings(site: dict[str, Any]) -> list[tuple[str, str]]:
     A record may have come with somebody else's code, as a script may. So all of it counts as a line's, whatever the
     record says of itself: it names no program here, and what a line may not set is left out, with a note.
     """
-    settings: list[tuple[str, str]] = []
+    settings = [*pythons.kept(site)]
     refused: list[str] = []
     for key, entry in site.items():
-        if not isinstance(entry, dict):
-            continue
-        if not pythons.is_kept(entry):
+        if key == pythons.KEY or not isinstance(entry, dict) or not pythons.is_kept(entry):
             continue
         if key_permissions.is_refused(key):
             refused.append(key)

@@ -37,7 +37,7 @@ def show(prepared: Prepared, forecast: Sequence[tuple[str, str]]) -> None:
         *([("array", _array(made))] if made.array else []),
         *(forecast or [("asks for", _free(made))]),
         ("processes", kind.condition(made.inside) + _processes(made, kind)),
-        ("image", made.inside.job.image) if made.inside.job.image else ("python", python_of(made)),
+        ("image", made.inside.job.image) if made.inside.job.image else ("python", _python(prepared)),
         ("network", _ONE_MACHINE if made.inside.single_node else kind.network(made.inside)),
         *kind.lines(made.inside, made.variables),
         ("code", _code(prepared)),
@@ -50,6 +50,10 @@ def show(prepared: Prepared, forecast: Sequence[tuple[str, str]]) -> None:
         from hpcml.runs import translated  # what only few submissions need
 
         say(f"in hpcml   {translated.in_words(code.script, code.arguments, slurm=True)}")  # whole: it is to be copied
+
+
+def _python(prepared: Prepared) -> str:
+    return "the batch script's own" if prepared.spec.code.form is Form.BATCH else python_of(prepared.plan)
 
 
 def _array(made: Plan) -> str:

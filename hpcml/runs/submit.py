@@ -9,7 +9,7 @@ import signal
 import stat
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -182,7 +182,8 @@ def prepare(loaded: LoadedSite, spec: RunRequest, run_id: str = "", *, dry_run: 
         RunLocation(directory, sys.executable, __version__, layers.user_umask(), pythons.origin(loaded)),
     )
     for check_plan in hooks.added("check of a plan"):
-        checked: Checked = check_plan(loaded, spec, made, dry_run=dry_run)
+        with _noted(chosen.notes):
+            checked: Checked = check_plan(loaded, spec, made, dry_run=dry_run)
         always += checked.always
         notes += checked.notes
     kinds.get(spec.kind).check(made.inside, made.scheduler)
@@ -192,6 +193,17 @@ def prepare(loaded: LoadedSite, spec: RunRequest, run_id: str = "", *, dry_run: 
         batch_script.check(made)
     prepared = Prepared(loaded, spec, made, tuple(own_templates), template, tuple(notes), always=tuple(always))
     return prepared._replace(project_notes=project_notes)
+
+
+@contextlib.contextmanager
+def _noted(notes: Sequence[str]) -> Iterator[None]:
+    """Add notes to a refusal: they say which other Python the run could have."""
+    try:
+        yield
+    except HpcmlError as error:
+        for text in notes:
+            error.add_note(text)
+        raise
 
 
 def _with_start(site: Site, spec: RunRequest) -> Site:

@@ -57,6 +57,7 @@ CASES = {
     ),
     "variables": Case("-n2 -c2 -J own --export=ALL,A=b", "echo $A $SLURM_CPUS_PER_TASK; env | grep -c '^HPCML_POINT\\|^PYTHONPATH\\|OMP'; umask; ulimit -a"),
 }  # fmt: skip
+FAILED_STEPS = ("a failed step", "a step that it cancels")  # of scripts that exit with 0
 FIRST_LINES = {"another interpreter": "#!/bin/sh\n", "the first line's options": "#!/bin/bash -ex\n"}
 
 
@@ -108,6 +109,10 @@ def by_hpcml(cluster: Cluster, script: Path, case: Case, folder: Path) -> tuple[
     return Result(settled("".join(texts), job, str(script)), facts["ExitCode"], facts["JobState"]), directory
 
 
+def events_of(directory: Path) -> list[dict[str, str]]:
+    return [json.loads(line) for line in (directory / "events.jsonl").read_text().splitlines()]
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_a_script_does_the_same(cluster: Cluster, name: str) -> None:
     case, folder = CASES[name], cluster.work / f"batch-{time.time_ns()}"
@@ -120,6 +125,9 @@ def test_a_script_does_the_same(cluster: Cluster, name: str) -> None:
     assert result.state == expected.state
     code, number = map(int, expected.exit_code.split(":"))
     assert status["exit_status"] == (code or (128 + number if number else 0))
+    warned = [event["sentence"] for event in events_of(directory) if event["event"] == "warning"]
+    assert [sentence for sentence in warned if "exited with status 0, but srun reported of" in sentence] == warned
+    assert bool(warned) == (name in FAILED_STEPS)
 
 
 # -- signals, and ends from outside -----------------------------------------------------------------------------------
