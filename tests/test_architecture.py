@@ -289,7 +289,7 @@ MOST_LINES = {
     "images": 1048,
     "kinds": 10831,
     "node": 12009,
-    "options": 2238,
+    "options": 2236,
     "plan": 877,
     "remote": 3686,
     "repairs": 984,
