@@ -191,7 +191,7 @@ class Runs:
         self.cluster.run("mkdir", "-p", *(str(self.top / name) for name in ("places", "asks", "answers")))
         others = ("--nodes", "2", "--nodelist", "n3,n4", *PART)
         self.submit("dask", DASK, *SMALL, *SERVICE)
-        self.submit("tcp", DASK, *others, "--set", "network.protocol=tcp")
+        self.submit("tcp", DASK, "--nodes", "1", "--nodelist", "n1", *PART, "--set", "network.protocol=tcp")
         self.submit("ucx", DASK, *SMALL, "--set", "network.protocol=ucx")
         self.submit("mpi", RANKS, *others, "--ranks", "2", "--mpi", "pmix", *SERVICE)
         self.submit("gpu", RANKS, *others, "--ranks", "gpu", "--gpus-per-node", "2")
