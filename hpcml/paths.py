@@ -20,6 +20,12 @@ def sweep_folder(runs: Path, name: str) -> Path:
     return runs / "sweeps" / name
 
 
+def task_of_array(array: str, index: int | str) -> str:
+    """Return the run id of a job array's task: ``job_3-…`` of the array ``job-…``."""
+    name, *stamp = array.rsplit("-", 3)
+    return "-".join((f"{name}_{index}", *stamp))
+
+
 class Below:
     """A file's place below a folder; its path is made when it is asked for, as a listing has thousands of runs."""
 

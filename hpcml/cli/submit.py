@@ -160,6 +160,10 @@ def hand_over(options: Namespace, prepared: submission.Prepared) -> int:
     """Submit what is prepared, and wait for its end or not."""
     from hpcml.runs import submit as submission
 
+    if prepared.plan.array:
+        from hpcml.cli import array
+
+        return array.hand_over(options, prepared, waits=waits_for_end(options))
     with options.caller.handing_over(prepared.plan.run_id) if options.caller else contextlib.nullcontext():
         run = submission.submit(prepared, by_hand=options.prepare)
     if options.prepare:
@@ -198,7 +202,7 @@ def _forecast(prepared: submission.Prepared, *, whole: bool, jobs: int = 1) -> l
 
     if schedulers.get(prepared.plan.scheduler).ONE_MACHINE:
         return []
-    estimate = forecast.look(prepared, whole=whole, jobs=jobs)
+    estimate = forecast.look(prepared, whole=whole, jobs=max(jobs, len(prepared.plan.array)))
     return forecast.lines(estimate, datetime.datetime.now(), whole=whole)  # noqa: DTZ005 - as sbatch tells it
 
 
@@ -241,7 +245,7 @@ def tell_notes(prepared: submission.Prepared, *, seen: bool) -> None:
     if seen:
         notes.show(prepared.notes, prepared.always, prepared.project_notes)
         return
-    for text in prepared.notes:
+    for text in dict.fromkeys(prepared.notes):
         note(text)
 
 
@@ -491,12 +495,10 @@ def _settings(site: dict[str, Any]) -> list[tuple[str, str]]:
     A record may have come with somebody else's code, as a script may. So all of it counts as a line's, whatever the
     record says of itself: it names no program here, and what a line may not set is left out, with a note.
     """
-    settings: list[tuple[str, str]] = []
+    settings = [*pythons.kept(site)]
     refused: list[str] = []
     for key, entry in site.items():
-        if not isinstance(entry, dict):
-            continue
-        if not pythons.is_kept(entry):
+        if key == pythons.KEY or not isinstance(entry, dict) or not pythons.is_kept(entry):
             continue
         if key_permissions.is_refused(key):
             refused.append(key)

@@ -20,6 +20,7 @@ _LAUNCHERS = r"mpirun|mpiexec(?:\.\w+)?|orterun|prterun|srun|torchrun|deepspeed|
 _STARTS_TASKS = ("srun", "mpirun", "mpiexec", "orterun", "prterun")  # as many as Slurm says, if they are not told
 LINE_OF_A_LAUNCHER = re.compile(rf"{_BEFORE}({_LAUNCHERS})\s", re.MULTILINE)
 _OF_SHELL = re.compile(r"#![ \t]*(?:\S*/)?(?:env[ \t]+(?:-\S+[ \t]+)*)?(?:\S*/)?(?:ba|da|z|k|mk|c|tc|a)?sh(?![\w.])")
+_OF_PYTHON = re.compile(r"#!.*\b(?:i?python|pypy|uv[ \t]+run)[\d.]*(?!\w)")
 _COMMENT = re.compile(r"(?m)^\s*#.*$|(?<=\s)#\s.*$")
 
 
@@ -35,10 +36,14 @@ def advice(lines: Sequence[tuple[int, str]]) -> str:
 
 
 def is_batch_script(text: str) -> bool:
-    """Return whether a text is a script for a shell that has lines for sbatch, or that starts tasks with srun."""
-    if not _OF_SHELL.match(text):
+    """Return whether a text is a script that has lines for sbatch, or a shell's that starts tasks with srun.
+
+    It may be for any interpreter that its first line names but Python's: that would be a run of a Python script.
+    """
+    if not text.startswith("#!") or _OF_PYTHON.match(text):
         return False
-    return any(True for _ in sbatch_lines.of_script(text)) or "srun" in launchers(text)
+    has_lines = any(True for _ in sbatch_lines.of_script(text))
+    return has_lines or bool(_OF_SHELL.match(text) and "srun" in launchers(text))
 
 
 def check_array(script: Path) -> None:
@@ -55,7 +60,8 @@ def _refuse_array(name: str, asked: Mapping[str, sbatch_lines.Option]) -> None:
     if array := asked.get("--array"):
         problem = f"hpcml starts no job array, but line {array.number} of {name} asks for one: {array.typed}"
         what = "" if name.endswith(".py") else f" SCRIPT is the Python script that {name} starts."
-        raise UsageError(problem, place="#SBATCH", hint=f"{INSTEAD['--array']}{what} More: {PAGE}.")
+        hint = f"{INSTEAD['--array']}{what} Or submit the array on a cluster: sbatch {name}. More: {PAGE}."
+        raise UsageError(problem, place="#SBATCH", hint=hint)
 
 
 def check(name: str, text: str, lines: Sequence[tuple[int, str]], given: Mapping[str, Any]) -> None:

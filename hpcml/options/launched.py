@@ -61,11 +61,15 @@ def of(found: tuple[Word, ...], made: Layout, mpi: str, number: int, *, slurm: b
     while found and text_of(found[0]) in _BEFORE:
         found = found[1:]
     name = os.path.basename(text_of(found[0]) or "") if found else ""
+    if name in (*_MPIRUN, "srun") and any(text_of(word) == ":" for word in found):
+        raise UntranslatedError(number, f"{name} of several programs (:)")
     if name in _MPIRUN:
         return _of_mpirun(found, made, mpi, number, slurm=slurm)
     if name == "srun":
-        found, made, own = _of_srun(found[1:], made, number)
-        return _in_ranks(found, made, own or mpi, number)
+        found, of_step, own = _of_srun(found[1:], made, number)
+        launch = _in_ranks(found, of_step, own or mpi, number)
+        cpus = ("--cpus-per-node", str(of_step.each * (of_step.cpus or 1)))
+        return launch if made.has_tasks or of_step == made else launch._replace(options=(cpus, *launch.options))
     if (torchrun := _torchrun(found)) or name in _SEVERAL:
         if made.nodes > 1 or made.each > 1:
             raise UntranslatedError(number, f"{name} on the first of several nodes or tasks")
@@ -159,11 +163,12 @@ def _of_srun(found: tuple[Word, ...], made: Layout, number: int) -> tuple[tuple[
                        ("--gpus-per-task", made.gpus // made.each)):  # fmt: skip
         if name in asked and asked[name].rpartition(":")[2] != str(most):
             raise UntranslatedError(number, f"srun {name}={asked[name]}, other GPUs than the job has")
-    if made.cpus and asked.get("--cpus-per-task", str(made.cpus)) != str(made.cpus):
+    cpus = asked.get("--cpus-per-task", str(made.cpus))
+    if not cpus.isdecimal() or ((made.cpus or made.has_tasks) and int(cpus[:9]) not in (0, made.cpus or 1)):
         raise UntranslatedError(number, "srun with another number of CPUs than the #SBATCH lines")
     if asked.get("--export", "ALL") != "ALL":
         raise UntranslatedError(number, f"srun --export={asked['--export']}")
-    return found[begin:], made._replace(each=each), mpi
+    return found[begin:], made._replace(each=each, cpus=int(cpus[:9])), mpi
 
 
 def _each(asked: dict[str, str], made: Layout, number: int) -> int:
@@ -171,6 +176,10 @@ def _each(asked: dict[str, str], made: Layout, number: int) -> int:
     numbers = {name: int(value) if value.isdecimal() else 0 for name, value in asked.items()}
     nodes, total = numbers.get("--nodes", made.nodes), numbers.get("--ntasks", 0)
     each = numbers.get("--ntasks-per-node", 0)
+    if not made.has_tasks and nodes == made.nodes and (total or each):  # whose nodes are whole, or Slurm refuses it
+        if total % nodes or (total and each and total != nodes * each):
+            raise UntranslatedError(number, "srun with a number of tasks that is not the same on each node")
+        return total // nodes or each
     if made.nodes == 1 and nodes == 1 and (total or each):
         tasks = total or each
         if not tasks or tasks > made.each or (each and total and each != total):

@@ -179,7 +179,8 @@ class _Script:
             if len(prefix) < len(statement.words):
                 yield from (self._for_command(item) for item in found)
                 found = [self._item(statement._replace(words=statement.words[len(prefix) :]))]
-                if prefix and found[0].kind != "command":
+                is_read = {name for name, _, _ in filter(None, map(assignment, prefix))} & found[0].reads
+                if prefix and (found[0].kind != "command" or is_read):
                     raise UntranslatedError(statement.number, "variables for one command")
             if len(found) != 1 or (
                 statement.redirections and found[0].kind == "assigned" and not found[0].redirections
@@ -355,8 +356,8 @@ class _Script:
 
     def _check_variables(self, number: int, read: frozenset[str]) -> None:
         for name in sorted(read):
-            if name in ("@", "*") or name.isdecimal():
-                raise UntranslatedError(number, "arguments of the script that hpcml cannot pass on")
+            if not name.isidentifier():
+                raise UntranslatedError(number, f"${name}, whose value only the batch script's shell knows")
             if batch_variables.is_slurms(name) and not (self.slurm and batch_variables.is_same(name)):
                 where = "in hpcml's job" if self.slurm else "without Slurm"
                 raise UntranslatedError(number, f"{name}, which has another value {where}")

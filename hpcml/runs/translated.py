@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpcml import files, schedulers
+from hpcml import files, kinds, schedulers
 from hpcml.errors import UsageError
 from hpcml.forms import Form
-from hpcml.options import script_lines
+from hpcml.options import batch_scripts, script_lines
 from hpcml.options.reading import request_of
 from hpcml.options.shell_lines import UntranslatedError
 from hpcml.options.translation import Translation, translate
 from hpcml.request.record import RunRequest, job_name
-from hpcml.runs import programs
+from hpcml.runs import dask_named, programs
 from hpcml.schedulers import batch_variables
 from hpcml.sites import layers, lookup
 
@@ -43,7 +45,22 @@ def of_file(script: Path, arguments: Sequence[str], typed: Mapping[str, Any], *,
     variables = {name: value for name, value in layers.process_environment().items() if name in ("HOME", "USER")}
     if script.is_relative_to(here := layers.here()):  # one that a laptop sent was submitted in another folder
         variables[batch_variables.FOLDER] = str(here)
-    return translate(content.decode(errors="surrogateescape"), arguments, typed, variables, slurm=slurm)
+    made = translate(content.decode(errors="surrogateescape"), arguments, typed, variables, slurm=slurm)
+    _check_files(made)
+    return made
+
+
+def _check_files(made: Translation) -> None:
+    """Refuse a file that a line reads and that starts tasks: in hpcml's job it would start others."""
+    for row in made.rows:
+        match = re.fullmatch(r"(?:source|\.) ([\w./~-]+)", row.text)
+        if not match:
+            continue
+        with contextlib.suppress(OSError, RuntimeError):  # on the nodes alone, or nobody's home
+            path = layers.here() / Path(match[1]).expanduser()
+            text = files.read(path, _MOST, ours=False, follow=True).decode(errors="replace")
+            if found := next(batch_scripts.launchers(text), ""):
+                raise UntranslatedError(row.number, f"{match[1]}, which has a line with {found}")
 
 
 def in_words(script: Path, arguments: Sequence[str], *, slurm: bool) -> str:
@@ -106,5 +123,9 @@ def request(
         raise UsageError(refused, place=f"line {made.number} of {script.name}", hint=way)
     if made.command[0] == "bash" and not given.get("name"):
         given["name"] = job_name(RunRequest.of(script))
-    code = code._replace(batch_words=(str(script), *arguments[1:]))
-    return request_of(given, code)._replace(origins=origins), made
+    spec = request_of(given, code._replace(batch_words=(str(script), *arguments[1:])))._replace(origins=origins)
+    prepares = any("runtime.setup" in word for taken in made.options for word in taken.words)
+    if prepares and not spec.python and kinds.get(spec.kind).has_cluster and dask_named.names_dask(spec):
+        problem = f"{code.script.name} uses Dask, whose workers would not have the Python that {script.name} prepares"
+        raise UsageError(problem, place=f"line {made.number} of {script.name}", hint="Add --python PATH or NAME.")
+    return spec, made

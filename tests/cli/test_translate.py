@@ -120,6 +120,20 @@ def test_what_is_no_batch_script_is_refused_and_nothing_waits(world: World, job:
     assert not world.jobs()
 
 
+def test_what_a_line_prepares_must_fit_what_hpcml_starts(world: World, job: Path) -> None:
+    """A file that starts tasks itself, and Dask's workers, which would have another Python than the script."""
+    (world.project / "more.sh").write_text("srun ./other\n")
+    job.write_text("#!/bin/bash\n#SBATCH -N 1 -n 2\nsource more.sh\nsrun python job.py\n")
+    refused = world.run("submit", "--site", "slurm", "--translate", "--dry-run", "job.sh")
+    assert refused.returncode == errors.USAGE
+    in_order(refused.stderr, "more.sh", "srun", "line 3 of job.sh")
+    (world.project / "cluster.py").write_text("from distributed import Client\nClient()\n")
+    job.write_text("#!/bin/bash\n#SBATCH -n 1\nconda activate env\npython cluster.py\n")
+    refused = world.run("submit", "--site", "slurm", "--translate", "--dry-run", "job.sh")
+    assert refused.returncode == errors.USAGE
+    in_order(refused.stderr, "cluster.py uses Dask", "line 4 of job.sh", "--python")
+
+
 def test_another_user_s_script_starts_nothing_here(world: World, job: Path) -> None:
     """Neither its Python, for a script that does not compile, nor a line; a terminal obeys nothing of it."""
     program = world.project / "own/bin/python3"

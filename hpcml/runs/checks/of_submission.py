@@ -47,9 +47,9 @@ def check_request(site: Site, spec: RunRequest) -> None:
 
 
 def _check_batch_script(site: Site, script: Path, arguments: Sequence[str]) -> None:
-    """Refuse a site that does not read the lines of a batch script, and lines for an array."""
-    batch_scripts.check_array(script)
+    """Refuse a site that does not read the lines of a batch script."""
     if not schedulers.get(site.scheduler).BATCH_SCRIPTS:
+        batch_scripts.check_array(script)
         from hpcml.runs import translated  # what only few submissions need
 
         problem = f"{script.name} is a batch script for Slurm, but the site '{site.name}' does not use sbatch"
