@@ -282,7 +282,7 @@ COMPLEX = {
 # The lines of each package, which may only fall: a commit that raises a number says what this buys.
 MOST_LINES = {
     ".": 6021,
-    "api": 1027,
+    "api": 1022,
     "cli": 7518,
     "doctor": 1542,
     "failures": 3139,

@@ -338,7 +338,7 @@ FAULTS = (
     F("hpcml/kinds/dask/node/security/tcp_auth.py", "except (RefusedError, OSError) as error:", "except OSError as error:", "a TCP peer with a wrong proof ends in a traceback"),
     F("hpcml/settings.py", 'in ("tls", "tcp") or self.workers.gpu is None', '== "tls" or self.workers.gpu is None', "a run that asked for TCP starts UCX"),
     F("hpcml/kinds/dask/node/security/tls.py", 'BY_KEY = ("tcp", "ucx")', 'BY_KEY = ("ucx",)', "the script cannot read data of a run that asked for TCP"),
-    F("hpcml/api/elastic.py", 'if network.protocol == "tcp" and is_asked:', "if False:", "an elastic cluster ignores network.protocol=tcp"),
+    F("hpcml/api/elastic.py", 'if network.protocol in ("tcp", "ucx") and', 'if network.protocol in ("ucx",) and', "an elastic cluster ignores network.protocol=tcp"),
     F("hpcml/kinds/dask/node/security/key_proof.py", "if version != _VERSION:", "if False:", "another version's message is taken"),
     F("hpcml/kinds/dask/node/security/key_proof.py", "label + _VERSION + address + connector", "label + _VERSION + connector", "a proof for one address holds for another"),
     F("hpcml/kinds/dask/node/security/connection_limits.py", "if len(self._limits) >= self.most:", "if len(self._limits) > self.most:", "one more half-open handshake than allowed"),
