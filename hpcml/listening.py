@@ -80,6 +80,13 @@ DASK = Listener(
     "an unfinished handshake: at most 2,048, at most 10 s each",
     "Dask",
 )
+DASK_TCP = Listener(
+    'Dask\'s workers with `network.protocol = "tcp"`',
+    "TCP ports that the operating system chooses, on one interface (loopback if the run has one node)",
+    "holders of the attempt's key; data is **not encrypted**",
+    "an unfinished handshake: at most 2,048, at most 10 s each",
+    "Dask",
+)
 UCX = Listener(
     "GPU workers with UCX: UCX's connection manager",
     "a TCP port on all addresses of the node",
@@ -157,7 +164,7 @@ LIBRARIES = Listener(
     "the library",
 )
 TABLE = (
-    DASHBOARD, JUPYTER, SERVICE, KERNEL_OUTPUT, DASK, UCX, UCX_TCP, UCX_WAKE, AGENTS, MPI_TASKS, RAPIDSMPF,
+    DASHBOARD, JUPYTER, SERVICE, KERNEL_OUTPUT, DASK, DASK_TCP, UCX, UCX_TCP, UCX_WAKE, AGENTS, MPI_TASKS, RAPIDSMPF,
     MASTER_PORT, JAX_PORT, LIBRARIES, ELASTIC, CONNECT, TUNNEL, SSH, SRUN, PMIX,
 )  # fmt: skip
 

@@ -20,6 +20,12 @@ def sweep_folder(runs: Path, name: str) -> Path:
     return runs / "sweeps" / name
 
 
+def task_of_array(array: str, index: int | str) -> str:
+    """Return the run id of a job array's task: ``job_3-…`` of the array ``job-…``."""
+    name, *stamp = array.rsplit("-", 3)
+    return "-".join((f"{name}_{index}", *stamp))
+
+
 class Below:
     """A file's place below a folder; its path is made when it is asked for, as a listing has thousands of runs."""
 
@@ -112,7 +118,7 @@ class AttemptPaths(Folder):
     secret = Below("secret")
     certificate = Below("secret", "tls-cert.pem")
     key = Below("secret", "tls-key.pem")
-    ucx_key = Below("secret", "ucx.key")
+    data_key = Below("secret", "data.key")
     jupyter_token = Below("secret", "jupyter.token")
     link_key = Below("secret", "link.key")
     link = Below("link.json")

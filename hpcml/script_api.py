@@ -315,11 +315,11 @@ def connect(*, backend: str = "", **options: Any) -> Client:
         )
         raise RuntimeError(reason) from error
     file_names.keep()
-    if os.environ.get("HPCML_UCX_KEY"):  # it goes before UCX here, so Dask need not import what does that, and say so
-        from hpcml.kinds.dask.node.security import ucx_preload
+    if os.environ.get("HPCML_DATA_KEY"):  # it goes before UCX here, so Dask need not import what does that, and say so
+        from hpcml.kinds.dask.node.security import client_preload
 
         chosen = dask.config.get("distributed.client.preload", [])
-        dask.config.set({"distributed.client.preload": [name for name in chosen if name != ucx_preload.__name__]})
+        dask.config.set({"distributed.client.preload": [name for name in chosen if name != client_preload.__name__]})
     named = inspect.signature(Client).parameters
     of_cluster = {name: value for name, value in options.items() if name not in named or name in ("kwargs", "security")}
     of_client = {name: value for name, value in options.items() if name not in of_cluster}

@@ -141,7 +141,7 @@ class Settings(NamedTuple):
         """
         if self.network.protocol == "ucx":
             return "all"
-        if self.network.protocol == "tls" or self.workers.gpu is None or self.gpus * self.job.nodes < 2:
+        if self.network.protocol in ("tls", "tcp") or self.workers.gpu is None or self.gpus * self.job.nodes < 2:
             return ""
         if self.single_node:
             return "loopback" if self.job.whole_nodes else ""

@@ -55,9 +55,10 @@ def run_cancel(options: Namespace) -> int:
         )
     if options.all:
         return _cancel_all(options)
-    run = common.find_run(options)
+    *tasks, run = directories.find_all(common.runs_folder(options), options.run)
+    tasks.reverse()  # those that wait first, or they would begin in the place of others
     accepted, message = handle.cancel(run)
-    others, failed = cancel_each(_dividing(run))
+    others, failed = cancel_each([*tasks, *_dividing(run)])
     if options.json:
         common.print_json(
             {"run": run.id, "cancelled": accepted, "words": message} | ({"others": others} if others else {})

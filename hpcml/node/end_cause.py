@@ -17,7 +17,7 @@ from hpcml.failures.role_end import CONTAINER_FAILED, RoleEnd, not_entered, of_r
 from hpcml.failures.rules import BY_NAME
 from hpcml.kind import Role
 from hpcml.node import files, full_disk
-from hpcml.node.job import end_time, job_id
+from hpcml.node.job import end_time, job_id, number_in_logs
 from hpcml.node.outcome import EventLog, RunEndedError
 from hpcml.node.processes import Process, output
 from hpcml.node.settings import Context
@@ -247,7 +247,7 @@ def why_ended(logs: Mapping[Path, int], *, with_steps: bool = True) -> str | Non
                 text = file.read(1 << 20).decode(errors="replace")
         except OSError:
             continue
-        if (cause := job_log.why_ended(text, job_id(), with_steps=with_steps)) is not None:
+        if (cause := job_log.why_ended(text, number_in_logs(), with_steps=with_steps)) is not None:
             return cause
     return None
 

@@ -66,7 +66,7 @@ def wait_for(path: Path, deadline: float, interval: float) -> bool:
 
 def remove_secrets(attempt: AttemptPaths) -> None:
     """Remove the keys, the certificate, the token, and what tunnels left; they are of no use after the attempt."""
-    for path in (attempt.key, attempt.certificate, attempt.ucx_key, attempt.jupyter_token, attempt.link_key):
+    for path in (attempt.key, attempt.certificate, attempt.data_key, attempt.jupyter_token, attempt.link_key):
         path.unlink(missing_ok=True)
     for folder in attempt.secret.glob("relay-*"):
         shutil.rmtree(folder, ignore_errors=True)

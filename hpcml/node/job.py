@@ -33,6 +33,11 @@ def job_id() -> str:
     return os.environ.get("HPCML_JOB") or os.environ.get("SLURM_JOB_ID", "")
 
 
+def number_in_logs() -> str:
+    """Return the number of the job in Slurm's own lines: a task of an array has one of its own there."""
+    return os.environ.get("SLURM_JOB_ID") or job_id()
+
+
 def node_name() -> str:
     """Return the name of this node, as the scheduler knows it."""
     this_node = os.environ.get("HPCML_NODE") or os.environ.get("SLURMD_NODENAME")

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from hpcml import hooks, kinds, records, repairs, schedulers
 from hpcml.errors import ConfigError, SiteError, UsageError
 from hpcml.kind import Kind, Role
-from hpcml.paths import SUPERVISOR, RunPaths
+from hpcml.paths import SUPERVISOR, RunPaths, task_of_array
 from hpcml.plan.container import Stage, entry, image_of, interpreter, kernels, stage
 from hpcml.request.record import NOT_SAID, RunRequest, job_name
 from hpcml.schedulers import JobLayout, JobRequest, Launcher
@@ -86,6 +86,31 @@ class Plan(NamedTuple):
     after: tuple[str, ...] = ()  # the runs that it waits for, as ``ID:ok``
     python: str = ""  # the interpreter of the run's processes; in an image the image's
     python_from: str = ""  # who named it: an option, a file of settings, a variable; empty: hpcml's own
+    array: tuple[int, ...] = ()  # the tasks of a job array: each is a run with the plan that of_task() returns
+    at_once: int = 0
+    index_word: str = ""
+
+    def of_task(self, index: int) -> Plan:
+        """Return the plan of a task of the array, in the task's own directory."""
+        task = str(self.task_directory(index))
+
+        def moved(text: str) -> str:
+            return text.replace(self.directory, task, 1)
+
+        steps = tuple(
+            step._replace(wrapper=tuple(map(moved, step.wrapper)), log=moved(step.log)) for step in self.steps
+        )
+        return self._replace(run_id=Path(task).name, directory=task, steps=steps, array=(), at_once=0)
+
+    def task_directory(self, index: int | str) -> Path:
+        """Return the directory of a task's run."""
+        return Path(self.directory).with_name(task_of_array(self.run_id, index))
+
+    @property
+    def task_in_shell(self) -> tuple[str, str]:
+        """The directory of a task's run before and after the task's index, for the script of the array."""
+        before, _, after = str(self.task_directory("\0")).partition("\0")
+        return before, after
 
     @property
     def roles(self) -> tuple[str, ...]:
@@ -137,7 +162,11 @@ def plan(site: Site, asked: RunRequest, location: RunLocation) -> Plan:
     by_scheduler["may_start_again"] |= spec.attempts.several_jobs
     by_scheduler["reasons"] = tuple(reasons)
     by_scheduler["notices"] = (
-        *([f"these options do not come from the command line: {', '.join(origins)}"] if origins else ()),
+        *(
+            [f"these options do not come from the command line: {', '.join(origins)}"]
+            if origins and not spec.code.batch_words  # of whose lines the translation is shown
+            else ()
+        ),
         *layout.notices,
         *_notices(site, spec),
         *kind.notices(inside),

@@ -99,6 +99,8 @@ GROUPS: dict[str, tuple[Option, ...]] = {
                otherwise="if no terminal", common=FEW),
         Option("json", "print JSON about the submission; with --wait, about the run's end",
                SUBMISSIONS | {"sweep", "run"}, read=flag),
+        Option("translate", "submit a batch script as the hpcml line that does the same", frozenset(["submit"]),
+               read=flag),
         Option("until_done", "restart from checkpoints until the script is done",
                CONTINUED, read=flag, common=ALL),
     ),

@@ -67,6 +67,7 @@ class Code(NamedTuple):
     idle: float = 0.0  # seconds without use after which JupyterLab ends; 0: never
     root: str = ""  # the folder that is copied: the project's root, above the script; empty: the script's own folder
     lines: tuple[str, ...] = ()  # of a batch script: those for the scheduler, as they are
+    batch_words: tuple[str, ...] = ()  # the batch script, with its arguments, whose translation this is
 
     @property
     def copied(self) -> bool:

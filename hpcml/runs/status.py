@@ -25,7 +25,7 @@ from hpcml.errors import (
 from hpcml.failures.end import SLURM, End, Reason
 from hpcml.kind import Stage
 from hpcml.recorded import Event
-from hpcml.records import plain, read
+from hpcml.records import Table, plain, read
 from hpcml.request.record import Awaited
 from hpcml.runs import directories
 from hpcml.runs import record as records
@@ -385,21 +385,7 @@ def _from_files(run: directories.Run) -> Status:
             hint=refusal.hint,
             quote=refusal.quote,
         )
-    times: dict[str, float] = {}
-    current = new.changed(times=times)
-    for event in record.events:
-        if event.attempt != current.progress.attempt:  # Slurm has started the job again
-            took = round(max(times.values()) - times["allocated"]) if "allocated" in times else 0
-            current = current.changed(seconds_before=current.progress.seconds_before + max(took, 0))
-            times = {}
-            current = current.changed(
-                attempt=event.attempt, phase=Phase.STARTING, times=times, clocks={}, silent_workers={}
-            )
-            current = current.changed(idle_since=0.0)
-            current = current.changed(versions="", interconnect="", interconnect_ok=True, differences=(), repairs={})
-            current = current.changed(blocked_on="")
-        times[event.name] = event.time  # of the status too, which is not copied for each
-        current = _after(current, event)
+    current = new.changed(**_reported(record.planned, record.events))
     current = current.changed(message=_message(current))
     if end := record.end:
         current = _with_end(current, end)
@@ -435,52 +421,83 @@ def _with_end(current: Status, end: End) -> Status:
     return current._replace(phase=phase, message=end.message, hint=end.hint, ended=ended)
 
 
-def _after_any(current: Status, event: Event) -> Status:
-    """Return a status with what the kind of the run has made of an event, and what events of any kind may say."""
-    changes = kinds.get(current.planned.kind).seen(event.name, event.facts)
+_OF_AN_ATTEMPT: dict[str, Any] = {  # fields that begin again with each attempt
+    "phase": Phase.STARTING,
+    "clocks": {},
+    "silent_workers": {},
+    "idle_since": 0.0,
+    "versions": "",
+    "interconnect": "",
+    "interconnect_ok": True,
+    "differences": (),
+    "repairs": {},
+    "blocked_on": "",
+}
+
+
+def _reported(planned: Planned, events: tuple[Event, ...]) -> dict[str, Any]:
+    """Return the values of a status's fields after all events."""
+    times: dict[str, float] = {}
+    values: dict[str, Any] = {"times": times}
+    for event in events:
+        if event.attempt != values.get("attempt", 0):  # Slurm has started the job again
+            took = round(max(times.values()) - times["allocated"]) if "allocated" in times else 0
+            before = values.get("seconds_before", 0) + max(took, 0)
+            times = {}
+            values |= {**_OF_AN_ATTEMPT, "attempt": event.attempt, "times": times, "seconds_before": before}
+        times[event.name] = event.time
+        _add(values, planned, event)
+    return values
+
+
+def _add(values: dict[str, Any], planned: Planned, event: Event) -> None:
+    """Add what one more event means for the values of fields."""
+    fields = event.facts
+    changes = kinds.get(planned.kind).seen(event.name, fields)
     if "differences" in changes:
-        changes["differences"] = current.progress.differences + changes["differences"]
-    if event.name == "script-blocked":
-        changes["blocked_on"] = event.facts.get("on", str)
-    if "security" in event.facts.facts:
-        changes["security"] = event.facts.get("security", str)
-    return current.changed(**changes) if changes else current  # most events tell no more than their time
+        changes["differences"] = values.get("differences", ()) + changes["differences"]
+    values |= changes
+    if "security" in fields.facts:
+        values["security"] = fields.get("security", str)
+    if event.name == "warning":
+        sentence = fields.get("sentence", str)
+        values["warnings"] = (*values.get("warnings", ()), sentence)
+        if "setup" in fields.facts:
+            values["setup_warnings"] = (*values.get("setup_warnings", ()), sentence)
+    elif event.name == "time-limit-near":
+        values["hint"] = _near_limit(planned, fields.number("seconds"))
+    else:
+        _add_of_node(values, event.name, fields)
 
 
-def _after(current: Status, event: Event) -> Status:
-    """Return a status after one more event."""
-    fields, reported = event.facts, current.progress
-    current = _after_any(current, event)
-    match event.name:
+def _add_of_node(values: dict[str, Any], name: str, fields: Table) -> None:
+    """Add what an event about nodes or the script means for the values of fields."""
+    match name:
         case "allocated":
-            return current.changed(
-                phase=Phase.STARTING, nodes=fields.texts("nodes"), workers=0, warnings=(), setup_warnings=(), hint=""
-            )
+            values |= {"phase": Phase.STARTING, "nodes": fields.texts("nodes"), "workers": 0}
+            values |= {"warnings": (), "setup_warnings": (), "hint": ""}
         case "image-staging":
-            return current.changed(phase=Phase.STARTING, staging=fields.get("mode", str))
+            values |= {"phase": Phase.STARTING, "staging": fields.get("mode", str)}
         case "environment-ready":
-            return current.changed(versions=fields.get("words", str), differences=fields.texts("differences"))
+            values |= {"versions": fields.get("words", str), "differences": fields.texts("differences")}
         case "repairs":
             from hpcml.repairs import Decision
 
             decisions = read(dict[str, Decision], fields.facts["repairs"])
-            return current.changed(repairs={name: decision._asdict() for name, decision in decisions.items()})
+            values["repairs"] = {name: decision._asdict() for name, decision in decisions.items()}
         case "clock":
             clock = {fields.get("node", str): (fields.number("ahead"), fields.number("within"))}
-            return current.changed(clocks={**reported.clocks, **clock})
-        case "warning":
-            sentence = fields.get("sentence", str)
-            setup_warnings = (*reported.setup_warnings, *((sentence,) if "setup" in fields.facts else ()))
-            return current.changed(warnings=(*reported.warnings, sentence), setup_warnings=setup_warnings)
+            values["clocks"] = {**values.get("clocks", {}), **clock}
+        case "script-blocked":
+            values["blocked_on"] = fields.get("on", str)
         case "script-started":
-            return current.changed(phase=Phase.RUNNING)
-        case "time-limit-near":
-            traits, effect = current.planned.form.traits, current.planned.form.traits.near_limit
-            if traits.web_service:
-                effect = f"{traits.title} pages in browsers save their documents"
-            left = format_age(fields.number("seconds"))
-            return current.changed(hint=f"The time limit is near (about {left} left): {effect}.")
-    return current
+            values["phase"] = Phase.RUNNING
+
+
+def _near_limit(planned: Planned, seconds: float) -> str:
+    traits = planned.form.traits
+    effect = f"{traits.title} pages in browsers save their documents" if traits.web_service else traits.near_limit
+    return f"The time limit is near (about {format_age(seconds)} left): {effect}."
 
 
 def _message(current: Status) -> str:

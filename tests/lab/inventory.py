@@ -43,6 +43,7 @@ SOCKETS = {
     "SERVICE": Sockets(("worker", "agent"), (UNIX,), r"/hpcml_\w{8}/[0-9a-f]{8}\.sock$", announced=False),
     "KERNEL_OUTPUT": Sockets(("kernel",), (UNIX,), r"/k/out-\d+$", announced=False),
     "DASK": Sockets(("scheduler", "worker"), (ONE,)),
+    "DASK_TCP": Sockets(("worker",), (ONE,)),
     "UCX": Sockets(("scheduler", "worker"), (ALL,), announced=False),
     "UCX_TCP": Sockets(("scheduler", "worker"), (ONE,), announced=False),
     "UCX_WAKE": Sockets(("scheduler", "worker"), (ABSTRACT,), r"^@[0-9a-f]{5}$", announced=False),

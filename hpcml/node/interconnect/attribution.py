@@ -348,6 +348,7 @@ TLS = Cause(
     "use GPU workers and an image whose UCX supports InfiniBand; if the nodes are yours alone, set resources.exclusive,"
     " and network.private if no other user can connect to them; or set network.protocol=ucx",
 )
+TCP = TLS._replace(reason="the run uses TCP")
 
 
 def cause_across(measurement: Measurement, bad: Iterable[str]) -> Cause:

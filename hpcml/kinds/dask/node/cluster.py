@@ -136,7 +136,7 @@ class Processes:
         lifetime = (self.settings.job.time_limit or CERTIFICATE_WITHOUT_LIMIT) + tls.LATE
         try:
             tls.make_certificate(self.context.attempt, lifetime)
-            tls.make_ucx_key(self.context.attempt)
+            tls.make_data_key(self.context.attempt)
         except ImportError as error:
             hint = f"Install it again: {installed.install(sys.executable, ['cryptography'])}."
             reason = f"the run's Python ({sys.executable}) cannot import cryptography: {error}"
