@@ -291,7 +291,7 @@ MOST_LINES = {
     "node": 12009,
     "options": 2236,
     "plan": 877,
-    "remote": 3686,
+    "remote": 3687,
     "repairs": 984,
     "report": 2278,
     "request": 553,

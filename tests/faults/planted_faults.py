@@ -443,6 +443,7 @@ FAULTS = (
     F("hpcml/remote/tunnel_service.py", "nodes[target.rank * len(nodes) // self.planned.expected]", "nodes[target.rank % len(nodes)]", "the port of a rank is looked for on another node"),
     F("hpcml/remote/tunnel_server.py", "for name, known in run_record.services(run.paths).items() if not known.clause}", "for name, known in run_record.services(run.paths).items()}", "a tunnel opens before its service is ready"),
     F("hpcml/remote/routes.py", 'return wrong if isinstance(wrong, str) else ""', 'return ""', "an open tunnel whose program is gone says nothing"),
+    F("hpcml/remote/tunnel.py", "self.request.service or run.service or self.service", "run.service or self.service", "the dashboard of a JupyterLab session is not opened"),
     F("hpcml/services.py", "if not _NAME.fullmatch(name) or name in OWN:", "if not _NAME.fullmatch(name):", "a script's service takes the dashboard's place"),
     F("hpcml/repairs/__init__.py", 'if switched_on is not None and row.module not in switched_on.split(","):', "if False:", "repairs = false of a site changes nothing"),
     F("hpcml/repairs/__init__.py", "return APPLIED if _was_tried(version, row.tried) else UNTRIED", "return APPLIED", "a repair changes a release of its library that it was never tried with"),
