@@ -289,7 +289,7 @@ MOST_LINES = {
     "images": 1048,
     "kinds": 10831,
     "node": 12009,
-    "options": 2236,
+    "options": 2232,
     "plan": 877,
     "remote": 3687,
     "repairs": 984,
