@@ -173,23 +173,19 @@ def _of_srun(found: tuple[Word, ...], made: Layout, number: int) -> tuple[tuple[
 
 def _each(asked: dict[str, str], made: Layout, number: int) -> int:
     """Return how many tasks srun starts on each node."""
-    numbers = {name: int(value) if value.isdecimal() else 0 for name, value in asked.items()}
-    nodes, total = numbers.get("--nodes", made.nodes), numbers.get("--ntasks", 0)
-    each = numbers.get("--ntasks-per-node", 0)
-    if not made.has_tasks and nodes == made.nodes and (total or each):  # whose nodes are whole, or Slurm refuses it
-        if total % nodes or (total and each and total != nodes * each):
-            raise UntranslatedError(number, "srun with a number of tasks that is not the same on each node")
-        return total // nodes or each
-    if made.nodes == 1 and nodes == 1 and (total or each):
-        tasks = total or each
-        if not tasks or tasks > made.each or (each and total and each != total):
-            raise UntranslatedError(number, f"srun with {tasks} tasks, but the #SBATCH lines ask for {made.each}")
-        return tasks
-    if nodes != made.nodes or total not in (0, made.tasks) or each not in (0, made.each):
-        raise UntranslatedError(number, f"srun on other nodes or with other tasks than the job's {made.tasks}")
-    if "--ntasks" in asked and not total:
-        raise UntranslatedError(number, f"srun --ntasks={asked['--ntasks']}")
-    return made.each
+    names = ("--nodes", "--ntasks", "--ntasks-per-node")
+    if bad := next((name for name in names if name in asked and not re.fullmatch("[1-9][0-9]{0,5}", asked[name])), ""):
+        raise UntranslatedError(number, f"srun {bad}={asked[bad]}")
+    nodes, total, each = (int(asked.get(name, 0)) for name in names)
+    nodes = nodes or made.nodes
+    # Where the lines name no tasks, the nodes are whole, or Slurm refuses the step.
+    count = total or each * nodes or made.tasks
+    is_even = count % nodes == 0 and (not each or count == each * nodes)
+    is_whole = not made.has_tasks or count == made.tasks or (nodes == 1 and count < made.tasks)
+    if nodes != made.nodes or not is_even or not is_whole:
+        problem = f"srun on other nodes or with other tasks than the {made.tasks} of the #SBATCH lines"
+        raise UntranslatedError(number, problem)
+    return count // nodes
 
 
 # -- mpirun -----------------------------------------------------------------------------------------------------------

@@ -23,6 +23,12 @@ touch made-by-a-line
 srun python job.py "$1"
 echo done
 """
+SOURCES = "#!/bin/bash\n#SBATCH -N 1 -n 2\nsource more.sh\nsrun python job.py\n"
+ACTIVATES = "#!/bin/bash\n#SBATCH -n 1\nconda activate env\npython cluster.py\n"
+CLUSTER = "from distributed import Client\nClient()\n"
+HOSTILE = "$(: >started)`: >started`;: >started '\\\"\nrm -r x"
+AS_WORDS = "hpcml() { printf '%s\\0' \"$@\"; }; hpcml"
+ONE_TASK = "#!/bin/bash\n#SBATCH -n 1 -J '$(: >started)'\n"
 LINE = ("--nodes 2 --cpus-per-node 2 --time 10 --set 'runtime.setup=[\"export LEVEL=3\", \"touch made-by-a-line\"]' "
         "--ranks 2 -- python job.py 'a b'")  # fmt: skip
 
@@ -60,7 +66,7 @@ def test_a_dry_run_shows_the_line_and_the_table_where_each_line_went(world: Worl
 def test_the_first_line_without_a_word_is_named(world: World, job: Path) -> None:
     job.write_text(f"{JOB}srun other\n")
     done = world.run("submit", "--site", "slurm", "--dry-run", "job.sh")
-    assert says(done.stdout, "in hpcml none: line 6 of job.sh has arguments")
+    assert says(done.stdout, "none: line 6 of job.sh has $1")
     refused = world.run("submit", "--site", "slurm", "--translate", "job.sh", "a")
     assert refused.returncode == errors.USAGE
     in_order(refused.stderr, "second command", "line 8 of job.sh", "hpcml submit job.sh")
@@ -123,12 +129,12 @@ def test_what_is_no_batch_script_is_refused_and_nothing_waits(world: World, job:
 def test_what_a_line_prepares_must_fit_what_hpcml_starts(world: World, job: Path) -> None:
     """A file that starts tasks itself, and Dask's workers, which would have another Python than the script."""
     (world.project / "more.sh").write_text("srun ./other\n")
-    job.write_text("#!/bin/bash\n#SBATCH -N 1 -n 2\nsource more.sh\nsrun python job.py\n")
+    job.write_text(SOURCES)
     refused = world.run("submit", "--site", "slurm", "--translate", "--dry-run", "job.sh")
     assert refused.returncode == errors.USAGE
     in_order(refused.stderr, "more.sh", "srun", "line 3 of job.sh")
-    (world.project / "cluster.py").write_text("from distributed import Client\nClient()\n")
-    job.write_text("#!/bin/bash\n#SBATCH -n 1\nconda activate env\npython cluster.py\n")
+    (world.project / "cluster.py").write_text(CLUSTER)
+    job.write_text(ACTIVATES)
     refused = world.run("submit", "--site", "slurm", "--translate", "--dry-run", "job.sh")
     assert refused.returncode == errors.USAGE
     in_order(refused.stderr, "cluster.py uses Dask", "line 4 of job.sh", "--python")
@@ -141,15 +147,13 @@ def test_another_user_s_script_starts_nothing_here(world: World, job: Path) -> N
     program.write_text('#!/bin/sh\n: >"${0%/*}/started"\n')
     program.chmod(0o755)
     (world.project / "new.py").write_text("match = = 1\n")
-    hostile = "$(: >started)`: >started`;: >started '\\\"\nrm -r x"
-    job.write_text(f"#!/bin/bash\n#SBATCH -n 1 -J '$(: >started)'\nexport A='{hostile.replace(chr(39), '')}'\n"
+    job.write_text(ONE_TASK + f"export A='{HOSTILE.replace(chr(39), '')}'\n"
                    f"{shlex.quote(str(program))} new.py \"$1\"\n")  # fmt: skip
     for mode in ((), ("--dry-run",)):
-        done = world.run("submit", "--site", "slurm", "--translate", *mode, "job.sh", hostile)
+        done = world.run("submit", "--site", "slurm", "--translate", *mode, "job.sh", HOSTILE)
         assert "Traceback" not in done.stderr
         shown = next(line for line in (done.stdout + done.stderr).splitlines() if line.startswith("in hpcml"))
         line = shown.removeprefix("in hpcml   hpcml submit")
-        pasted = subprocess.run(["bash", "-c", f"hpcml() {{ printf '%s\\0' \"$@\"; }}; hpcml{line}"],
-                                capture_output=True, cwd=world.top, check=True)  # fmt: skip
-        assert pasted.stdout.split(b"\0")[-2].decode() == hostile
+        pasted = subprocess.run(["bash", "-c", AS_WORDS + line], capture_output=True, cwd=world.top, check=True)
+        assert pasted.stdout.split(b"\0")[-2].decode() == HOSTILE
     assert not list(world.top.rglob("started"))

@@ -36,6 +36,11 @@ echo ended
 """
 
 
+IN_A_FOLDER = ("#!/bin/bash\n#SBATCH -n 1 -t 5\nexport LEVEL=7\nFOLDER=work-$USER\nmkdir -p $FOLDER\ncd $FOLDER\n"
+               "time python ../prints.py *.none > out.txt 2>&1\nexit $?\n")  # fmt: skip
+FAILS = "#!/bin/bash\n#SBATCH -n 1 -t 5\n{}mkdir /proc/none\nexport LEVEL=1\npython prints.py\n"
+
+
 def submit(here: Here, text: str, *arguments: str, status: int = 0) -> list[list[object]]:
     (here.folder / "job.sh").write_text(text)
     (here.folder / "prints.py").write_text(PRINTS)
@@ -60,22 +65,22 @@ def test_ranks_get_what_the_lines_prepare(here: Here) -> None:
 
 
 def test_one_process_in_its_folder_writes_its_file(here: Here) -> None:
-    text = ("#!/bin/bash\n#SBATCH -n 1 -t 5\nexport LEVEL=7\nFOLDER=work-$USER\nmkdir -p $FOLDER\ncd $FOLDER\n"
-            "time python ../prints.py *.none > out.txt 2>&1\nexit $?\n")  # fmt: skip
     here.environment["USER"] = "u"
-    assert submit(here, text) == []
+    assert submit(here, IN_A_FOLDER) == []
     [_, _, folder, words, variables] = json.loads((here.folder / "work-u/out.txt").read_text())
     assert (folder, words, variables[0]) == (str(here.folder / "work-u"), ["*.none"], "7")
 
 
-@pytest.mark.parametrize(("code", "status"), [
+ENDS = [
     ("python -c 'raise SystemExit(7)'\necho ended", 7), ("srun python -c 'raise SystemExit(3)'", 3), ("bash -c 'kill -9 $$'", 137),
-])  # fmt: skip
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("code", "status"), ENDS)
 def test_the_status_is_the_command_s(here: Here, code: str, status: int) -> None:
     submit(here, f"#!/bin/bash\n#SBATCH -n 1 -t 5\n{code}\n", status=status)
 
 
 def test_a_line_that_fails_ends_the_run_only_with_set_e(here: Here) -> None:
-    lines = "#!/bin/bash\n#SBATCH -n 1 -t 5\n{}mkdir /proc/none\nexport LEVEL=1\npython prints.py\n"
-    assert submit(here, lines.format(""))[0][4][0] == "1"  # type: ignore[index]
-    submit(here, lines.format("set -e\n"), status=80)
+    assert submit(here, FAILS.format(""))[0][4][0] == "1"  # type: ignore[index]
+    submit(here, FAILS.format("set -e\n"), status=80)

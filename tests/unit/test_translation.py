@@ -84,24 +84,30 @@ def test_each_line_of_a_script_is_listed() -> None:
         assert all(row.goes_to for row in made.rows)
 
 
-@pytest.mark.parametrize(("lines", "code", "typed", "expected"), [
+OPEN = [
     ("--ntasks=4", "srun ./a", {"nodes": "2"}, "--nodes 2 --cpus-per-node 2 --ranks 2 -- ./a"),
     ("--nodes=2 --ntasks=4", "srun ./a", {"nodes": "4"}, "--nodes 4 --cpus-per-node 1 --ranks node -- ./a"),
     ("-n 2 -N 1", "mpirun ./a", {"mpi": "pmi2"}, "--nodes 1 --cpus-per-node 2 --ranks 2 --mpi pmi2 -- ./a"),
-])  # fmt: skip
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("lines", "code", "typed", "expected"), OPEN)
 def test_typed_options_decide_what_a_script_leaves_open(
     lines: str, code: str, typed: dict[str, str], expected: str
 ) -> None:
     assert translated(script(lines, code), typed=typed) == expected
 
 
-@pytest.mark.parametrize(("code", "expected"), [
+WITHOUT_SLURM = [
     ("mpirun -n 2 ./a", "--nodes 1 --cpus-per-node 2 -- mpirun -n 2 ./a"),
     ("srun ./a", "--nodes 1 --cpus-per-node 2 --ranks 2 -- ./a"),
     ("srun ./a $SLURM_JOB_ID", "3: SLURM_JOB_ID, which has another value without Slurm"),
     ("echo $SLURM_JOB_ID > id\nsrun ./a", "3: a second command; hpcml starts one"),
     ("mkdir $SLURM_JOB_ID\nsrun ./a", "3: SLURM_JOB_ID, which has another value without Slurm"),
-])  # fmt: skip
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("code", "expected"), WITHOUT_SLURM)
 def test_without_slurm_its_variables_are_not_there(code: str, expected: str) -> None:
     got = translated(script("-n 2 -N 1", code), slurm=False)
     assert got.replace("4: a second", "3: a second") == expected
@@ -137,12 +143,14 @@ def test_no_text_is_a_traceback_and_none_is_run(tmp_path: Path, monkeypatch: pyt
     assert list(tmp_path.iterdir()) == []
 
 
+MAKES = ("touch {}", "A=$(touch {})", "export A=`touch {}`", "echo $(touch {})", "cd $(touch {})", "source <(touch {})",
+         "mkdir ${{X:-$(touch {})}}", "A=([$(touch {})0]=1)", "echo $((A[$(touch {})]))", "srun --x=$(touch {}) ./a", "./a <<<$(touch {})")  # fmt: skip
+
+
 def test_a_script_whose_every_line_makes_a_file_makes_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("BASH_ENV", str(tmp_path / "start"))
     (tmp_path / "start").write_text("touch made-by-start\n")
-    makes = ("touch {}", "A=$(touch {})", "export A=`touch {}`", "echo $(touch {})", "cd $(touch {})", "source <(touch {})",
-             "mkdir ${{X:-$(touch {})}}", "A=([$(touch {})0]=1)", "echo $((A[$(touch {})]))", "srun --x=$(touch {}) ./a", "./a <<<$(touch {})")  # fmt: skip
-    for number, form in enumerate(makes):
+    for number, form in enumerate(MAKES):
         translated(script(f"-n 1 -J $(touch s{number})", form.format(f"f{number}") + "\n./a"))
     assert [path.name for path in tmp_path.iterdir()] == ["start"]
