@@ -58,6 +58,7 @@ FAULTS = (
     F("hpcml/kinds/hold/node/agent.py", "> CPU * passed:", "> 20 * passed:", "a hold ends under a process that works in it"),
     F("hpcml/kinds/hold/node/agent.py", 'variable.startswith(b"HPCML_RUN_DIR=")', "False", "hpcml's own processes keep an idle hold's nodes"),
     F("hpcml/schedulers/allocation.py", """ --nodelist="$HPCML_NODE_NAMES"'""", "'", "two runs in a hold share a node while another is free", True),
+    F("hpcml/schedulers/allocation.py", 'alive = ("--no-kill",) if role.every_node else ()', "alive = ()", "a run in a hold names the wrong node as lost", True),
     F("hpcml/schedulers/hold.py", "            (hold.queue / name).unlink()\n", "            pass\n", "a cancelled run that waits in a hold starts all the same"),
     F("hpcml/cli/hold.py", "if limit and given.end and limit > left:", "if False:", "a run in a hold asks for more time than the hold has"),
     F("hpcml/cli/on_host.py", '(command == "run" and getattr(options, "in"))', "False", "a laptop's run in a hold finds no script on the login node"),

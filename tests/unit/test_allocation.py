@@ -107,6 +107,8 @@ def test_the_steps_have_what_directives_would_have_said(gpus: int, hidden: bool)
         assert {"--overlap", "--mem=2048M"} <= set(step.launcher.options)
         assert ("--gres=none" in step.launcher.options) is hidden
         assert ("--gpus-per-node=2" in step.launcher.options) is not hidden
+        assert ('--nodelist="$HPCML_NODE_NAMES"' in step.launcher.shell) is ("--no-kill" in step.launcher.options)
+        assert "--nodelist=" in step.launcher.shell
     assert made.inside.job.nodes == 3
 
 
