@@ -295,7 +295,7 @@ MOST_LINES = {
     "repairs": 984,
     "report": 2278,
     "request": 553,
-    "runs": 9234,
+    "runs": 9236,
     "schedulers": 3516,
     "sites": 1527,
     "survey": 1207,
