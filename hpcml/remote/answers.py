@@ -177,6 +177,9 @@ class Relay(NamedTuple):
 
     folder: Annotated[str, _relay_folder]  # of its files there
     host_key: Annotated[str, _host_key]  # as in known_hosts
+    run: Annotated[str, _or_empty(_run)] = ""  # the id of its run; this one and the next two are ssh-config's
+    nodes: Annotated[tuple[str, ...], _list(_node, 10**5)] = ()  # of the run, the first one first
+    ends: Annotated[float | None, _or_none(_moment)] = None  # when the run's time limit ends it, in seconds since 1970
 
 
 class CallFacts(TypedDict, total=False):

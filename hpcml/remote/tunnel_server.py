@@ -13,6 +13,7 @@ from pathlib import Path
 
 from hpcml import files, kinds, schedulers, subprocesses
 from hpcml.errors import NotFoundError, ServiceGoneError, StorageError, TunnelError
+from hpcml.gpu_vendor import VENDOR
 from hpcml.origins import HPCML
 from hpcml.remote import routes
 from hpcml.remote.answers import MalformedError, Relay, RunFacts, Service, service_of
@@ -263,9 +264,12 @@ ClientAliveInterval 15
 LogLevel ERROR
 """
 _STEP = """
-[ -S "$1" ] || { echo "hpcml: the socket is not on $(hostname)" >&2; exit 66; }
+[ -z "$1" ] || [ -S "$1" ] || { echo "hpcml: the socket is not on $(hostname)" >&2; exit 66; }
+config=$2 mode=$3 gpus=${GPUS+" GPUS=$GPUS"}; shift 3
 for sshd in /usr/sbin/sshd /usr/lib/ssh/sshd /usr/local/sbin/sshd; do
-  [ -x "$sshd" ] && exec "$sshd" -i -e -f "$2"
+  [ -x "$sshd" ] || continue
+  "$sshd" "$mode" -e -f "$config" ${1+-o "SetEnv=$* HPCML_NODE=$(uname -n)$gpus"}
+  status=$?; [ "$mode" = -t ] && exit $status; exit 0  # 255 as a client leaves, of which srun would speak
 done
 echo "hpcml: there is no sshd on $(hostname)" >&2; exit 69
 """
@@ -312,18 +316,39 @@ def relay(run: directories.Run, target: Service, folder: str) -> None:
     TunnelError
         If srun is missing.
     """
+    become(run, step(run, target.node, folder, target.socket))
+
+
+def step(
+    run: directories.Run,
+    node: str,
+    folder: str,
+    socket: str = "",
+    *variables: str,
+    mode: str = "-i",
+    whole: bool = False,
+) -> list[str]:
+    """Return the words that start an sshd of :func:`prepare` in a job step; StorageError if there is no such folder.
+
+    ``socket`` must be on the node, unless it is empty. ``variables`` are those of the sessions, as SetEnv of sshd takes
+    them. ``mode`` is sshd's: -i serves one connection, -t tests the files. ``whole``: with all the run's CPUs and GPUs.
+    """
     config = run.paths.attempt(run_record.newest_attempt(run.paths) or 0).secret / Path(folder).name / "config"
     if not config.is_file():
         raise StorageError(
             "The tunnel's temporary folder on the cluster does not exist", place=folder, hint="Start the tunnel again."
         )
     submission = run.submission or schedulers.Submission()
-    name = submission.scheduler
-    nodes = schedulers.nodes_of(name)
-    step = ["/bin/sh", "-c", _STEP, "sh", target.socket, str(config)]
-    command = [*(nodes.step_on(submission.key, target.node, "hpcml-tunnel") if nodes else ()), *step]
+    nodes = schedulers.nodes_of(submission.scheduler)
+    command = ["/bin/sh", "-c", _STEP.replace("GPUS", VENDOR.visible), "sh", socket, str(config), mode, *variables]
+    return [*(nodes.step_on(submission.key, node, "hpcml-tunnel", whole=whole) if nodes else ()), *command]
+
+
+def become(run: directories.Run, command: list[str]) -> None:
+    """Become a job step of :func:`step`; TunnelError if srun is missing."""
     try:
-        subprocesses.become(command, schedulers.get(name).clean_environment(), program=HPCML)
+        environment = schedulers.get((run.submission or schedulers.Submission()).scheduler).clean_environment()
+        subprocesses.become(command, environment, program=HPCML)
     except subprocesses.CommandMissingError as error:
         raise TunnelError(f"srun could not be started: {error}", place="srun") from error
 
