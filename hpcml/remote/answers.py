@@ -89,7 +89,7 @@ def _moment(value: Any) -> float:
 
 def _list(check: Check, most: int) -> Check:
     def checked(value: Any) -> tuple[Any, ...]:
-        if not isinstance(value, list) or len(value) > most:
+        if not isinstance(value, (list, tuple)) or len(value) > most:  # a field's default is a tuple
             raise MalformedError
         return tuple(check(item) for item in value)
 
