@@ -429,6 +429,8 @@ FAULTS = (
     F("hpcml/remote/node_ssh.py", '        "ForwardAgent no",\n', "", "a user's agent is lent to the node of a run"),
     F("hpcml/remote/node_ssh.py", '.replace(\'"\', \'\\\\"\')', "", "a quote in a folder's name ends the connections of editors"),
     F("hpcml/remote/node_ssh.py", "entry[entry.index(option) + 1] = process_environment()", "_ = process_environment()", "an editor in an image forgets its server with each run"),
+    F("hpcml/cli/ssh_config.py", "    if not (relay.run and relay.nodes):", "    if False:", "a login node that names no nodes shows a defect of hpcml"),
+    F("hpcml/remote/node_ssh.py", 'if program.name == "__main__.py"', "if False", "names that python -m hpcml wrote do not connect"),
     F("hpcml/remote/routes.py", "if not isinstance(answer, dict) or service.identity not in answer.values():", "if not isinstance(answer, dict):", "a tunnel opens another run's service"),
     F("hpcml/repairs/__init__.py", 'if switched_on is not None and row.module not in switched_on.split(","):', "if False:", "repairs = false of a site changes nothing"),
     F("hpcml/repairs/__init__.py", "return APPLIED if _was_tried(version, row.tried) else UNTRIED", "return APPLIED", "a repair changes a release of its library that it was never tried with"),

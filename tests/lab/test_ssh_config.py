@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import stat
 import subprocess
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+import debugger
 import mallory
 from beside import PART
 from laptop import Outside, until
@@ -136,6 +138,30 @@ def test_a_shell_is_in_the_run_s_image_and_copies_are_the_node_s(outside: Outsid
         assert names.on(FETCHES).stdout.split() == ["1", "2", "3"]
     finally:
         outside.on("login", "hpcml", "cancel", run)
+
+
+PAGE = Path(__file__).parents[2] / "docs/editors.md"
+STOPS = {"script": ("<module>", 45, ()), "worker": ("step", 49, ()), "rank": ("<module>", 46, ("--ranks", "2"))}
+DEBUGS = "ssh -N -L 127.0.0.1:{0}:127.0.0.1:{0} -F {1} -o BatchMode=yes $N & python3 -c {2} {0} total; kill $!"
+
+
+def test_a_debugger_stops_the_page_s_script_task_and_rank(outside: Outside) -> None:
+    scripts = dict(zip(STOPS, re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL), strict=True))
+    runs = {}
+    for kind, (_, _, options) in STOPS.items():
+        _, runs[kind] = outside.cluster.detach(scripts[kind], "--name", kind, "--nodes", "1", *PART, *options)
+
+    def port(kind: str) -> str:
+        texts = [path.read_text(errors="replace") for path in runs[kind].glob("logs/*")]
+        return "".join(re.findall(r"debugger port (\d+)", "".join(texts))[:1])
+
+    until(lambda: all(map(port, STOPS)), 60)
+    for kind, (function, total, _) in STOPS.items():
+        names = Names(outside, runs[kind].name)
+        done = names.on(DEBUGS.format(port(kind), CONFIG, shlex.quote(debugger.ATTACH)))
+        assert done.stdout == f"{function} {total}\n", done.stderr
+    for directory in runs.values():
+        assert outside.cluster.wait_status(directory, 60)["exit_status"] == 0
 
 
 # -- mallory ---------------------------------------------------------------------------------------------------------

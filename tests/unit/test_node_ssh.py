@@ -7,13 +7,17 @@ import os
 import shlex
 import stat
 import subprocess
+import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from hpcml.errors import StorageError, UsageError
-from hpcml.remote import node_ssh, routes
+from hpcml.cli import ssh_config
+from hpcml.errors import ConfigError, HpcmlError, StorageError, UsageError
+from hpcml.remote import channel, node_ssh, routes
 from hpcml.remote.answers import Relay
 from hpcml.runs import directories
 
@@ -115,3 +119,43 @@ def test_a_run_in_an_image_has_a_command_that_enters_it_with_the_user_s_home(
     command = node_ssh._command(directories.load(directory), Path("/f"))
     words = ["/bin/sh", "/f/enter.sh", *plan["entry"][:4], "--pwd", "/home/al ice", "--home", "/home/al ice", "/i.sif"]
     assert shlex.split(command) == words
+
+
+class Answer:
+    """A login node's hpcml that has ended, with what it said."""
+
+    errors, facts = "hpcml: The run has ended (x).\nChoose a run.", dict[str, Relay]()
+    connection: Any = SimpleNamespace(host="far")
+
+    def __init__(self, *_: object) -> None: ...
+
+    def begin(self) -> None: ...
+
+    def end(self) -> int:
+        return 66
+
+    def stop(self) -> None: ...
+
+
+def test_what_the_login_node_says_is_an_error_or_names_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channel, "Call", Answer)
+    options: Any = SimpleNamespace(site="", set=None, run="x")
+    with pytest.raises(HpcmlError) as raised:
+        ssh_config._prepared(options, Answer.connection, "ssh-ed25519 AAAA")
+    assert (raised.value.exit_status, raised.value.hint) == (66, "Choose a run.")
+    monkeypatch.setattr(Answer, "facts", {"relay": RELAY._replace(nodes=())})
+    with pytest.raises(ConfigError):
+        ssh_config._prepared(options, Answer.connection, "ssh-ed25519 AAAA")
+    monkeypatch.setattr(Answer, "facts", {"relay": RELAY})
+    assert ssh_config._prepared(options, Answer.connection, "ssh-ed25519 AAAA") == RELAY
+
+
+@pytest.mark.parametrize(
+    ("started_as", "words"), [("bin/hpcml", ["HERE/bin/hpcml"]), ("/x/hpcml/__main__.py", ["-m", "hpcml"])]
+)
+def test_ssh_starts_the_same_hpcml_from_any_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, started_as: str, words: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [started_as, "ssh-config", "hpcml"])
+    assert node_ssh.own_command() == [sys.executable, "-P", *(word.replace("HERE", str(tmp_path)) for word in words)]
