@@ -62,9 +62,9 @@ def prepare(run: directories.Run, key: str) -> Relay:
     answer = subprocesses.run(command, _STARTS, program=HPCML)
     if answer.code != 0:
         shutil.rmtree(folder, ignore_errors=True)
-        last = (answer.err.strip().splitlines() or [f"no response within {_STARTS:g} s"])[-1].removeprefix("hpcml: ")
+        said = answer.err.strip().splitlines() or [f"no response within {_STARTS:g} s"]  # srun speaks last
         hint = f"Ask the site for OpenSSH's server on the nodes. Without it, open a shell: hpcml shell {run.id}."
-        raise SiteError(f"sshd cannot start on {nodes[0]}: {last}", place=run.id, hint=hint)
+        raise SiteError(f"sshd cannot start on {nodes[0]}: {said[0].removeprefix('hpcml: ')}", place=run.id, hint=hint)
     return relay._replace(run=run.id, nodes=nodes, ends=tunnel_server.facts(run, status).ends)
 
 

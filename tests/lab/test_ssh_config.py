@@ -17,6 +17,7 @@ import mallory
 from beside import PART
 from laptop import Outside, until
 from test_attacks_nodes import refused
+from test_tunnel import listeners
 
 pytestmark = pytest.mark.lab
 
@@ -172,11 +173,12 @@ SAME_WORDS = ((), ("--serve=sshd", "--node=n1"), ("--serve=prepare", "--key=ssh-
 
 
 def test_mallory_gets_no_file_process_or_step(outside: Outside, names: Names, dashboard: tuple[str, Path]) -> None:
-    directory = dashboard[1]
+    directory, before = dashboard[1], listeners(outside, "n1")
     session = outside.lab.popen(["ssh", "-F", CONFIG, names.first, "echo up; exec sleep 2985"], node="laptop")
     try:
         assert session.stdout is not None
         assert session.stdout.readline() == "up\n"
+        assert listeners(outside, "n1") <= before
         relays = sorted(directory.glob("attempts/0/secret/relay-*"))
         files = [path for folder in (names.place, *relays) for path in (folder, *folder.rglob("*"))]
         for path in files:
@@ -205,6 +207,31 @@ def test_mallory_gets_no_file_process_or_step(outside: Outside, names: Names, da
 
 BY_HAND = "ssh -F none -o BatchMode=yes -o IdentitiesOnly=yes -o UserKnownHostsFile={hosts} -o HostKeyAlias={name} "
 BY_HAND += '-i {key} -o User=hpcml-alice -o "ProxyCommand={proxy}" x id'
+
+
+def test_a_node_without_sshd_is_named_and_nothing_stays(outside: Outside, dashboard: tuple[str, Path]) -> None:
+    before = set(dashboard[1].glob("attempts/0/secret/*"))
+    with outside.cluster.covered("n1", "mount --bind /dev/null /usr/sbin/sshd", "/usr/sbin/sshd"):
+        done = outside.laptop("hpcml", "--host", "lab", "ssh-config", dashboard[0], timeout=120)
+    assert done.returncode == 65, done.stderr
+    assert "sshd cannot start on n1: there is no sshd on n1" in done.stderr
+    assert set(dashboard[1].glob("attempts/0/secret/*")) == before
+
+
+BATCH = """#!/bin/bash
+#SBATCH --gpus-per-node=2 --cpus-per-task=2 --mem=900M --time=10
+sleep 500
+"""
+
+
+def test_a_connection_has_the_gpus_and_cpus_of_a_batch_script_s_run(outside: Outside) -> None:
+    script = outside.cluster.write("gpus/job.sh", BATCH)
+    done = outside.on("login", "hpcml", "submit", "--json", "--detach", str(script))
+    run = json.loads(done.stdout)["run"]
+    outside.cluster.wait_event(outside.cluster.directory(run), "script-started", 60)
+    done = Names(outside, run).on("$SSH $N 'echo $CUDA_VISIBLE_DEVICES; nproc'")
+    outside.on("login", "hpcml", "cancel", run)
+    assert done.stdout.split() == ["0,1", "2"], done.stderr
 
 
 def test_a_key_is_of_its_run_and_its_kind(outside: Outside, names: Names) -> None:
