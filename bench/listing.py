@@ -5,6 +5,9 @@ It needs neither Slurm nor root. A run is submitted to the tests' Slurm (tests/c
 beside the interpreter that ``--python`` names. All contenders take turns in every round; processor time is counted beside
 the time on the clock, which other processes lengthen. System calls are those that ``strace -f -c`` counts; the calls of a
 listing of four runs are taken off, and the rest is divided by the runs that were added.
+
+``--before`` names a checkout of another version. Its views take turns with the others, and the figure beside each view is
+the median of the ratios of one round.
 """
 
 from __future__ import annotations
@@ -35,7 +38,10 @@ VIEWS = {
     "ls --since 7d": ["--since", "7d"],
     "ls --name 'train*'": ["--name", "train*"],
     "ls --all": ["--all"],
+    f"ls --all --json{FIRST}": ["--all", "--json"],
+    "ls --all --json": ["--all", "--json"],
 }
+BEFORE = " (before)"
 DEFAULT_WITHIN = 0.3  # seconds of processor time
 ENDS = (  # state, exit status, cause
     ("FAILED", 1, "script raised ValueError"),
@@ -115,8 +121,8 @@ def system_calls(command: list[str], environment: dict[str, str], folder: Path) 
     return int(found[1])
 
 
-def measure(python: Path, count: int, rounds: int, place: Path | None) -> dict[str, Any]:
-    """Return the seconds of each view in each round, and its system calls."""
+def measure(python: Path, count: int, rounds: int, place: Path | None, before: Path | None) -> dict[str, Any]:
+    """Return the seconds of each view in each round, and its system calls; of the checkout ``before`` too."""
     with tempfile.TemporaryDirectory(prefix="hpcml-listing-", dir=place) as name:
         folder = Path(name).absolute()
         (folder / "python3").symlink_to(python)  # of the fakes
@@ -131,6 +137,9 @@ def measure(python: Path, count: int, rounds: int, place: Path | None) -> dict[s
         hpcml = [str(python.with_name("hpcml")), "ls", "--site", "slurm"]
         commands = {view: [*hpcml, "--set", f"paths.runs={many}", *words] for view, words in VIEWS.items()}
         commands |= {PYTHON: [str(python), "-c", "pass"], "ls, 4 runs": [*hpcml, "--set", f"paths.runs={one}"]}
+        if before:
+            other = ["env", f"PYTHONPATH={before.absolute()}"]
+            commands |= {f"{view}{BEFORE}": [*other, *commands[view]] for view in VIEWS}
         times: dict[str, list[startup.Took]] = {command: [] for command in commands}
         for turn in range(rounds + 1):
             for command, words in commands.items():
@@ -146,21 +155,34 @@ def measure(python: Path, count: int, rounds: int, place: Path | None) -> dict[s
 
 
 def forget(runs: Path, command: str) -> None:
-    """Before a command that is measured as the first of its kind: remove the ends that an earlier one kept."""
-    for path in runs.glob(".ends.*") if command.endswith(FIRST) else ():
+    """Before a command that is measured as the first of its kind: remove the ends that an earlier one kept.
+
+    Those of another version are not used either, so a view that is not the first is measured after one that is.
+    """
+    for path in runs.glob(".ends.*") if command.removesuffix(BEFORE).endswith(FIRST) else ():
         path.unlink()
+
+
+def of_before(times: dict[str, list[startup.Took]], view: str) -> float | None:
+    """Return the median of a view's processor time as a multiple of the other version's in the same round."""
+    pairs = zip(times[view], times.get(f"{view}{BEFORE}", ()), strict=False)
+    shares = [own.processor / other.processor for own, other in pairs]
+    return round(statistics.median(shares), 3) if shares else None
 
 
 def table(document: dict[str, Any]) -> str:
     """Return the figures as a table in Markdown."""
     lines = [
-        "| view | processor time, ms | × python | system calls | for each of the runs |",
-        "|---|---|---|---|---|",
+        "| view | processor time, ms | × python | × before | system calls | for each of the runs |",
+        "|---|---|---|---|---|---|",
     ]
     for view, facts in document["views"].items():
+        if view.endswith(BEFORE):
+            continue
         each = "" if facts["calls_per_run"] is None else f"{facts['calls_per_run']:.2f}"
         seconds, ratio = facts["processor"], facts["ratio"]
-        lines.append(f"| `{view}` | {seconds * 1000:.0f} | {ratio:.1f} | {facts['calls']} | {each} |")
+        earlier = "" if facts["of_before"] is None else f"{facts['of_before']:.2f}"
+        lines.append(f"| `{view}` | {seconds * 1000:.0f} | {ratio:.1f} | {earlier} | {facts['calls']} | {each} |")
     machine = f"{document['machine']['cores']} cores, {document['machine']['python']}"
     return "\n".join([*lines, "", f"{document['runs']} runs; {document['date']}, {machine}; `{document['command']}`"])
 
@@ -170,12 +192,13 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=10_000)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--python", type=Path, default=Path(sys.executable), help="of the environment with hpcml")
+    parser.add_argument("--before", type=Path, metavar="CHECKOUT", help="of another version, measured in turns")
     parser.add_argument("--folder", type=Path, help="where the runs are written (default: for temporary files)")
     parser.add_argument("--json", type=Path, help="also write all figures to this file")
     options = parser.parse_args()
     load = os.getloadavg()
     version = subprocess.run([options.python, "--version"], capture_output=True, text=True, check=True)
-    found = measure(options.python.absolute(), options.runs, options.rounds, options.folder)
+    found = measure(options.python.absolute(), options.runs, options.rounds, options.folder, options.before)
     views = {}
     base = found["calls"]["ls, 4 runs"]
     for view in found["times"]:
@@ -185,6 +208,7 @@ def main() -> int:
             "processor": round(seconds, 4),
             "clock": round(statistics.median(took.clock for took in found["times"][view]), 4),
             "ratio": round(statistics.median(startup.ratios(found["times"], view, "processor")), 2),
+            "of_before": of_before(found["times"], view),
             "calls": calls,
             "calls_per_run": round((calls - base) / (options.runs - 4), 3) if view in VIEWS and calls > base else None,
         }

@@ -44,6 +44,7 @@ def node_side() -> list[str]:
     paths = (
         "__init__.py",
         "attempts.py",
+        "bridges.py",
         "script_api.py",
         "earlier_names.py",
         "errors.py",
@@ -59,12 +60,13 @@ def node_side() -> list[str]:
         "recorded.py",
         "records.py",
         "samples.py",
+        "services.py",
         "settings.py",
         "site_records.py",
         "states.py",
         "terminal.py",
         "units.py",
-        "written.py",
+        "written_files.py",
     )
     root = len(f"{_PACKAGE}/")
     folders = ("node", "kinds", "failures", "repairs", "report")

@@ -23,6 +23,7 @@ T = TypeVar("T")
 RECORD = 64 << 20  # bytes; a run's record, its events: some kilobytes, of very long runs some megabytes
 SETTINGS = 1 << 20  # bytes of a file of settings or a template
 _ALL_USERS = "4294967295"  # how many users a process outside a user namespace can tell from each other
+_BLOCK = 65536  # bytes that are read at a time of a file whose size is not known
 _LINKS = 40  # links on one path, as the kernel has it
 
 
@@ -174,6 +175,11 @@ def open_regular(path: Path, *, ours: bool = True, follow: bool = False, obeyed:
     ForeignError
         If it is not such a file; OSError if it cannot be opened.
     """
+    return _opened(path, ours=ours, follow=follow, obeyed=obeyed)[0]
+
+
+def _opened(path: Path, *, ours: bool, follow: bool, obeyed: bool) -> tuple[int, int]:
+    """Return an open file's descriptor and its size; see :func:`open_regular`."""
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
     try:
         descriptor = os.open(path, flags)
@@ -195,7 +201,7 @@ def open_regular(path: Path, *, ours: bool = True, follow: bool = False, obeyed:
     except OSError:
         os.close(descriptor)
         raise
-    return descriptor
+    return descriptor, status.st_size
 
 
 def read(path: Path, limit: int = RECORD, *, ours: bool = True, follow: bool = False, obeyed: bool = False) -> bytes:
@@ -206,15 +212,19 @@ def read(path: Path, limit: int = RECORD, *, ours: bool = True, follow: bool = F
     ForeignError
         If it is not such a file, or larger than ``limit`` bytes; OSError if it cannot be read.
     """
-    with open(open_regular(path, ours=ours, follow=follow, obeyed=obeyed), "rb") as file:
-        size, content = os.fstat(file.fileno()).st_size, b""
+    descriptor, size = _opened(path, ours=ours, follow=follow, obeyed=obeyed)
+    try:
+        parts, length = list[bytes](), 0
         if size <= limit:  # else it may be a hole of terabytes
-            content = file.read(min(size, limit) + 1)
-            while len(content) <= limit and (more := file.read(min(65536, limit + 1 - len(content)))):
-                content += more  # it grew, or the system does not tell the size
-        if max(size, len(content)) > limit:
-            raise ForeignError(f"the file is larger than {limit} bytes", path)
-    return content
+            # Until the end: it may grow, and some systems do not tell the size.
+            while length <= limit and (part := os.read(descriptor, min(size or _BLOCK, limit) + 1)):
+                parts.append(part)
+                length += len(part)
+    finally:
+        os.close(descriptor)
+    if max(size, length) > limit:
+        raise ForeignError(f"the file is larger than {limit} bytes", path)
+    return b"".join(parts)
 
 
 def parsed(parse: Callable[[str], T], text: str) -> T:
@@ -280,6 +290,15 @@ def tail(path: Path, lines: int = 12, width: int | None = None, begin: int = 0) 
     except OSError:
         return ()
     return tuple([line.rstrip()[:width] for line in text.splitlines() if line.strip()][-lines:])
+
+
+def state_and_start(pid: int) -> tuple[str, str]:
+    """Return the state of a process and when it began (proc(5), stat), both empty if the system does not tell."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return "", ""
+    return fields[0], fields[19]  # the name before may hold blanks and brackets
 
 
 def size_of(path: Path) -> int:

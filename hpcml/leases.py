@@ -15,13 +15,12 @@ import hashlib
 import json
 import os
 import socket
-import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from hpcml import files
+from hpcml import files, records
 
 RENEW = 2.0  # seconds between two signs of life, and between scans of those of others
 LEASE = 60.0  # seconds without one after which others reclaim what a run holds
@@ -47,7 +46,7 @@ class Holder(NamedTuple):
 
 def this_process(run: str) -> Holder:
     """Return this process as a holder."""
-    state = _state_and_start(os.getpid())
+    state = files.state_and_start(os.getpid())
     return Holder(socket.gethostname(), _pid_namespace(), os.getpid(), state[1], run, round(time.time(), 3))
 
 
@@ -65,13 +64,13 @@ def read(path: Path) -> Holder | None:
         table = files.read_json(path, _LARGEST)
     except FileNotFoundError:
         return None
-    values = {name: table.get(name, "") for name in Holder._fields} if isinstance(table, dict) else {}
-    kinds = {"pid": int, "time": int | float}
-    if not values or not all(isinstance(value, kinds.get(name, str)) for name, value in values.items()):
-        raise ValueError(f"{path} does not name a process")
-    if not 0 < values["pid"] < 1 << 31:
+    try:
+        holder = records.read(Holder, table)
+    except records.DamagedError as error:
+        raise ValueError(f"{path} does not name a process: {error}") from error
+    if not 0 < holder.pid < 1 << 31:
         raise ValueError(f"{path} contains no valid process id")
-    return Holder(**values)
+    return holder
 
 
 def place(path: Path, holder: Holder) -> bool:
@@ -114,7 +113,7 @@ def has_ended(holder: Holder) -> bool:
         os.kill(holder.pid, 0)
     except (ProcessLookupError, PermissionError):  # its number is another account's now
         return True
-    state, began = _state_and_start(holder.pid)
+    state, began = files.state_and_start(holder.pid)
     return bool(state) and (state in "ZX" or began != holder.began)
 
 
@@ -123,17 +122,6 @@ def _pid_namespace() -> str:
         return os.readlink("/proc/self/ns/pid")  # noqa: PTH115 - no path: pid:[4026531836]
     except OSError:
         return ""
-
-
-def _state_and_start(pid: int) -> tuple[str, str]:
-    """Return the state and the start of a process (proc(5), stat), empty where the system does not say."""
-    if sys.platform != "linux":
-        return "", ""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
-        return fields[0], fields[19]
-    except (OSError, IndexError):
-        return "", ""
 
 
 def remove(path: Path, holder: Holder, leases: Iterable[Path] = ()) -> bool:

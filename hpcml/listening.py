@@ -80,6 +80,13 @@ DASK = Listener(
     "an unfinished handshake: at most 2,048, at most 10 s each",
     "Dask",
 )
+DASK_TCP = Listener(
+    'Dask\'s workers with `network.protocol = "tcp"`',
+    "TCP ports that the operating system chooses, on one interface (loopback if the run has one node)",
+    "holders of the attempt's key; data is **not encrypted**",
+    "an unfinished handshake: at most 2,048, at most 10 s each",
+    "Dask",
+)
 UCX = Listener(
     "GPU workers with UCX: UCX's connection manager",
     "a TCP port on all addresses of the node",
@@ -114,6 +121,12 @@ JUPYTER = Listener(
     "the user, with a token",
     "nothing: the kernel refuses the connection",
     "Jupyter",
+)
+SERVICE = Listener(
+    "the bridge to a service of the run (`hpcml tunnel --to`, `--service`)",
+    "a unix socket, 0600 in a 0700 folder",
+    "the user",
+    "nothing: the kernel refuses the connection",
 )
 UCX_WAKE = Listener(
     "GPU workers with UCX: the shared memory of one node",
@@ -151,7 +164,7 @@ LIBRARIES = Listener(
     "the library",
 )
 TABLE = (
-    DASHBOARD, JUPYTER, KERNEL_OUTPUT, DASK, UCX, UCX_TCP, UCX_WAKE, AGENTS, MPI_TASKS, RAPIDSMPF,
+    DASHBOARD, JUPYTER, SERVICE, KERNEL_OUTPUT, DASK, DASK_TCP, UCX, UCX_TCP, UCX_WAKE, AGENTS, MPI_TASKS, RAPIDSMPF,
     MASTER_PORT, JAX_PORT, LIBRARIES, ELASTIC, CONNECT, TUNNEL, SSH, SRUN, PMIX,
 )  # fmt: skip
 

@@ -48,3 +48,8 @@ class Named(NamedTuple):
 
 HPCML = Named(Origin.HPCML)  # ssh, sbatch, hpcml's own Python: hpcml's code names the program
 TYPED = Named(Origin.TYPED, "command line")  # a word of the command line, or a variable of the user's shell
+
+
+def of_line(place: str) -> Named:
+    """Return who names a program in a line of a script."""
+    return Named(Origin.LINE, place)

@@ -20,6 +20,12 @@ def sweep_folder(runs: Path, name: str) -> Path:
     return runs / "sweeps" / name
 
 
+def task_of_array(array: str, index: int | str) -> str:
+    """Return the run id of a job array's task: ``job_3-…`` of the array ``job-…``."""
+    name, *stamp = array.rsplit("-", 3)
+    return "-".join((f"{name}_{index}", *stamp))
+
+
 class Below:
     """A file's place below a folder; its path is made when it is asked for, as a listing has thousands of runs."""
 
@@ -112,7 +118,7 @@ class AttemptPaths(Folder):
     secret = Below("secret")
     certificate = Below("secret", "tls-cert.pem")
     key = Below("secret", "tls-key.pem")
-    ucx_key = Below("secret", "ucx.key")
+    data_key = Below("secret", "data.key")
     jupyter_token = Below("secret", "jupyter.token")
     link_key = Below("secret", "link.key")
     link = Below("link.json")
@@ -137,6 +143,7 @@ class AttemptPaths(Folder):
     samples = Below("samples")
     stacks = Below("stacks")
     stacks_request = Below("stacks-request")
+    wanted = Below("services-wanted")
 
     def exit_of(self, role: str, node: str) -> Path:
         """Return where a role's exit status on a node is written."""
@@ -163,5 +170,5 @@ class AttemptPaths(Folder):
         return self.samples / f"{kind}.jsonl"
 
     def service_of(self, name: str) -> Path:
-        """Return where a web service of the run (``dashboard``, ``jupyter``) says on which node and socket it is."""
+        """Return where a service of the run (``dashboard``, ``jupyter``, …) says on which node and socket it is."""
         return self.directory / "services" / f"{name}.json"

@@ -93,6 +93,7 @@ class RecordedSpec(NamedTuple):
     idle: float = 0.0
     interpreter: tuple[str, ...] = ()
     in_place: bool = False
+    batch_words: tuple[str, ...] = ()
     sweep: str = ""
     gpus_per_node: int | None = None
     gpu_type: str = ""
@@ -127,6 +128,15 @@ class Allocated(NamedTuple):
     job: str = ""
     nodes: tuple[str, ...] = ()
     began: float | None = None  # when the batch script began, in seconds since 1970
+
+
+def _tables(lines: list[str]) -> list[object]:
+    """Return what the JSON of each line holds; None of each if one of them is not JSON."""
+    try:
+        tables = files.parsed(json.loads, f"[{','.join(lines)}]")  # one by one it takes three times as long
+    except ValueError:
+        tables = []
+    return tables if len(tables) == len(lines) else [None] * len(lines)
 
 
 class Recorded:
@@ -211,19 +221,12 @@ class Recorded:
             self.refuse(self.paths.events, error)
             return []
         happened = []
-        for line in text.splitlines(keepends=True):
-            if not line.endswith("\n"):
-                continue
+        lines = [line for line in text.splitlines(keepends=True) if line.endswith("\n")]
+        for line, table in zip(lines, _tables(lines), strict=True):
             try:
-                table = Table(files.parsed(json.loads, line))
-                happened.append(
-                    Event(
-                        earlier_names.current(table.get("event", str)),
-                        table.number("time"),
-                        table.get("attempt", int, 0),
-                        table,
-                    )
-                )
+                facts = Table(files.parsed(json.loads, line) if table is None else table)
+                name = earlier_names.current(facts.get("event", str))
+                happened.append(Event(name, facts.number("time"), facts.get("attempt", int, 0), facts))
             except ValueError as error:
                 self.refuse(self.paths.events, error)
         return happened

@@ -21,6 +21,11 @@ _Read = Callable[[Any, list[str]], Any]  # returns a value, a blank one where it
 class DamagedError(ValueError):
     """A table lacks a value, or has one of another type; the message begins with the value's key."""
 
+    @property
+    def key(self) -> str:
+        """The value's key."""
+        return str(self).partition(" ")[0]
+
 
 def read(kind: type[T], table: object, *, whole: bool = False, spread: tuple[type, ...] = ()) -> T:
     """Return the record that a table of JSON holds.
@@ -83,21 +88,29 @@ class _OnDemand:
             tell(" is not a table")
             table = {}
         self._kind, self._table, self._tell, self._within = kind, table, tell, within
+        self._readers = _readers_on_demand(kind, within)
 
     def __getattr__(self, name: str) -> Any:
         """Return a field, which then is an attribute, or what a property or a method makes of the fields."""
-        kind, table, tell = self._kind, self._table, self._tell
-        if name not in kind._fields:
-            return getattr(kind, name).__get__(self)  # kept as an attribute, a method would hold its own object
-        if (inner := fields_of(kind)[name]) in self._within:
-            value = on_demand(inner, table.get(name, {}), lambda problem: tell(_below(name, problem)), self._within)
-        else:
+        table, tell = self._table, self._tell
+        if not (reader := self._readers.get(name)):
+            return getattr(self._kind, name).__get__(self)  # kept as an attribute, a method would hold its own object
+        if isinstance(reader, _Field):
             problems: list[str] = []
-            value = _read_damaged(_field(kind, name, "all", ()), table, problems)
+            value = _read_damaged(reader, table, problems)
             for problem in problems:
                 tell(problem)
+        else:
+            value = on_demand(reader, table.get(name, {}), lambda problem: tell(_below(name, problem)), self._within)
         self.__dict__[name] = value
         return value
+
+
+@cache
+def _readers_on_demand(kind: Any, within: tuple[type, ...]) -> dict[str, Any]:
+    """Return how each field of a record is read, by name; of a field that is ``within``, its record."""
+    hints = fields_of(kind)
+    return {name: hint if hint in within else _field(kind, name, "all", ()) for name, hint in hints.items()}
 
 
 def plain(value: Any, *, digits: int | None = None, brief: bool = False, spread: tuple[type, ...] = ()) -> Any:

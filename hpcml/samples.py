@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
-from hpcml import files
+from hpcml import files, records
 from hpcml.paths import AttemptPaths
 
 if TYPE_CHECKING:
@@ -119,8 +119,7 @@ class NodeHeader(NamedTuple):
 
     def as_json(self) -> dict[str, Any]:
         """Return the first line of a node's file."""
-        gpus = [gpu._asdict() for gpu in self.gpus]
-        return {**header(NODE), **self._asdict(), "scope": self.scope._asdict(), "gpus": gpus}
+        return {**header(NODE), **records.plain(self)}
 
 
 class Event(NamedTuple):
@@ -227,10 +226,10 @@ def total(values: Iterable[Number | None]) -> float | None:
 def header(schema: Schema[Any], **others: Any) -> dict[str, Any]:
     """Return the first line of a file, with what else it says."""
     columns: dict[str, Sequence[str]] = {}
-    records: list[Any] = [schema.sample, *schema.many.values()]
-    for record in records:  # those within come behind it
+    kinds: list[Any] = [schema.sample, *schema.many.values()]
+    for record in kinds:  # those within come behind it
         columns[record.__name__] = record._fields
-        records += [type(value) for value in record._field_defaults.values() if hasattr(value, "_fields")]
+        kinds += [type(value) for value in record._field_defaults.values() if hasattr(value, "_fields")]
     return {"kind": schema.name, "version": VERSION, "columns": columns, **others}
 
 
@@ -294,7 +293,7 @@ def nodes(attempt: AttemptPaths, most: int = 0) -> dict[str, NodeSeries]:
 
 def step(attempt: AttemptPaths, most: int = 0) -> int:
     """Return 2 for each second sample of a node, and so on, so that ``most`` bytes in all are read (0: any)."""
-    return max(1, -(-sum(map(_size, files_of_nodes(attempt))) // most)) if most else 1
+    return max(1, -(-sum(map(files.size_of, files_of_nodes(attempt))) // most)) if most else 1
 
 
 def files_of_nodes(attempt: AttemptPaths) -> list[Path]:
@@ -332,13 +331,6 @@ def last_of_kind(attempt: AttemptPaths, kind: Kind, count: int) -> Series[Any] |
     """Return the last samples of a kind's own processes, read from the end of their file."""
     series = _of_kind(kind, _ends(attempt.samples_of_kind(kind.name), _TAIL))
     return series and series._replace(samples=series.samples[-count:])
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0
 
 
 def _every(lines: Sequence[bytes], step: int) -> list[bytes]:
@@ -396,14 +388,13 @@ def _read(lines: Iterable[bytes], schema: Schema[S]) -> tuple[dict[str, Any] | N
         elif value and value.get("kind") == schema.name:
             table, read = value, _whole_row(schema, _table(value.get("columns")))
         elif value and "event" in value:
-            numbers = [_whole(value.get(name)) for name in ("gpu", "xid", "kills")]
-            events.append(Event(float(value["t"]), _text(value["event"]), *numbers))
+            events.append(records.salvage(Event, value)[0])
     return table, samples, events
 
 
 def _node(lines: Iterable[bytes]) -> NodeSeries | None:
     table, samples, events = _read(lines, NODE)
-    return None if table is None else NodeSeries(_node_header(table), tuple(samples), tuple(events))
+    return None if table is None else NodeSeries(records.salvage(NodeHeader, table)[0], tuple(samples), tuple(events))
 
 
 def _of_kind(kind: Kind, lines: Iterable[bytes]) -> Series[Any] | None:
@@ -411,31 +402,6 @@ def _of_kind(kind: Kind, lines: Iterable[bytes]) -> Series[Any] | None:
         return None
     table, samples, _ = _read(lines, schema)
     return None if table is None else Series(float(_number(table.get("every")) or 0.0), tuple(samples))
-
-
-def _node_header(table: Mapping[str, Any]) -> NodeHeader:
-    gpus = [gpu for gpu in _list(table.get("gpus")) if isinstance(gpu, dict)]
-    scope = _table(table.get("scope"))
-    return NodeHeader(
-        node=_text(table.get("node")),
-        t=float(table["t"]),
-        every=float(_number(table.get("every")) or 0.0),
-        cores=_number(table.get("cores")),
-        memory=_number(table.get("memory")),
-        scope=Scope(*[_text(scope.get(name)) for name in Scope._fields]),
-        gpus=tuple(
-            Gpu(
-                number if (number := _whole(gpu.get("number"))) is not None else place,
-                _text(gpu.get("uuid")),
-                _text(gpu.get("name")),
-                _number(gpu.get("memory")),
-                _number(gpu.get("power_limit")),
-            )
-            for place, gpu in enumerate(gpus)
-        ),
-        interfaces=tuple(_text(name) for name in _list(table.get("interfaces"))),
-        infiniband=tuple(_text(name) for name in _list(table.get("infiniband"))),
-    )
 
 
 # -- the values of a file --------------------------------------------------------------------------------------------
@@ -479,15 +445,6 @@ def _number(value: object) -> Number | None:
     if isinstance(value, (int, float)) and not isinstance(value, bool) and -_MOST_NUMBER < value < _MOST_NUMBER:
         return value
     return None
-
-
-def _whole(value: object) -> int | None:
-    number = _number(value)
-    return None if number is None else int(number)
-
-
-def _text(value: object) -> str:
-    return value[:200] if isinstance(value, str) else ""
 
 
 def _list(value: object) -> list[Any]:

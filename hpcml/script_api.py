@@ -15,6 +15,8 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from hpcml import services
+from hpcml.errors import UsageError
 from hpcml.paths import AttemptPaths, RunPaths
 from hpcml.repairs import file_names
 
@@ -195,6 +197,40 @@ class Run:
 
         checkpoints.on_stop(save, every, self.should_stop)
 
+    def service(self, name: str, *, port: int = 0, socket: str = "", ready: str = "") -> None:
+        """Name a port or unix socket of this node, to which ``hpcml tunnel --service NAME`` then leads.
+
+        It returns at once. Call it before or after your program begins to listen. ``hpcml status`` shows whether the
+        program listens. Outside a run nothing happens. If several processes use a name, the last one counts.
+
+        Parameters
+        ----------
+        name
+            A letter, then letters, digits, ``_`` and ``-``.
+        port
+            The port at which your program listens.
+        socket
+            The path of its unix socket, instead of a port.
+        ready
+            A path such as ``/health``: the service is ready once an HTTP request for it succeeds. Without it the
+            service is ready once a program listens.
+
+        Raises
+        ------
+        ValueError
+            If the name, the port or a path is invalid.
+        OSError
+            If the run's directory cannot be written.
+        """
+        from hpcml.node.job import node_name
+
+        try:
+            wanted = services.checked(name, node_name(), port, socket, ready)
+        except UsageError as error:
+            raise ValueError(f"hpcml.run.service(): {error}") from None
+        if self._attempt:
+            services.ask(self._attempt.wanted, wanted)
+
     def stop(self) -> NoReturn:
         """End the script with status 92, which says: saved, to be continued (it raises ``SystemExit``)."""
         from hpcml.node.script import checkpoints
@@ -279,11 +315,11 @@ def connect(*, backend: str = "", **options: Any) -> Client:
         )
         raise RuntimeError(reason) from error
     file_names.keep()
-    if os.environ.get("HPCML_UCX_KEY"):  # it goes before UCX here, so Dask need not import what does that, and say so
-        from hpcml.kinds.dask.node.security import ucx_preload
+    if os.environ.get("HPCML_DATA_KEY"):  # it goes before UCX here, so Dask need not import what does that, and say so
+        from hpcml.kinds.dask.node.security import client_preload
 
         chosen = dask.config.get("distributed.client.preload", [])
-        dask.config.set({"distributed.client.preload": [name for name in chosen if name != ucx_preload.__name__]})
+        dask.config.set({"distributed.client.preload": [name for name in chosen if name != client_preload.__name__]})
     named = inspect.signature(Client).parameters
     of_cluster = {name: value for name, value in options.items() if name not in named or name in ("kwargs", "security")}
     of_client = {name: value for name, value in options.items() if name not in of_cluster}
@@ -293,7 +329,7 @@ def connect(*, backend: str = "", **options: Any) -> Client:
         return run_cluster.connect(of_client, of_cluster, backend)
     if backend not in ("", "auto", "cpu"):
         raise ValueError(f"hpcml.connect(backend={backend!r}): outside a run, workers use no GPU; use auto or cpu")
-    from hpcml.kinds.dask.node.script.local_cluster import ClosedCluster
+    from hpcml.kinds.dask.node.script.cluster_outside_runs import ClosedCluster
 
     of_both = {name: options[name] for name in ("asynchronous", "loop") if name in options}
     client = Client(ClosedCluster(**of_both, **of_cluster), **of_client)

@@ -124,6 +124,7 @@ class Settings(NamedTuple):
     points: Points
     report: Report
     interconnect: Interconnect = Interconnect()
+    services: tuple[str, ...] = ()  # ports of the first node to which tunnels lead: NAME=PORT
     of_kind: Mapping[str, Any] = {}  # what only the kind's own code asks for, see own()
 
     @property
@@ -140,7 +141,7 @@ class Settings(NamedTuple):
         """
         if self.network.protocol == "ucx":
             return "all"
-        if self.network.protocol == "tls" or self.workers.gpu is None or self.gpus * self.job.nodes < 2:
+        if self.network.protocol in ("tls", "tcp") or self.workers.gpu is None or self.gpus * self.job.nodes < 2:
             return ""
         if self.single_node:
             return "loopback" if self.job.whole_nodes else ""

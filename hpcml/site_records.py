@@ -15,7 +15,8 @@ class Network(NamedTuple):
     """
     protocol: str = "auto"
     """Dask's protocol. ``auto``: UCX for several GPUs if other users cannot connect to UCX's TCP; TLS for other runs.
-    ``ucx``: UCX, even if other users can connect to its TCP. ``tls``: TLS.
+    ``ucx``: UCX, even if other users can connect to its TCP. ``tls``: TLS. ``tcp``: data over TCP that is **not
+    encrypted**; connections need the run's key.
     """
     private: bool = False
     """``true``: only you can connect to the network of your job's nodes, because the site keeps other users out. If

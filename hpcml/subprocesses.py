@@ -21,6 +21,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple, cast
 
+from hpcml import files
 from hpcml.origins import Named
 
 NOWHERE, PIPE = subprocess.DEVNULL, subprocess.PIPE  # where a child's standard output goes
@@ -483,11 +484,8 @@ def start_time(pid: int) -> str:
     """
     if not _HAS_PROC:
         return "alive" if signal_process(pid, 0) else ""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return ""
-    return "" if fields[0] in "ZX" else fields[19]
+    state, began = files.state_and_start(pid)
+    return "" if state in ("", "Z", "X") else began
 
 
 def signal_process(pid: int, number: int) -> bool:

@@ -14,7 +14,7 @@ import sys
 TYPE_CHECKING = False  # as typing's, whose import would double the time of --help
 if TYPE_CHECKING:
     import re
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from typing import TextIO
 
 # DEL and the controls of C1; marks without a shape that hide or turn text (Unicode's Cf); line and paragraph
@@ -26,6 +26,8 @@ _INVISIBLE = (
 _IN_A_LINE = f"[\x00-\x1f{_INVISIBLE}]"
 # Tabs, line breaks and a progress bar's carriage return stay.
 _IN_A_LOG = f"[\x00-\x08\x0b\x0c\x0e-\x1f{_INVISIBLE}]"
+
+_CONTAINERS = (dict, list, tuple)  # of JSON
 
 
 def shown(text: object) -> str:
@@ -146,17 +148,46 @@ def say_facts(rows: Iterable[tuple[str, str]]) -> None:
         say_fitted(text, sys.stdout, first=f"{key:<10} ", rest=" " * 11)
 
 
-def json_text(value: object, indent: int | None = None) -> str:
+def json_text(value: object, indent: int = 0) -> str:
     """Return a value as JSON that :func:`say` leaves as it is: DEL is the one character that JSON does not escape."""
     import json
 
-    return json.dumps(value, indent=indent, default=str).replace("\x7f", "\\u007f")
+    if not indent:
+        text = json.dumps(value, default=str)
+    else:
+        encode = json.JSONEncoder(default=str, separators=("\n", ": ")).encode
+        text = _indented(value, encode, " " * indent, "\n")
+    return text.replace("\x7f", "\\u007f")
+
+
+def _indented(value: object, encode: Callable[[object], str], step: str, margin: str) -> str:
+    r"""Return what ``json.dumps`` with an indent returns, whose code for that is not compiled.
+
+    Parameters
+    ----------
+    encode
+        Returns a value as JSON with ``\n`` between items; JSON escapes the line breaks of texts.
+    margin
+        A line break and the spaces before the value.
+    """
+    if not value or not isinstance(value, _CONTAINERS):
+        return encode(value)
+    items: Iterable[tuple[object, object]] = value.items() if isinstance(value, dict) else enumerate(value)
+    nested = {key: (line, part) for line, (key, part) in enumerate(items) if part and isinstance(part, _CONTAINERS)}
+    if isinstance(value, dict):
+        flat: object = value | dict.fromkeys(nested, 0)
+    else:
+        flat = [0 if place in nested else part for place, part in enumerate(value)]
+    lines = encode(flat)[1:-1].split("\n")
+    for line, part in nested.values():
+        lines[line] = lines[line][:-1] + _indented(part, encode, step, margin + step)
+    begin, end = "{}" if isinstance(value, dict) else "[]"
+    return f"{begin}{margin}{step}" + f",{margin}{step}".join(lines) + f"{margin}{end}"
 
 
 def say_lines(text: str, file: TextIO | None = None) -> None:
     """Print a text of several lines; foreign parts of it have passed :func:`shown` before."""
-    for line in text.split("\n"):
-        say(line, file)
+    print("\n".join(map(shown, text.split("\n"))), file=file or sys.stdout, flush=True)
 
 
 def say_message(text: object) -> None:

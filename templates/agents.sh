@@ -1,6 +1,7 @@
 # agents.sh ROLE COMMAND...: starts hpcml's agents beside a user's batch script. They take nothing from the script's own
 # steps: --overlap shares what they use with every other step (since Slurm 22.05; before, there are no agents).
 log=$HPCML_RUN_DIR/logs/$1; shift
+export HPCML_NODE="${HPCML_NODE:-${SLURMD_NODENAME:-$(uname -n)}}"
 [ "$SLURM_JOB_NUM_NODES" != 1 ] || exec "$@" >>"$log-$HPCML_NODE.log" 2>&1   # a single node needs no step
 case $(srun --version) in "slurm"*" "2[01].*) exit 0 ;; esac
 job=$SLURM_JOB_ID nodes=$SLURM_JOB_NUM_NODES

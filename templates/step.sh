@@ -25,6 +25,14 @@ node=${HPCML_NODE:-local}
 trap : HUP INT TERM USR1 USR2   # the role handles signals; this shell must outlive the role
 exits=$HPCML_RUN_DIR/attempts/$HPCML_ATTEMPT/exit
 killed=0
+# The role imports hpcml's modules only from the file that the first node has (HPCML_LIBRARY).
+library=$HPCML_RUN_DIR/lib.zip
+digest() { head -c $(($(wc -c <"$library") - 64)) "$library" | sha256sum | cut -d ' ' -f 1; }
+if [ -n "${HPCML_LIBRARY-}" ] && command -v sha256sum >/dev/null && [ "$(digest 2>/dev/null)" != "$HPCML_LIBRARY" ]; then
+  echo "hpcml: damaged or missing: $(ls -ld "$library" 2>&1)" >&2
+  printf '%s\n%s\n' damaged-library "lib.zip is missing on $node, or is not the first node's" >"$exits/note@$role@$node"
+  set -- /bin/sh -c 'exit 74'
+fi
 if [ "$role" = supervisor ]; then   # scancel --signal reaches only this shell; a shell handles no signal during a foreground command
   trap ': >"${exits%/exit}/terminate"' HUP INT TERM
   "$@" & child=$!

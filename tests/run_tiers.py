@@ -137,6 +137,7 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a script's `make test &`
     for other in (signal.SIGQUIT, signal.SIGHUP):  # so are these, or by nohup; what is tested would inherit that
         signal.signal(other, signal.SIG_DFL)
+    signal.signal(signal.SIGTERM, interrupt)
     parser = argparse.ArgumentParser(description=__doc__)
     names = [tier.name for tier in TIERS]
     parser.add_argument("tiers", nargs="*", metavar="TIER", help=f"of {', '.join(names)} (default: those of make test)")
@@ -174,6 +175,14 @@ def main() -> int:
     if bad:
         print(f"not good: {', '.join(bad)}")
     return 1 if bad else 0
+
+
+def interrupt(*_: object) -> None:
+    """SIGTERM, which make passes on to this process alone: all that it started ends as by Ctrl-C, labs too."""
+    for children in Path("/proc/self/task").glob("*/children"):
+        for pid in children.read_text().split():
+            os.kill(int(pid), signal.SIGINT)
+    raise KeyboardInterrupt
 
 
 class Tests(NamedTuple):

@@ -64,7 +64,7 @@ def _try_all(world: World, folder: Path, running: Running) -> list[Result]:
         raise HarnessError(f"the run did not come up\n{last_lines(running.output())}")
     directory = run_directory(folder)
     assert directory is not None
-    key = directory / "attempts/0/secret/ucx.key"
+    key = directory / "attempts/0/secret/data.key"
     home = _home_of_intruder(world, key.read_bytes())
     mode = f"{key.stat().st_mode & 0o777:o} in {key.parent.stat().st_mode & 0o777:o}"
     addresses = read_json(ready)
@@ -152,7 +152,7 @@ def _exchange(world: World, *, authenticated: bool, stock: bool) -> dict[str, fl
     words = [str(SCRIPTS / "exchange.py"), str(folder), "--mib", str(_message(world)),
              "--messages", str(STOCK_MESSAGES if stock else MESSAGES), "--connections", str(CONNECTIONS), *(["--cpu"] if world.cpu_only else [])]  # fmt: skip
     if authenticated:
-        key = folder / "ucx.key"
+        key = folder / "data.key"
         key.touch(mode=0o600)
         key.write_bytes(secrets.token_bytes(32))
         words += ["--key", str(key)]

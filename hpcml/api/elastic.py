@@ -395,9 +395,13 @@ def _family(name: object, workers: int) -> str:
 
 
 def _without_ucx(loaded: LoadedSite) -> LoadedSite:
-    """Return the site with workers that speak TLS; UsageError if the user asked for UCX."""
+    """Return the site with workers that speak TLS; UsageError if the user asked for UCX or TCP."""
     network = loaded.site.network
-    if network.protocol == "ucx" and loaded.layers.origin("network.protocol") == "--set":
+    is_asked = loaded.layers.origin("network.protocol") == "--set"
+    if network.protocol == "tcp" and is_asked:
+        hint = "Remove network.protocol=tcp: the workers then use TLS."
+        raise UsageError("An elastic cluster always uses TLS", place="network.protocol=tcp", hint=hint)
+    if network.protocol == "ucx" and is_asked:
         problem = "UCX cannot connect jobs that start at different times"
         hint = (
             "Remove network.protocol=ucx: the workers then use TLS. "

@@ -15,11 +15,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hpcml import files, hooks, units, written
+from hpcml import files, hooks, units, written_files
 from hpcml.cli import common, ls
 from hpcml.errors import HpcmlError, StorageError, UsageError
 from hpcml.paths import RunPaths, sweep_folder
-from hpcml.runs import directories, libraries, settling
+from hpcml.runs import directories, files_of_killed_runs, libraries
 from hpcml.runs import record as records
 from hpcml.terminal import note, say, say_fitted
 
@@ -55,9 +55,10 @@ def run_cancel(options: Namespace) -> int:
         )
     if options.all:
         return _cancel_all(options)
-    run = common.find_run(options)
+    *tasks, run = directories.find_all(common.runs_folder(options), options.run)
+    tasks.reverse()  # those that wait first, or they would begin in the place of others
     accepted, message = handle.cancel(run)
-    others, failed = cancel_each(_dividing(run))
+    others, failed = cancel_each([*tasks, *_dividing(run)])
     if options.json:
         common.print_json(
             {"run": run.id, "cancelled": accepted, "words": message} | ({"others": others} if others else {})
@@ -329,9 +330,9 @@ def _files_left(ended: Sequence[Path], options: Namespace) -> dict[Path, str]:
     for path in () if options.yes else ended:
         paths = RunPaths(path)
         with directories.storage(path):
-            result, attempt = written.of(paths), records.newest_attempt(paths) or 0
+            result, attempt = written_files.of(paths), records.newest_attempt(paths) or 0
             if not options.dry_run and (result is None or result.attempt < attempt):  # the newest was killed
-                result = settling.settle(paths, attempt)
+                result = files_of_killed_runs.settle(paths, attempt)
         if result and (sentence := result.sentence()):
             sentences[path] = sentence
     return sentences

@@ -86,8 +86,8 @@ GROUPS = {
     "Laptop": {
         "fetch": Command("copy a run's results to your laptop", "RUN [DEST]", "last results"),
         "tunnel": Command(
-            "open a run's dashboard, or its JupyterLab, on your laptop", "[OPTIONS] [RUN]",
-            "last", "--open last",
+            "open a run's dashboard, its JupyterLab or any port on your laptop", "[OPTIONS] [RUN]",
+            "last", "--open last", "--to 6006 last",
             values={"NAME": {"dashboard": "Dask's dashboard", "jupyter": "JupyterLab"},
                     "ROUTE": {"direct": "", "twohop": "", "srun": ""}}),
         "ssh-config": Command(

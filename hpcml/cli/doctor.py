@@ -145,24 +145,11 @@ def from_laptop(laptop: Laptop) -> int:
 
 def _asked(connection: Connection, options: Sequence[str]) -> tuple[int, bytes]:
     """Return the exit status and the output of the login node's own hpcml."""
-    import threading
-
     from hpcml.remote import answers, channel
-    from hpcml.subprocesses import PIPE
 
-    arguments = [word for word in options if word != "--json"]
-    command, guard = ["doctor", "--json", *arguments], channel.Guard(sys.stderr)
-    call = channel.Call(connection, command, guard, out=PIPE, most=answers.LONGEST_VIEW)
     said: list[bytes] = []
-    reader = threading.Thread(target=call.pass_on, args=(call.child.out, said.append), daemon=True)
-    reader.start()
-    try:
-        call.begin()
-        status = call.end()
-        reader.join()
-        call.check()
-    finally:
-        call.stop()
+    command = ["doctor", "--json", *(word for word in options if word != "--json")]
+    status = channel.run(connection, command, most=answers.LONGEST_VIEW, show=said.append)
     return status, b"".join(said)
 
 

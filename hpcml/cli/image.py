@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import shutil
 import sys
-import textwrap
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,7 +14,7 @@ from hpcml.errors import IMAGE, ConfigError, HpcmlError, ImageError, NotFoundErr
 from hpcml.images import build, check, sif
 from hpcml.runs import directories
 from hpcml.sites import layers
-from hpcml.terminal import say, shown
+from hpcml.terminal import say, say_fitted, shown
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -254,14 +252,10 @@ def _check(options: Namespace, loaded: LoadedSite) -> int:
         table = {"image": str(image.path), "good": not bad, "findings": [row._asdict() for row in findings]}
         common.print_json(table)
     else:
-        columns = max(60, shutil.get_terminal_size((120, 24)).columns)
         for finding in findings:
-            lines = textwrap.wrap(shown(finding.words), columns - 18) or [""]
-            say(f"{finding.subject:<11} {finding.state:<5} {lines[0]}")
-            for line in lines[1:]:
-                say(f"{'':<18}{line}")
+            say_fitted(finding.words, sys.stdout, first=f"{finding.subject:<11} {finding.state:<5} ", rest=" " * 18)
             if finding.hint:
-                say(f"{'':<18}→ {finding.hint}")
+                say_fitted(finding.hint, sys.stdout, first=f"{'':<18}→ ", rest=" " * 20)
     if bad:
         count = "one check" if len(bad) == 1 else f"{len(bad)} checks"
         say(f"hpcml: the image is not usable: {count} failed.", sys.stderr)

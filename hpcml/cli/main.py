@@ -201,5 +201,7 @@ def _defect(error: Exception) -> errors.HpcmlError:
 def _fail(error: errors.HpcmlError, as_json: bool) -> int:
     if as_json:
         say(json_text(error.as_json()))
+    for text in getattr(error, "__notes__", ()):
+        note(text)
     say_message(f"hpcml: {error}")
     return error.exit_status

@@ -68,7 +68,7 @@ def run(host: str, named_by: str, command: str, options: Namespace, given: list[
     if command in ("doctor", "fetch", "pack"):
         return int(commands.module_of(command).from_laptop(Laptop(host, login, connect, options, given)))
     if command == "top" or (command == "status" and options.follow):
-        from hpcml.cli.top import host as top_host
+        from hpcml.cli.top import from_laptop as top_host
 
         if top_host.draws_here(command, options):
             return top_host.watch(connect(), options)
@@ -117,13 +117,15 @@ def _submit(
             place="code.snapshot = 'none'",
             hint=hint,
         )
+    described = uv_environments.project_of(Code(path, cwd=here, form=form))
     with tempfile.TemporaryDirectory(prefix="hpcml-upload-") as folder:  # 0700
-        decision = project.decide(Code(path, form=form), code, Path(folder), Path.cwd())
+        wanted = None if options.python else described
+        decision = project.decide(Code(path, form=form), code, Path(folder), Path.cwd(), wanted)
         if text := decision.note_on_sending:
             note(text)
         path = decision.applied(RunRequest.of(path)).code.script
         upload = channel.Upload(path, Path(folder), code, module=form is Form.MODULE, root=decision.root)
-        _check_upload(upload, uv_environments.project_of(Code(path, cwd=here, form=form)))
+        _check_upload(upload, described)
         if missing := channel.unsent(arguments, here, upload.entries):
             note(f"hpcml does not send {', '.join(map(repr, missing))}: paths in arguments are paths on the cluster")
         connection = connect()

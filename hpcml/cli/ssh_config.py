@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpcml import files, subprocesses
+from hpcml import files, records, subprocesses
 from hpcml.cli import common, tunnel
 from hpcml.errors import UsageError
 from hpcml.origins import HPCML
@@ -101,7 +101,7 @@ def _serve(options: Namespace) -> int:
         node_ssh.serve(run, options.relay, options.node)
     if options.caller is None:
         raise UsageError("Only hpcml on a laptop uses this option", place="--serve", hint="Remove --serve.")
-    options.caller.say(relay=node_ssh.prepare(run, options.key)._asdict())
+    options.caller.say(relay=records.plain(node_ssh.prepare(run, options.key)))
     return 0
 
 

@@ -11,7 +11,7 @@ from hpcml.terminal import columns, fit, say, say_fitted, shown
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
 
-    from hpcml.failures.stacks import Frame, Group
+    from hpcml.failures.stack_groups import Frame, Group
 
 _NAMED = 16  # processes of a group that are named
 _FRAMES, _LIBRARY_FRAMES = 8, 3  # frames of a stack that are shown: of the user's code, and outside it

@@ -62,8 +62,12 @@ def show(run: directories.Run, *, as_json: bool, all_notes: bool, host: str) -> 
         common.print_json(request)
         return code
     if host:  # as the laptop names this machine, which its command is for
-        named = re.sub("(?<=hpcml --host ).*(?= tunnel )", lambda _: shlex.quote(host), status.progress.jupyter)
-        status = status.changed(jupyter=named)
+        place = re.compile("(?<=hpcml --host ).*(?= tunnel )")
+        named = (
+            service._replace(command=place.sub(lambda _: shlex.quote(host), service.command))
+            for service in status.progress.services
+        )
+        status = status.changed(services=tuple(named))
     before = attempts.earlier(Recorded(run.paths), status.progress.attempt)
     lines = _lines(status, hooks.only("cause of a state")(run, status), before, request["asked"])
     lines += [("results", common.typed(request["results"], sys.stdout))] if request["results"] else []
@@ -117,7 +121,8 @@ def _lines(
     elif status.planned.expected and status.phase in (Phase.STARTING, Phase.RUNNING):
         lines.append((f"{status.noun}s", f"{status.cluster.workers}/{status.planned.expected}"))
     values = status.fields()
-    keys = ("jupyter", "versions", "protocol", "address", "security", "interconnect")
+    lines += [("service", line.sentence) for line in progress.services]
+    keys = ("versions", "protocol", "address", "security", "interconnect")
     lines += [(key, values[key]) for key in keys if values[key]]
     lines += [("differ", difference) for difference in progress.differences]
     lines += [("repair", text) for text in _of_repairs(progress.repairs)]

@@ -21,7 +21,7 @@ from hpcml.options.table import OPTIONS, TAKES_VALUE
 from hpcml.records import DamagedError
 from hpcml.runs import directories, programs, pythons
 from hpcml.runs.directories import complete
-from hpcml.sites import layers, powers
+from hpcml.sites import key_permissions, layers
 from hpcml.states import Phase
 from hpcml.terminal import Raw, note, say, say_fitted, say_lines, say_message
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:  # each command imports what it needs: `submit` is to be fast
     from argparse import Namespace
 
     from hpcml.options.parser import Parser
+    from hpcml.options.translation import Translation
     from hpcml.recorded import RecordedRequest, RecordedSpec
     from hpcml.request.record import RunRequest
     from hpcml.runs import status as run_status
@@ -95,8 +96,25 @@ def script_spec(options: Namespace) -> RunRequest:
     arguments = options.script_words if options.caller is None else options.caller.stage(options.script_words)
     for check in hooks.added("check of arguments"):
         check(arguments, common.here(), options.parser.prog)
-    spec = script_request(vars(options), arguments, options.parser)
+    if getattr(options, "translate", False):
+        from hpcml.runs import translated
+
+        folder = options.caller.folder_of_script if options.caller else None
+        spec, made = translated.request(vars(options), arguments, options.parser, folder)
+        _show_translation(made, options)
+    else:
+        spec = script_request(vars(options), arguments, options.parser)
     return spec if options.caller is None else options.caller.spec(spec)
+
+
+def _show_translation(made: Translation, options: Namespace) -> None:
+    """Print the line that does the same as a batch script, and for a dry run where each line of it went."""
+    stream = sys.stdout if options.dry_run else sys.stderr
+    if options.json or options.dry_run == "script":
+        return
+    say(f"in hpcml   {made.line}", stream)  # whole: it is to be copied
+    for row in made.rows if options.dry_run else ():
+        say_fitted(f"{row.text} → {row.goes_to}", stream, first=f"line {row.number:<5} ", rest=" " * 11)
 
 
 def service_spec(options: Namespace, form: Form) -> RunRequest:
@@ -114,7 +132,7 @@ def start(options: Namespace, spec: RunRequest) -> int:
     if options.dry_run:
         show(options, prepared)
     elif not options.json and not options.check:
-        tell_outlook(prepared, whole=False)
+        tell_forecast(prepared, whole=False)
     if options.dry_run or options.check:
         _look_at_image(submission.check_image(prepared))
         return _check(prepared, options) if options.check else 0
@@ -131,17 +149,21 @@ def show(options: Namespace, prepared: submission.Prepared, *, asks: bool = True
     elif options.dry_run == "script":
         Raw(sys.stdout).write(prepared.script.encode(), last=True)
         if asks:
-            tell_outlook(prepared, whole=True)
+            tell_forecast(prepared, whole=True)
     else:
         from hpcml.cli import summary
 
-        summary.show(prepared, _outlook(prepared, whole=True) if asks else [])
+        summary.show(prepared, _forecast(prepared, whole=True) if asks else [])
 
 
 def hand_over(options: Namespace, prepared: submission.Prepared) -> int:
     """Submit what is prepared, and wait for its end or not."""
     from hpcml.runs import submit as submission
 
+    if prepared.plan.array:
+        from hpcml.cli import array
+
+        return array.hand_over(options, prepared, waits=waits_for_end(options))
     with options.caller.handing_over(prepared.plan.run_id) if options.caller else contextlib.nullcontext():
         run = submission.submit(prepared, by_hand=options.prepare)
     if options.prepare:
@@ -162,26 +184,26 @@ def hand_over(options: Namespace, prepared: submission.Prepared) -> int:
     return wait_for_end(run, as_json=options.json, host=common.host_of(options)) if waits else 0
 
 
-def tell_outlook(prepared: submission.Prepared, *, whole: bool, jobs: int = 1) -> None:
+def tell_forecast(prepared: submission.Prepared, *, whole: bool, jobs: int = 1) -> None:
     """Say what a submission of so many jobs asks for, what it costs at most, and when it may start."""
-    lines = _outlook(prepared, whole=whole, jobs=jobs)
+    lines = _forecast(prepared, whole=whole, jobs=jobs)
     if prepared.plan.python_from and not whole and not prepared.plan.inside.job.image:
         lines = [*lines, ("python", f"{prepared.plan.python} ({prepared.plan.python_from})")]
     for title, text in lines:
         say_fitted(text, sys.stderr, first=f"  {title:<11}", rest=" " * 13)
 
 
-def _outlook(prepared: submission.Prepared, *, whole: bool, jobs: int = 1) -> list[tuple[str, str]]:
-    """Return the titles and texts of :func:`tell_outlook`; none on this machine."""
+def _forecast(prepared: submission.Prepared, *, whole: bool, jobs: int = 1) -> list[tuple[str, str]]:
+    """Return the titles and texts of :func:`tell_forecast`; none on this machine."""
     import datetime
 
     from hpcml import schedulers
-    from hpcml.runs import outlook
+    from hpcml.runs import forecast
 
     if schedulers.get(prepared.plan.scheduler).ONE_MACHINE:
         return []
-    estimate = outlook.look(prepared, whole=whole, jobs=jobs)
-    return outlook.lines(estimate, datetime.datetime.now(), whole=whole)  # noqa: DTZ005 - as sbatch tells it
+    estimate = forecast.look(prepared, whole=whole, jobs=max(jobs, len(prepared.plan.array)))
+    return forecast.lines(estimate, datetime.datetime.now(), whole=whole)  # noqa: DTZ005 - as sbatch tells it
 
 
 def _look_at_image(table: dict[str, object]) -> None:
@@ -223,7 +245,7 @@ def tell_notes(prepared: submission.Prepared, *, seen: bool) -> None:
     if seen:
         notes.show(prepared.notes, prepared.always, prepared.project_notes)
         return
-    for text in prepared.notes:
+    for text in dict.fromkeys(prepared.notes):
         note(text)
 
 
@@ -473,14 +495,12 @@ def _settings(site: dict[str, Any]) -> list[tuple[str, str]]:
     A record may have come with somebody else's code, as a script may. So all of it counts as a line's, whatever the
     record says of itself: it names no program here, and what a line may not set is left out, with a note.
     """
-    settings: list[tuple[str, str]] = []
+    settings = [*pythons.kept(site)]
     refused: list[str] = []
     for key, entry in site.items():
-        if not isinstance(entry, dict):
+        if key == pythons.KEY or not isinstance(entry, dict) or not pythons.is_kept(entry):
             continue
-        if not pythons.is_kept(entry):
-            continue
-        if powers.is_refused(key):
+        if key_permissions.is_refused(key):
             refused.append(key)
         else:
             settings.append((f"{key}={json.dumps(entry['value'])}", str(entry.get("origin"))))
@@ -512,4 +532,5 @@ def _recorded_spec(options: Namespace, recorded: RecordedSpec, run: directories.
     spec = spec.changed(idle=recorded.idle)
     spec = spec.changed(script=script, root=root)
     spec = spec.changed(interpreter=recorded.interpreter, in_place=recorded.in_place)
+    spec = spec.changed(batch_words=recorded.batch_words)
     return spec.changed(sources=()) if staged or not script.is_absolute() else spec

@@ -13,7 +13,7 @@ from hpcml.forms import Form
 from hpcml.kind import Kind
 from hpcml.paths import RunPaths
 from hpcml.runs import snapshot
-from hpcml.terminal import say_facts
+from hpcml.terminal import say, say_facts
 from hpcml.units import counted, format_bytes, format_time_limit
 
 if TYPE_CHECKING:
@@ -26,17 +26,18 @@ if TYPE_CHECKING:
 _ONE_MACHINE = "none: all processes are on one machine"
 
 
-def show(prepared: Prepared, outlook: Sequence[tuple[str, str]]) -> None:
-    """Print what would be submitted; ``outlook`` are the titles and texts of what it asks for and costs."""
+def show(prepared: Prepared, forecast: Sequence[tuple[str, str]]) -> None:
+    """Print what would be submitted; ``forecast`` are the titles and texts of what it asks for and costs."""
     made = prepared.plan
     kind = kinds.get(made.inside.kind)
     paths = RunPaths(Path(made.directory).with_name(f"{made.name}-…"))
     lines = [
         ("run", f"{made.name} on site {made.site}; nothing is submitted"),
         ("command", _command(prepared)),
-        *(outlook or [("asks for", _free(made))]),
+        *([("array", _array(made))] if made.array else []),
+        *(forecast or [("asks for", _free(made))]),
         ("processes", kind.condition(made.inside) + _processes(made, kind)),
-        ("image", made.inside.job.image) if made.inside.job.image else ("python", python_of(made)),
+        ("image", made.inside.job.image) if made.inside.job.image else ("python", _python(prepared)),
         ("network", _ONE_MACHINE if made.inside.single_node else kind.network(made.inside)),
         *kind.lines(made.inside, made.variables),
         ("code", _code(prepared)),
@@ -45,6 +46,25 @@ def show(prepared: Prepared, outlook: Sequence[tuple[str, str]]) -> None:
         ("script", "--dry-run=script prints the batch script"),
     ]
     say_facts(lines)
+    if (code := prepared.spec.code).form is Form.BATCH:
+        from hpcml.runs import translated  # what only few submissions need
+
+        say(f"in hpcml   {translated.in_words(code.script, code.arguments, slurm=True)}")  # whole: it is to be copied
+
+
+def _python(prepared: Prepared) -> str:
+    return "the batch script's own" if prepared.spec.code.form is Form.BATCH else python_of(prepared.plan)
+
+
+def _array(made: Plan) -> str:
+    """Return which tasks an array has, and how long all may take where only some run at once."""
+    count, limit = len(made.array), made.inside.job.time_limit
+    text = f"{counted(count, 'task')}, each a run of its own: {made.name}_{made.array[0]}"
+    text += f" … {made.name}_{made.array[-1]}" if count > 1 else ""
+    if not made.at_once:
+        return text
+    text += f"; at most {made.at_once} at once"
+    return f"{text}, {format_time_limit(-(-count // made.at_once) * limit)} at most in all" if limit else text
 
 
 def python_of(made: Plan) -> str:

@@ -375,7 +375,7 @@ def _tell_cost(prepared: Prepared, count: int, taken: Sequence[float], jobs: int
     inside = prepared.plan.inside
     nodes = f"{f'{jobs} jobs of ' if jobs > 1 else ''}{inside.job.nodes} node{'' if inside.job.nodes == 1 else 's'}"
     if not inside.job.one_machine:
-        submit.tell_outlook(prepared, whole=True, jobs=jobs)
+        submit.tell_forecast(prepared, whole=True, jobs=jobs)
     elif inside.job.time_limit:
         hours = jobs * inside.job.nodes * inside.job.time_limit / 3600
         _say("cost", f"at most {hours:.3g} node-hours: {nodes} for {format_seconds(inside.job.time_limit)}")

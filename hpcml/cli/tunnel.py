@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import html
+import math
 import os
 import shlex
 import sys
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING
 from hpcml import schedulers, units
 from hpcml.cli import common
 from hpcml.errors import NotFoundError, UsageError
+from hpcml.services import OWN, Target, check_name
 from hpcml.sites import layers
 from hpcml.sites.schema import Login
 from hpcml.terminal import json_text, say, say_fitted, say_lines
@@ -39,8 +41,15 @@ def add_options(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--service",
         metavar="NAME",
-        default="dashboard",
-        help="web service to open: dashboard or jupyter (default: dashboard)",
+        default="",
+        help="service to open: dashboard, jupyter or one that the run has named (default: jupyter in a session, else "
+        "dashboard, else the first)",
+    )
+    parser.add_argument(
+        "--to",
+        metavar="PORT[@NODE]",
+        default="",
+        help="port of the run to open, on its first node, or on NODE or rank:N after @",
     )
     parser.add_argument("--open", action="store_true", help="open the address in a browser")
     parser.add_argument("--port", metavar="PORT", default="", help="local port (default: one fixed port per run)")
@@ -55,7 +64,8 @@ def add_options(parser: ArgumentParser) -> None:
         "--retry-for",
         metavar="TIME",
         default="10m",
-        help="how long hpcml tries to restore a lost connection (default: 10m)",
+        help="how long hpcml tries to restore a lost connection, and waits for a service that is not ready (default: "
+        "10m)",
     )
     parser.add_argument("--patience", dest="retry_for", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     for hidden in ("--serve", "--relay", "--key"):  # what the laptop's hpcml says to the login node's
@@ -64,6 +74,13 @@ def add_options(parser: ArgumentParser) -> None:
 
 def run(options: Namespace) -> int:
     """``hpcml tunnel RUN``."""
+    if options.to and options.service:
+        raise UsageError("--to and --service were given", place="hpcml tunnel", hint="Remove one of them.")
+    if options.to:
+        Target.of(options.to)
+        options.service = options.to
+    elif options.service and not Target.named(options.service) and options.service not in OWN:
+        check_name(options.service, "--service")
     if options.serve:
         return _serve(options)
     run = None if options.host else local_run(options)
@@ -89,14 +106,14 @@ def local_run(options: Namespace) -> directories.Run | None:
 
 def _bridge(options: Namespace, run: directories.Run) -> int:
     """Keep a tunnel to a run of this machine."""
-    from hpcml.remote import ssh, tunnel_server
+    from hpcml.remote import ssh
     from hpcml.remote.tunnel import Tunnel, TunnelRequest
 
-    tunnel_server.check_kind(run, options.service)
-    request = TunnelRequest(run.id, options.service, port=_port(options.port))
+    request = TunnelRequest(run.id, options.service, "auto", _port(options.port), _retry_for(options))
     common.end_by_signals()
     shown = _Shown(options, ssh.places().files)
     tunnel = Tunnel(run, request, _say, shown.show)
+    shown.name = lambda: tunnel.service
     return _until_its_end(tunnel, shown, lambda: _again(options, run.id))
 
 
@@ -110,7 +127,12 @@ def _again(options: Namespace, run: str, host: str = "") -> str:
 
 
 def _of_service(options: Namespace) -> list[str]:
-    return ["--service", options.service] if options.service != "dashboard" else []
+    option = "--to" if Target.named(options.service) else "--service"
+    return [option, options.service] if options.service else []
+
+
+def _retry_for(options: Namespace) -> float:
+    return common.parsed(units.parse_seconds, options.retry_for, "--retry-for", "10m")
 
 
 def _until_its_end(tunnel: Tunnel, shown: _Shown, closed: Callable[[], str]) -> int:
@@ -159,7 +181,7 @@ def _keep(options: Namespace, login: Login) -> int:
     from hpcml.remote.tunnel import Tunnel, TunnelRequest
 
     port = _port(options.port)
-    retry_for = common.parsed(units.parse_seconds, options.retry_for, "--retry-for", "10m")
+    retry_for = _retry_for(options)
     common.end_by_signals()
     connection = ssh.Connection(login)
     certificates = ssh.certificates(connection.settings)
@@ -177,7 +199,7 @@ def _keep(options: Namespace, login: Login) -> int:
     def closed() -> str:
         return _again(options, tunnel.latest.run if tunnel.latest else options.run, login.host)
 
-    shown.warning = warning_now
+    shown.warning, shown.name = warning_now, lambda: tunnel.service
     return _until_its_end(tunnel, shown, closed)
 
 
@@ -209,6 +231,7 @@ class _Shown:
         self.opened = False
         self.pages: list[Path] = []
         self.warning: Callable[[], str] = str
+        self.name: Callable[[], str] = lambda: str(options.service)
         self.last: tuple[int, str] = (0, "")
 
     def show(self, port: int, service: Service, token: str, route: str) -> None:
@@ -225,14 +248,19 @@ class _Shown:
                 "node": service.node,
                 "pid": os.getpid(),
                 "token_file": service.token_file or None,
+                "note": service.note,
             }
             say(json_text(record))
         elif self.last != (port, token):
-            _say(f"{self.options.service} on {service.node}: {MEANING[route]}. Ctrl-C ends the tunnel, not the run.")
+            target = Target.named(self.name())
+            title = f"port {target.port}" if target else self.name()
+            _say(f"{title} on {service.node}: {MEANING[route]}. Ctrl-C ends the tunnel, not the run.")
             say(secret if sys.stdout.isatty() else plain)
             if token and not sys.stdout.isatty():
                 command = shlex.join([*(["ssh", self.host] if self.host else []), "cat", service.token_file])
                 _say(f"JupyterLab asks for a token. Paste the token that this command prints: {command}")
+            if service.note:
+                _say(f"Note: {service.note}")
             if warning := self.warning():
                 _say(f"Note: {warning}.")
         else:
@@ -277,6 +305,7 @@ def _print_commands(options: Namespace) -> int:
     import socket
 
     from hpcml.remote import routes, tunnel_server
+    from hpcml.remote.tunnel_service import Sought
 
     try:
         run = run_of(options)
@@ -286,7 +315,8 @@ def _print_commands(options: Namespace) -> int:
     service = tunnel_server.service(run, options.service)
     site = common.load_site(options.site or "", None, options.set or ()).site
     login = _this_login(site.login, socket.gethostname()) or site.login.host or socket.getfqdn()
-    port = _port(options.port) or routes.port_of(login, run.id, options.service)
+    name = Sought(run, options.service, 0.0).name
+    port = _port(options.port) or routes.port_of(login, run.id, name)
     user = layers.process_environment().get("USER", "")
     host = f"{user}@{login}" if user else login
     lines = tunnel_server.lines(service, login, user, port)
@@ -302,6 +332,8 @@ def _print_commands(options: Namespace) -> int:
         say(f"  {line}")
     say()
     say(f"Then open http://127.0.0.1:{port}{service.path}")
+    if service.note:
+        say_fitted(f"Note: {service.note}", sys.stdout)
     if service.token_file:
         say(f"Paste the token that this command prints: ssh {host} cat {service.token_file}")
     return 0
@@ -325,8 +357,8 @@ def _serve(options: Namespace) -> int:
         raise UsageError("Only hpcml on a laptop uses this option", place="--serve", hint="Remove --serve.")
     match options.serve:
         case "feed":
-            tunnel_server.check_kind(run, options.service)
-            tunnel_server.feed(run, lambda answer: session.say(standing=answer.as_table()))
+            patience = _retry_for(options) if options.service else math.inf
+            tunnel_server.feed(run, lambda answer: session.say(standing=answer.as_table()), options.service, patience)
         case "hop":
             tunnel_server.hop(tunnel_server.service(run, options.service), lambda path: session.say(socket=path))
         case "prepare":

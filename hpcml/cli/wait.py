@@ -11,6 +11,7 @@ from hpcml.terminal import say_fitted, say_lines
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
+    from collections.abc import Sequence
 
 
 def add_options(parser: ArgumentParser) -> None:
@@ -22,13 +23,19 @@ def add_options(parser: ArgumentParser) -> None:
 
 def run(options: Namespace) -> int:
     """Wait for each run; return the exit status of the last that failed, 0 if none did."""
+    folder = common.runs_folder(options)
+    runs = [run for word in options.run or ("last",) for run in directories.find_all(folder, word)]
+    return wait_for(runs, as_json=options.json)
+
+
+def wait_for(runs: Sequence[directories.Run], *, as_json: bool) -> int:
+    """Wait for each run, and print how it ended; return the exit status of the last that failed, 0 if none did."""
     from hpcml.runs import handle
 
-    folder = common.runs_folder(options)
-    handles = [handle.RunHandle(directories.find(folder, word)) for word in options.run or ("last",)]
+    handles = [handle.RunHandle(run) for run in runs]
     answers, failed = [], 0
     try:
-        if sys.stderr.isatty() and not options.json:
+        if sys.stderr.isatty() and not as_json:
             subject = handles[0].id if len(handles) == 1 else f"{len(handles)} runs"
             say_fitted(f"Waiting for {subject}. Ctrl-C ends this command; runs continue.", sys.stderr)
         for one in handles:
@@ -36,11 +43,11 @@ def run(options: Namespace) -> int:
             answers.append(last.as_json())
             exit_status = handle.exit_status_of(last)
             failed = exit_status or failed
-            if not options.json:
+            if not as_json:
                 say_fitted(f"{one.id}  {last.state}  {exit_status}  {last.message}", sys.stdout, rest="  ")
     except KeyboardInterrupt:
         say_lines("\nStopped waiting. The runs continue.", sys.stderr)
         return 130
-    if options.json:
+    if as_json:
         common.print_json(answers)
     return failed

@@ -110,7 +110,7 @@ def _past(status: Status) -> list[_Line]:
         *(_Line("bad", "differ", difference) for difference in reported.differences),
         *(_Line("bad", "warning", warning) for warning in reported.warnings),
         _Line("ok", _SCRIPT, script, "script-started"),
-        *([_Line("ok", "jupyter", reported.jupyter)] if reported.jupyter else []),
+        *(_Line("ok", "service", line.sentence) for line in reported.services if line.ready and line.is_special),
     ]
     begun = status.alone or first.end in reported.times
     over = reported.times if begun else reported.times.keys() - {"environment-ready"}

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from hpcml.node.hardware.record import Node
 from hpcml.request.record import RunRequest
-from hpcml.runs import directories, outlook
+from hpcml.runs import directories, forecast
 from hpcml.runs import submit as submission
 from hpcml.schedulers import Prospect
 from hpcml.sites.lookup import LoadedSite
@@ -124,7 +124,7 @@ class Examination:
         self.seconds = seconds
         self.end = time.monotonic() + seconds
         self._prepared = _Once(lambda: submission.prepare(loaded, spec))
-        self._start = _Once(lambda: outlook.ask_scheduler(self.prepared(), "", self.left()))
+        self._start = _Once(lambda: forecast.ask_scheduler(self.prepared(), "", self.left()))
 
     def left(self) -> float:
         """Return the seconds that a question may take."""

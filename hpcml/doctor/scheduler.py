@@ -8,7 +8,7 @@ import re
 from hpcml import schedulers, units
 from hpcml.doctor.finding import Examination, Finding, clause, green, not_applicable, red, yellow
 from hpcml.errors import MEANING, HpcmlError, SlurmUnreachableError
-from hpcml.runs import outlook
+from hpcml.runs import forecast
 from hpcml.schedulers import machine
 from hpcml.sites.schema import Partition
 
@@ -92,12 +92,12 @@ def budget(exam: Examination) -> Finding:
     """Whether the account has anything left to spend today."""
     chosen = exam.directives()
     name = chosen.get("--account", "")
-    command, named = outlook.budget_command(exam.wanted, chosen.get("--partition", ""))
+    command, named = forecast.budget_command(exam.wanted, chosen.get("--partition", ""))
     if not command:
         return not_applicable("the profile has no command that shows granted compute time (cost.budget)")
     if not name:
         return not_applicable("runs name no account (--account), so hpcml cannot check the granted compute time")
-    grant = outlook.ask_budget(command, exam.site.cost.budget_row, name, exam.left(), named)
+    grant = forecast.ask_budget(command, exam.site.cost.budget_row, name, exam.left(), named)
     if isinstance(grant, str):
         return not_applicable(f"hpcml cannot read how much of the granted compute time is left: {grant}")
     details = {"account": name, "total": grant.total, "used": grant.used}

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from hpcml import errors
-from hpcml.failures import evidence, output
+from hpcml.failures import evidence, last_output
 from hpcml.failures.end import End
 from hpcml.failures.evidence import Hit, Line, Piece
 from hpcml.failures.order import Clocks
@@ -101,7 +101,7 @@ class Case(NamedTuple):
     def quoted(self) -> tuple[Line, ...]:
         """The last lines that say something, of those that were written down with the end."""
         quote, by_script = self.end.quote, self.end.by == "script"
-        lines = [text for text in quote if output.last_line(Piece(text, 0))] if by_script else quote
+        lines = [text for text in quote if last_output.last_line(Piece(text, 0))] if by_script else quote
         return tuple(self.own(text) if by_script else Line(text, "record") for text in lines[-SHOWN:])
 
 

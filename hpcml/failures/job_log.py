@@ -16,6 +16,10 @@ _LONGEST_LINE = 200
 _SAID = re.compile(r"(?:srun|slurmstepd\S*): ")
 # A task that ends by itself has written its exit status: srun says of it that it exited.
 _TASK_KILLED = re.compile(r"srun: error: (\S+): tasks? [\d,-]+: (?!Exited with )")
+_TASK = re.compile(
+    r"(?m)^srun: error: (?P<node>\S+): (?P<task>tasks? [\d,-]+): "
+    r"(?P<how>Exited with exit code \d+|Segmentation fault|Aborted|Bus error|Killed|Terminated)"
+)
 _NOT_LAUNCHED = re.compile(r"srun: error: Task launch for StepId=\S+ failed on node (\S+): ")
 _ABORTED = re.compile(r"srun: (?:error: Application launch failed|Job step aborted)")  # it kills all tasks itself now
 
@@ -34,6 +38,13 @@ def of_role(run: RunPaths, role: Role, node: str, most: tuple[int, int] = QUOTE)
 def last_of_srun(run: RunPaths) -> str:
     """Return the last line of the job's log that srun wrote near its end, empty if there is none."""
     return next((line for line in reversed(tail(run.job_log, *QUOTE)) if line.startswith("srun: ")), "")
+
+
+def failed_task(text: str) -> str:
+    """Return the first report of srun on a task that failed, as a clause; empty if a text has none."""
+    if not (task := _TASK.search(text)):
+        return ""
+    return f"srun reported of {task['task']} on {task['node']}: {task['how']}"
 
 
 class LostTasks:

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from hpcml import errors
-from hpcml.failures import evidence, note, output
+from hpcml.failures import evidence, last_output, note
 from hpcml.failures.cause import LOGS, OF_ANOTHER_NODE, SHOWN, TOLD, Case, Cause, in_one_line, named_nodes, roots
 from hpcml.failures.end import End, MemoryLimit
 from hpcml.failures.evidence import Hit, Line
@@ -73,7 +73,7 @@ def with_files(paths: RunPaths, attempt: AttemptPaths, case: Case) -> Case:
 
 def _with_last_line(paths: RunPaths, line: Line) -> Line:
     """Return where a rank's output is with the last line that it printed."""
-    words = output.last_line(evidence.last_piece(paths.logs / Path(line.file).name))
+    words = last_output.last_line(evidence.last_piece(paths.logs / Path(line.file).name))
     return line._replace(text=words.text[:TOLD], number=words.number) if words else line._replace(text="(no output)")
 
 
@@ -182,7 +182,7 @@ def _child_out_of_memory(case: Case, hits: Sequence[Hit]) -> Cause | None:
     if not confirmed:
         return None
     chain = [f"{one.get('type')}: {one.get('message')}" for one in case.error.get("chain", ())]
-    near = output.near_end(case.last_output, crashed=False)
+    near = last_output.near_end(case.last_output, crashed=False)
     lines = [(text, 0) for text in chain] + [
         (text, near.first + place if near.first else 0) for place, text in enumerate(near.text.split("\n"))
     ]

@@ -6,7 +6,7 @@ import signal
 from collections.abc import Sequence
 
 from hpcml import errors
-from hpcml.failures import evidence, output
+from hpcml.failures import evidence, last_output
 from hpcml.failures.cause import LOGS, OPEN, TOLD, Case, Cause
 from hpcml.failures.evidence import Hit
 from hpcml.failures.rule import Role
@@ -32,7 +32,7 @@ def ended(case: Case, hits: Sequence[Hit]) -> Cause:
         return _of_points(case)
     if number := errors.signal_of_status(case.end.exit_status):
         return _signalled(case, hits, signal.Signals(number))
-    if child := output.child_error(case.last_output):
+    if child := last_output.child_error(case.last_output):
         return of_child(case, hits, child)
     if case.last_error:
         return printed_error(case, hits, case.last_error._replace(time=case.times.get("script-ended", 0.0)))
@@ -51,7 +51,7 @@ def _exited(case: Case, hits: Sequence[Hit]) -> Cause:
         return Cause(clause, OPEN[errors.START_FAILED], remedy=hint)
     if cause := _printed(case, hits, exited):
         return cause
-    last = output.last_line(case.last_output)
+    last = last_output.last_line(case.last_output)
     if status in (126, 127) and case.noun == "program":
         clause = f"the program {'does not exist on the node' if status == 127 else 'cannot be executed'}"
         clause = f"{exited}: {last.text[:TOLD]}" if last else clause
@@ -61,12 +61,12 @@ def _exited(case: Case, hits: Sequence[Hit]) -> Cause:
     remedy = f"See the output before the exit{by}: {LOGS}."
     if status == _OF_TIMEOUT and not case.is_python:
         remedy = f"The command timeout ends with status {status} when its time is over. {remedy}"
-    if error := output.printed_error(case.last_output):
+    if error := last_output.printed_error(case.last_output):
         place = f" ({error.place})" if error.place else ""
         return printed_error(case, hits, case.own(f"{error.words.text}{place}", error.words.number))
-    if task := output.failed_task(case.last_output):
+    if task := last_output.failed_task(case.last_output):
         exited += f"; {task}"
-    elif (said := output.last_complaint(case.last_output)) and said != last:
+    elif (said := last_output.last_complaint(case.last_output)) and said != last:
         exited += f"; it printed: {said.text[:TOLD]}"
     elif last:
         exited += f"; the last line of its output: {last.text[:TOLD]}"
@@ -81,7 +81,7 @@ def _printed(case: Case, hits: Sequence[Hit], clause: str, *, crashed: bool = Fa
     It is what the first line tells that begins a failure, after a ``clause`` on the end. Of a line that only tells of
     another's failure it is what others' logs show. None if there is neither.
     """
-    near = evidence.hits_in(output.near_end(case.last_output, crashed=crashed), SCRIPT)
+    near = evidence.hits_in(last_output.near_end(case.last_output, crashed=crashed), SCRIPT)
     own = [hit._replace(line=case.own(hit.line.text, hit.line.number, hit.line.time), own=True) for hit in near]
     known = [hit for hit in own if hit.rule.name not in _CRASHES]
     if root := next((hit for hit in known if hit.rule.role is Role.ROOT), None):
@@ -114,7 +114,7 @@ def _signalled(case: Case, hits: Sequence[Hit], number: signal.Signals) -> Cause
             return Cause.of_hit(waited, hits)
         if cause := _printed(case, hits, clause, crashed=True):
             return cause
-        if words := output.last_words(case.last_output):
+        if words := last_output.last_words(case.last_output):
             said = f"{clause}; before that it printed: {words.text[:TOLD]}"
             cause = Cause.by_rule(rule, said) if rule else Cause(said, f"killed by {number.name}", True, "signal")
             places = [hit for hit in own_hits if rule and hit.rule.name == rule.name][-1:]
@@ -126,7 +126,7 @@ def _signalled(case: Case, hits: Sequence[Hit], number: signal.Signals) -> Cause
         remedy = f"See the output before the crash: {LOGS}."
         return Cause(f"{clause}{meaning}", f"killed by {number.name}", True, "signal", remedy, evidence=case.quoted)
     if rule is None:
-        if number != signal.SIGKILL and (words := output.last_words(case.last_output)):
+        if number != signal.SIGKILL and (words := last_output.last_words(case.last_output)):
             clause += f"; before that it printed: {words.text[:TOLD]}"
         kernel = (
             "The kernel sends SIGKILL when the memory of the job or the node is full. "

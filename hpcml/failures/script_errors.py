@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from hpcml.failures import output
+from hpcml.failures import last_output
 from hpcml.failures.cause import LOGS, SHOWN, TOLD, Case, Cause, in_one_line, known_by_rule, of_ranks, roots
 from hpcml.failures.evidence import Hit, Line
 from hpcml.failures.order import first_of
@@ -108,7 +108,7 @@ def _of_error(case: Case, hits: Sequence[Hit], text: str, line: Line, later: tup
 
 def _with_child(case: Case, cause: Cause, name: str) -> Cause:
     """Add what a command printed of its failure, where the error says only that the command failed."""
-    words = output.before_traceback(case.last_output) if name == "CalledProcessError" else None
+    words = last_output.before_traceback(case.last_output) if name == "CalledProcessError" else None
     if words is None:
         return cause
     line = case.own(words.text[:TOLD], words.number)
@@ -119,7 +119,7 @@ def _with_child(case: Case, cause: Cause, name: str) -> Cause:
 
 def _with_thread(case: Case, cause: Cause) -> Cause:
     """Add the error of a thread that ended before: the script may have waited for what this thread should bring."""
-    if not (found := output.thread_error(case.last_output)):
+    if not (found := last_output.thread_error(case.last_output)):
         return cause
     thread, words = found
     line = case.own(words.text[:TOLD], words.number)
@@ -214,7 +214,7 @@ def _with_environment(cause: Cause, hits: Sequence[Hit]) -> Cause:
     return cause._replace(what=clause, remedy=remedy, evidence=(*cause.evidence, before.line))
 
 
-def of_child(case: Case, hits: Sequence[Hit], child: output.ChildError) -> Cause:
+def of_child(case: Case, hits: Sequence[Hit], child: last_output.ChildError) -> Cause:
     """Return the cause of what a launcher such as torchrun printed of the process that failed first."""
     who = f"torchrun's rank {child.rank}" if child.rank else "a process that torchrun started"
     who += f" (in {case.subject})" if case.end.rank is not None else ""

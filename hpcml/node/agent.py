@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import math
 import os
@@ -17,11 +18,12 @@ from typing import Any, NamedTuple, Protocol
 from hpcml.errors import signal_name
 from hpcml.failures.end import MemoryLimit, ProcessEnd
 from hpcml.files import size_of
-from hpcml.node import files, processes, scratch, script_environment, silent_supervisor, stacks
-from hpcml.node.kernel import oom_kills
+from hpcml.node import files, processes, scratch, script_environment, services, silent_supervisor, stacks
 from hpcml.node.link.uplink import Uplink
+from hpcml.node.oom_and_hangs import oom_kills
 from hpcml.node.outcome import leave_note
 from hpcml.node.settings import Context
+from hpcml.services import Wanted
 from hpcml.units import in_mib
 
 TICK = 0.2  # seconds between looks at memory and at the parent
@@ -86,6 +88,8 @@ class Node:
     requests: stacks.Requests = field(init=False)
     unheard: list[dict[str, Any]] = field(default_factory=list)  # orders that have arrived and still wait
     writers: dict[int, str] = field(default_factory=dict)  # by pid of a child, the request for which it writes stacks
+    bridges: dict[int, Wanted] = field(default_factory=dict)  # by pid of a child, the service to which it leads
+    folder: scratch.Folder | None = None  # of their sockets
 
     def __post_init__(self) -> None:
         self.link, self.watch = Uplink(self.context), silent_supervisor.Watch(self.context)
@@ -103,7 +107,10 @@ class Node:
             asked += filter(None, [self.requests.look()])
         for request in asked:
             _write_stacks(self, request)
-        return before + [order for order in orders if order.get("do") not in ("hear", "stacks")]
+        for order in orders:
+            if order.get("do") == "service":
+                _bridge(self, Wanted(**order["wanted"]))
+        return before + [order for order in orders if order.get("do") not in ("hear", "stacks", "service")]
 
     def mark(self, state: str) -> None:
         """Say to the supervisor, and on the shared file system, what this node's task is doing."""
@@ -296,6 +303,26 @@ def _write_stacks(node: Node, request: dict[str, Any]) -> None:
         )
 
 
+def _bridge(node: Node, wanted: Wanted) -> None:
+    """Have a child process be the bridge to a service on this node; end the one before of the same name."""
+    for pid in [pid for pid, before in node.bridges.items() if before.name == wanted.name]:
+        if node.bridges[pid] == wanted:
+            return
+        del node.bridges[pid]
+        os.kill(pid, signal.SIGKILL)
+    if wanted.node != node.context.node:
+        return
+    parent = os.getpid()
+    try:
+        if node.folder is None:
+            node.folder = scratch.Folder(node.context.scratch(longest=node.context.socket_room))
+            atexit.register(node.folder.remove)
+        path = node.folder.path / f"{os.urandom(4).hex()}.sock"
+        node.bridges[fork(lambda: services.serve(node.context, wanted, path, parent))] = wanted
+    except (OSError, scratch.UnsafePlaceError) as error:
+        print(f"hpcml: no tunnel can lead to {wanted.name} on {wanted.node}: {error}.", file=sys.stderr)
+
+
 def _stop_if_ended(node: Node) -> None:
     """After a process's end, look whether the whole run has ended; not otherwise, to spare the shared file system."""
     now = time.monotonic()
@@ -347,6 +374,10 @@ def _reap(node: Node, at_end: Callable[[Slot, int, int], None]) -> None:
             return
         if request := node.writers.pop(pid, ""):
             node.link.send(event="stacks", id=request)
+        if wanted := node.bridges.pop(pid, None):
+            print(f"hpcml: the bridge to {wanted.name} on {wanted.node} ended by itself.", file=sys.stderr)
+            if os.WIFSIGNALED(code):  # somebody killed it, or Linux when memory ran out
+                _bridge(node, wanted)
         for slot in node.slots:
             if slot.pid == pid:
                 slot.pid, slot.replaces = 0, True

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hpcml.files import create
-from hpcml.node import files, stacks
+from hpcml.node import files, services, stacks
 from hpcml.node.link.hub import Hub
 from hpcml.node.link.messages import Events, sign_every
 from hpcml.node.processes import Process
@@ -57,6 +57,7 @@ class Agents:
         self.ends = 0  # how many lines have ended
         self.looked = 0.0
         self.requests = stacks.Requests(self.context, 1)
+        self.services = services.Requests(self.context)
         self.nodes = frozenset(self.context.node_names)
         self.orders: list[dict[str, object]] = []  # that hold for whoever connects later too
 
@@ -87,6 +88,8 @@ class Agents:
             self._take(node, message)
         if request := self.requests.look():
             self.hub.send(do="stacks", request=request)
+        for wanted in self.services.look():
+            self.order(do="service", wanted=wanted._asdict())
         return news
 
     def _is_time_for_files(self) -> bool:

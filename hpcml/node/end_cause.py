@@ -17,9 +17,9 @@ from hpcml.failures.role_end import CONTAINER_FAILED, RoleEnd, not_entered, of_r
 from hpcml.failures.rules import BY_NAME
 from hpcml.kind import Role
 from hpcml.node import files, full_disk
-from hpcml.node.job import answer, end_time, job_id
+from hpcml.node.job import end_time, job_id, number_in_logs
 from hpcml.node.outcome import EventLog, RunEndedError
-from hpcml.node.processes import Process
+from hpcml.node.processes import Process, output
 from hpcml.node.settings import Context
 from hpcml.states import State
 
@@ -197,7 +197,7 @@ def from_slurm(context: Context, outcome: End, logs: Mapping[Path, int]) -> End:
 
 def _shown_job() -> str:
     """Return what Slurm's controller shows of the job; nothing if the node cannot ask it."""
-    return answer(["scontrol", "--oneliner", "show", "job", job_id()], ASK)
+    return output(["scontrol", "--oneliner", "show", "job", job_id()], ASK)
 
 
 def _still_runs() -> bool:
@@ -247,7 +247,7 @@ def why_ended(logs: Mapping[Path, int], *, with_steps: bool = True) -> str | Non
                 text = file.read(1 << 20).decode(errors="replace")
         except OSError:
             continue
-        if (cause := job_log.why_ended(text, job_id(), with_steps=with_steps)) is not None:
+        if (cause := job_log.why_ended(text, number_in_logs(), with_steps=with_steps)) is not None:
             return cause
     return None
 
@@ -260,7 +260,7 @@ def _put_back(job: str) -> bool:
     if not re.search(r"\bRequeue=1\b", job):
         return False
     command = ["sh", "-c", 'scontrol requeue "$1" && echo taken', "sh", job_id()]
-    return answer(command, ASK).endswith("taken\n")
+    return output(command, ASK).endswith("taken")
 
 
 def _told_by_signal(outcome: End) -> End:

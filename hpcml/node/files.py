@@ -35,7 +35,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
     return content
 
 
-def write_service(path: Path, node: str, socket: Path, identity: str, /, **page: str | None) -> None:
+def write_service(path: Path, node: str, socket: Path, identity: str, /, **page: object) -> None:
     """Say at which socket of a node a web service of the run is: what tunnels lead to (runs.record.Service)."""
     path.parent.mkdir(mode=0o700, exist_ok=True)
     process = {"node": node, "socket": str(socket), "pid": os.getpid(), "started": time.time()}
@@ -66,7 +66,7 @@ def wait_for(path: Path, deadline: float, interval: float) -> bool:
 
 def remove_secrets(attempt: AttemptPaths) -> None:
     """Remove the keys, the certificate, the token, and what tunnels left; they are of no use after the attempt."""
-    for path in (attempt.key, attempt.certificate, attempt.ucx_key, attempt.jupyter_token, attempt.link_key):
+    for path in (attempt.key, attempt.certificate, attempt.data_key, attempt.jupyter_token, attempt.link_key):
         path.unlink(missing_ok=True)
     for folder in attempt.secret.glob("relay-*"):
         shutil.rmtree(folder, ignore_errors=True)

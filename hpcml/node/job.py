@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -32,6 +31,11 @@ _BY_HPCML = ("SLURM_NTASKS_PER_NODE", "SLURM_NTASKS", "SLURM_NPROCS")  # hpcml a
 def job_id() -> str:
     """Return the id of the run's job, empty without one."""
     return os.environ.get("HPCML_JOB") or os.environ.get("SLURM_JOB_ID", "")
+
+
+def number_in_logs() -> str:
+    """Return the number of the job in Slurm's own lines: a task of an array has one of its own there."""
+    return os.environ.get("SLURM_JOB_ID") or job_id()
 
 
 def node_name() -> str:
@@ -144,14 +148,3 @@ def variables_of_batch_process(folder: str, *, own_log: bool) -> dict[str, str]:
 def placement() -> dict[str, str]:
     """Return the partition, the QoS and the nodes that Slurm gave to the job, by the ends of its variables' names."""
     return {name: os.environ.get(f"SLURM_{name}", "") for name in ("JOB_PARTITION", "JOB_QOS", "JOB_NODELIST")}
-
-
-def answer(command: list[str], seconds: float) -> str:
-    """Return what a command of the node says, nothing if it is not there, fails or is too late."""
-    try:
-        done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=seconds, check=False, errors="replace"
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout if done.returncode == 0 else ""

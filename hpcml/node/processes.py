@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from hpcml.errors import signal_name
+from hpcml.files import state_and_start
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -247,12 +248,7 @@ def _fields(pid: int) -> tuple[str, str]:
     """Return the state and the start time of a process (proc(5), stat), both empty if there is none."""
     if sys.platform != "linux":
         return _without_proc(pid)
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
-    except (FileNotFoundError, ProcessLookupError):
-        return "", ""
-    fields = stat.rpartition(")")[2].split()  # the name before may hold blanks and brackets
-    return fields[0], fields[19]
+    return state_and_start(pid)
 
 
 def _without_proc(pid: int) -> tuple[str, str]:

@@ -12,11 +12,11 @@ import sys
 import time
 import traceback
 
-from hpcml import errors, hooks, written
+from hpcml import errors, hooks, written_files
 from hpcml.failures.end import End
 from hpcml.files import size_of, write
 from hpcml.kind import Kind, Processes
-from hpcml.node import attempts, end_cause, files, full_disk, scratch
+from hpcml.node import end_cause, files, full_disk, next_attempt, scratch
 from hpcml.node.job import job_id
 from hpcml.node.outcome import EventLog, RunEndedError, or_a_full_disk, report_end, say, write_status
 from hpcml.node.run_state import RunState
@@ -85,11 +85,11 @@ def _supervise(context: Context, kind: Kind) -> int:
         signal.signal(signal.SIGQUIT, signal.SIG_DFL)  # a shell has its background processes ignore it
         full_disk.renew(context.run)
         _warn_of_setup(state)
-        attempts.keep_last_end(context)
-        if anew := attempts.waits_anew(context):
+        next_attempt.keep_last_end(context)
+        if anew := next_attempt.waits_anew(context):
             state.warn(anew)
         outcome = or_a_full_disk(end_cause.from_slurm(context, _run(state, processes), state.job_logs), context)
-        outcome = attempts.decided(context, outcome)
+        outcome = next_attempt.decided(context, outcome)
         was_written = tear_down(state, processes, outcome)
     if outcome.by != "script":
         report_end(outcome, context)
@@ -202,7 +202,7 @@ def _bring_files(state: RunState) -> None:
     if not state.script_began or context.attempt.goes_on.exists():
         return
     try:
-        result = written.bring(context.run, context.number, everywhere=False)
+        result = written_files.bring(context.run, context.number, everywhere=False)
     except OSError as error:  # the next `hpcml status` tries it again
         say(context, f"the files that the script wrote beside its code stay in {context.run.code}: {error}")
         return

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from hpcml.errors import UsageError, did_you_mean, nearest
+from hpcml.forms import Form
 from hpcml.kinds import KINDS
 from hpcml.options.sbatch_options import directive, instead
 from hpcml.options.table import OPTIONS, of
@@ -43,7 +44,9 @@ def request_of(given: Mapping[str, Any], code: Code) -> RunRequest:
         values["gpu_type"], values["gpus_per_node"] = values["gpus_per_node"]
     values["settings"] = tuple(given.get("set") or ())
     values["line_settings"] = tuple(given.get("line_set") or ())
-    values["sbatch"] = tuple(dict(directive(text, "hpcml submit") for text in given.get("sbatch") or ()).items())
+    as_is = code.form is Form.BATCH
+    passed = (directive(text, "hpcml submit", as_is=as_is) for text in given.get("sbatch") or ())
+    values["sbatch"] = tuple(dict(passed).items())
     return request.changed(**values)
 
 

@@ -11,7 +11,10 @@ from hpcml.schedulers import gres as grammar
 _DIRECTIVE = re.compile(r"--[a-z][a-z0-9-]*")
 # What hpcml has an option for, by sbatch's long words.
 _NAMES = {one.slurm[0]: f"Use {one.word}." for one in reversed(table.OPTIONS.values()) if one.slurm}
-_SWEEP = "Use hpcml sweep SCRIPT --grid NAME=VALUES: it runs the script once for each value."
+_SWEEP = (
+    "Use hpcml sweep SCRIPT --grid NAME=VALUES: it runs the script once for each value. "
+    "For a batch script: --sbatch=--array=0-9."
+)
 _TASKS = (
     "For N ranks on each node (PyTorch, JAX, MPI), use --ranks N. "
     "For N Dask workers on each node, use --set workers.per_node=N."
@@ -62,8 +65,10 @@ def instead(option: str) -> str:
     return INSTEAD.get(option, "")
 
 
-def directive(text: str, place: str) -> tuple[str, str]:
+def directive(text: str, place: str, *, as_is: bool = False) -> tuple[str, str]:
     """Return an option for sbatch, as ``--constraint=fast`` or ``--exclusive``, as its name and value.
+
+    ``as_is``: of a batch script that runs as it is, which may be an array.
 
     Raises
     ------
@@ -75,6 +80,8 @@ def directive(text: str, place: str) -> tuple[str, str]:
         raise UsageError(f"'{text}' is not an option of sbatch", place=place, hint="Write --sbatch=--constraint=fast.")
     if equals and not value:
         raise UsageError(f"{option} is empty", place=place, hint="Remove the option, or give it a value.")
+    if as_is and option == "--array":
+        return option, value
     if option != "--gres" and (why := instead(option) or _NAMES.get(option, "")):
         raise UsageError(f"hpcml sets {option} itself and does not pass your value to sbatch", place=place, hint=why)
     if option == "--gres" and grammar.gpus(value):

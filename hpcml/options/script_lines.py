@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,13 +55,27 @@ def lay_below(
     origins = tuple(_laid(given, single, several))
     of_sbatch = [(number, options) for number, word, options in lines if word != "hpcml:"]
     if of_sbatch and "grid" not in given:  # a sweep is what an array becomes
-        taken = [word for option, _ in origins for word in option.split(" ", 1)]
-        batch_scripts.check(script.name, text, of_sbatch, given, taken)
+        batch_scripts.check(script.name, text, of_sbatch, given)
     if unused:
         advice = "" if given.get("ranks") or "grid" in given else batch_scripts.advice(of_sbatch)
         ignored = f"hpcml ignores these #SBATCH lines in {script.name}: {', '.join(unused)}"
         note(f"{ignored}. {advice}".removesuffix(".") if advice else ignored)
     return origins
+
+
+def lay_translated(
+    given: dict[str, Any], lines: Sequence[tuple[str, str]], parser: Parser
+) -> tuple[tuple[str, str], ...]:
+    """Add to ``given`` the options that a batch script was translated to, each with its line, as :func:`lay_below`."""
+    single: dict[str, tuple[Any, str]] = {}
+    several: dict[str, list[tuple[Any, str]]] = {name: list(given.get(f"line_{name}") or ()) for name in ("set",)}
+    for place, options in lines:
+        for name, value in _read(parser, options, place, sbatch=False)[0].items():
+            if isinstance(value, list):
+                several.setdefault(name, []).extend((text, place) for text in value)
+            else:
+                single[name] = (value, place)
+    return tuple(_laid(given, single, {name: values for name, values in several.items() if values}))
 
 
 def _read(parser: Parser, options: str, place: str, *, sbatch: bool) -> tuple[dict[str, Any], list[str]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,6 +38,11 @@ def render(plan: Plan, folders: Sequence[Path] = ()) -> str:
     UsageError
         If a value cannot stand in a batch script.
     """
+    return renderer(folders)(plan)
+
+
+def renderer(folders: Sequence[Path] = ()) -> Callable[[Plan], str]:
+    """Return :func:`render` for several plans: to read the template takes longest."""
     import jinja2
 
     environment = _environment(folders)
@@ -45,12 +50,16 @@ def render(plan: Plan, folders: Sequence[Path] = ()) -> str:
         template = environment.get_template(TEMPLATE)
     except (jinja2.TemplateError, OSError, UnicodeDecodeError) as error:
         raise _template_error(error, None) from error
-    try:
-        return template.render(plan=plan)
-    except (HpcmlError, MemoryError):
-        raise
-    except Exception as error:  # an expression in a template can fail in any way
-        raise _template_error(error, template.filename) from error
+
+    def rendered(plan: Plan) -> str:
+        try:
+            return template.render(plan=plan)
+        except (HpcmlError, MemoryError):
+            raise
+        except Exception as error:  # an expression in a template can fail in any way
+            raise _template_error(error, template.filename) from error
+
+    return rendered
 
 
 def check(plan: Plan) -> None:

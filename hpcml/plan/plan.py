@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from hpcml import hooks, kinds, records, repairs, schedulers
 from hpcml.errors import ConfigError, SiteError, UsageError
 from hpcml.kind import Kind, Role
-from hpcml.paths import SUPERVISOR, RunPaths
+from hpcml.paths import SUPERVISOR, RunPaths, task_of_array
 from hpcml.plan.container import Stage, entry, image_of, interpreter, kernels, stage
 from hpcml.request.record import NOT_SAID, RunRequest, job_name
 from hpcml.schedulers import JobLayout, JobRequest, Launcher
@@ -86,6 +86,31 @@ class Plan(NamedTuple):
     after: tuple[str, ...] = ()  # the runs that it waits for, as ``ID:ok``
     python: str = ""  # the interpreter of the run's processes; in an image the image's
     python_from: str = ""  # who named it: an option, a file of settings, a variable; empty: hpcml's own
+    array: tuple[int, ...] = ()  # the tasks of a job array: each is a run with the plan that of_task() returns
+    at_once: int = 0
+    index_word: str = ""
+
+    def of_task(self, index: int) -> Plan:
+        """Return the plan of a task of the array, in the task's own directory."""
+        task = str(self.task_directory(index))
+
+        def moved(text: str) -> str:
+            return text.replace(self.directory, task, 1)
+
+        steps = tuple(
+            step._replace(wrapper=tuple(map(moved, step.wrapper)), log=moved(step.log)) for step in self.steps
+        )
+        return self._replace(run_id=Path(task).name, directory=task, steps=steps, array=(), at_once=0)
+
+    def task_directory(self, index: int | str) -> Path:
+        """Return the directory of a task's run."""
+        return Path(self.directory).with_name(task_of_array(self.run_id, index))
+
+    @property
+    def task_in_shell(self) -> tuple[str, str]:
+        """The directory of a task's run before and after the task's index, for the script of the array."""
+        before, _, after = str(self.task_directory("\0")).partition("\0")
+        return before, after
 
     @property
     def roles(self) -> tuple[str, ...]:
@@ -133,27 +158,21 @@ def plan(site: Site, asked: RunRequest, location: RunLocation) -> Plan:
     if staged:
         reasons.append(f"hpcml copies the image to each node ({staged.mode})")
     inside = _inside(site, request, layout, kind, location.umask)
-    return Plan(
-        directives=layout.directives,
-        directive_word=layout.directive_word,
-        lines=layout.lines,
-        warning=layout.warning,
-        forwarded=layout.forwarded,
-        may_start_again=layout.may_start_again or spec.attempts.several_jobs,
-        prologue=layout.prologue,
-        starts_word=layout.starts_word,
-        job_word=layout.job_word,
-        follow_up=layout.follow_up,
-        forget=layout.forget,
-        may_put_back=layout.may_put_back,
-        put_back=layout.put_back,
-        reasons=tuple(reasons),
-        notices=(
-            *([f"these options do not come from the command line: {', '.join(origins)}"] if origins else ()),
-            *layout.notices,
-            *_notices(site, spec),
-            *kind.notices(inside),
+    by_scheduler: dict[str, Any] = {name: getattr(layout, name) for name in JobLayout._fields if name in Plan._fields}
+    by_scheduler["may_start_again"] |= spec.attempts.several_jobs
+    by_scheduler["reasons"] = tuple(reasons)
+    by_scheduler["notices"] = (
+        *(
+            [f"these options do not come from the command line: {', '.join(origins)}"]
+            if origins and not spec.code.batch_words  # of whose lines the translation is shown
+            else ()
         ),
+        *layout.notices,
+        *_notices(site, spec),
+        *kind.notices(inside),
+    )
+    return Plan(
+        **by_scheduler,
         run_id=location.directory.name,
         name=spec.name,
         site=site.name,
@@ -399,5 +418,6 @@ def _inside(site: Site, request: JobRequest, layout: JobLayout, kind: Kind, umas
         points=spec.points,
         report=Report(sample_every=float(site.report.sample_every), advice=advice, profilers=profilers),
         interconnect=site.interconnect,
+        services=spec.service,
         of_kind=dict(records.plain(kind.own(site, spec))),
     )

@@ -10,13 +10,13 @@ commands, paths and addresses here, so each fact has a form, and what has not is
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import math
 import re
 from collections.abc import Callable, Mapping
-from types import UnionType
-from typing import Annotated, Any, NamedTuple, TypedDict, Union, cast, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, NamedTuple, TypedDict, cast, get_type_hints
 
 from hpcml import files, records
 from hpcml.errors import ConfigError
@@ -32,25 +32,10 @@ LONGEST = 1 << 20  # bytes of one fact
 LONGEST_LINE = 32 << 20  # bytes of a line of words or of a listing
 LONGEST_VIEW = 16 << 20  # bytes of a view of a run, which has all its nodes
 _TEXT = 16384  # characters of a text
+_MOST_TEXTS = 100  # of a list of texts
 _MOST_RECORDS = 20_000  # of a list, as nodes of a run
 
-Check = Callable[[Any], Any]  # returns a value of the right form, raises MalformedError for another
-
-
-class MalformedError(Exception):
-    """A fact has not its form; the message is its name."""
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise MalformedError
-    return value[:_TEXT]
-
-
-def _some_text(value: Any) -> str:
-    if not _text(value):
-        raise MalformedError
-    return _text(value)
+Check = Callable[[Any], Any]  # returns a value of the right form, raises ValueError for another
 
 
 def _form(pattern: str) -> Check:
@@ -58,7 +43,7 @@ def _form(pattern: str) -> Check:
 
     def check(value: Any) -> str:
         if not isinstance(value, str) or not compiled.fullmatch(value):
-            raise MalformedError
+            raise ValueError("has another form")
         return value
 
     return check
@@ -67,14 +52,10 @@ def _form(pattern: str) -> Check:
 def _number(least: int, most: int) -> Check:
     def check(value: Any) -> int:
         if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-            raise MalformedError
+            raise ValueError("is not such a number")
         return value
 
     return check
-
-
-def _or_none(check: Check) -> Check:
-    return lambda value: None if value is None else check(value)
 
 
 def _or_empty(check: Check) -> Check:
@@ -82,28 +63,13 @@ def _or_empty(check: Check) -> Check:
 
 
 def _moment(value: Any) -> float:
-    if not isinstance(value, (int, float)) or isinstance(value, bool) or not math.isfinite(value) or abs(value) > 1e11:
-        raise MalformedError
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not abs(value) <= 1e11:
+        raise ValueError("is not a time")
     return float(value)
 
 
-def _list(check: Check, most: int) -> Check:
-    def checked(value: Any) -> tuple[Any, ...]:
-        if not isinstance(value, (list, tuple)) or len(value) > most:  # a field's default is a tuple
-            raise MalformedError
-        return tuple(check(item) for item in value)
-
-    return checked
-
-
-def _flag(value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise MalformedError
-    return value
-
-
-_texts = _list(_text, 100)
 _node = _form(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,252})")
+_service = _form(r"[A-Za-z0-9][A-Za-z0-9._@:-]{0,300}")
 _path = _form(r"/[^\x00-\x1f\x7f:]{0,4095}")  # a colon would divide the parts of a forward
 _page = _form(r"/[A-Za-z0-9._~/%?&=+,;!$*()@:-]{0,2000}")
 _SECRETS = r"/[^\x00-\x1f\x7f]*/attempts/\d{1,9}/secret/"
@@ -116,23 +82,13 @@ _state = _form("[A-Z_]{1,30}")
 _version = _form(r"[A-Za-z0-9.+!-]{1,64}")
 _token = _form(r"[A-Za-z0-9_.~-]{8,512}")
 _exit_status = _number(-255, 255)
-
-
-def service_of(value: Any) -> Service:
-    """Return the record of a service; MalformedError names the part of it that has not its form."""
-    return Service(**_table(_with_defaults(value, Service), _forms(Service)))
+_some_text = _form(r"(?s).+")
 
 
 def _services(value: Any) -> dict[str, Service]:
     if not isinstance(value, dict) or len(value) > 20:
-        raise MalformedError
-    return {_node(name): service_of(service) for name, service in value.items()}
-
-
-def _amount(value: Any) -> float:
-    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 <= value <= 1e21:
-        raise MalformedError
-    return value
+        raise ValueError("is not a table of services")
+    return {_service(name): records.read(Service, service) for name, service in value.items()}
 
 
 class Service(NamedTuple):
@@ -144,6 +100,7 @@ class Service(NamedTuple):
     identity: Annotated[str, _some_text]  # what answers on the page ``probe``
     probe: Annotated[str, _or_empty(_page)] = ""  # may be empty
     token_file: Annotated[str, _or_empty(_token_file)] = ""  # path of its token on the cluster, may be empty
+    note: str = ""  # who else reaches it, in sentences
 
 
 class RunFacts(NamedTuple):
@@ -155,10 +112,13 @@ class RunFacts(NamedTuple):
     message: str  # a clause
     estimate: str  # Slurm's, of its start
     services: Annotated[Mapping[str, Service], _services]  # by name
-    ends: Annotated[float | None, _or_none(_moment)]  # when its time limit ends it, in seconds since 1970
-    exit_status: Annotated[int | None, _or_none(_exit_status)]
+    ends: Annotated[float, _moment] | None  # when its time limit ends it, in seconds since 1970
+    exit_status: Annotated[int, _exit_status] | None
     hint: str  # the next step
     quote: tuple[str, ...]  # lines that show why it ended
+    service: Annotated[str, _or_empty(_service)] = (
+        ""  # the one that the tunnel leads to; an older hpcml does not say so
+    )
     stuck: bool = False  # it waits, and will not start by itself; an older hpcml does not say so
 
     @property
@@ -172,14 +132,20 @@ class RunFacts(NamedTuple):
         return table
 
 
+class RunNode(NamedTuple):
+    """A node of a run."""
+
+    name: Annotated[str, _node]
+
+
 class Relay(NamedTuple):
     """An sshd that the login node prepared for this laptop."""
 
     folder: Annotated[str, _relay_folder]  # of its files there
     host_key: Annotated[str, _host_key]  # as in known_hosts
     run: Annotated[str, _or_empty(_run)] = ""  # the id of its run; this one and the next two are ssh-config's
-    nodes: Annotated[tuple[str, ...], _list(_node, 10**5)] = ()  # of the run, the first one first
-    ends: Annotated[float | None, _or_none(_moment)] = None  # when the run's time limit ends it, in seconds since 1970
+    nodes: tuple[RunNode, ...] = ()  # of the run, the first one first
+    ends: Annotated[float, _moment] | None = None  # when the run's time limit ends it, in seconds since 1970
 
 
 class CallFacts(TypedDict, total=False):
@@ -187,7 +153,7 @@ class CallFacts(TypedDict, total=False):
 
     hello: Annotated[int, _number(0, 10**6)]  # its PROTOCOL
     version: Annotated[str, _version]  # of its hpcml
-    marked: Annotated[bool, _flag]  # whether its standard output begins with :func:`output_mark`
+    marked: bool  # whether its standard output begins with :func:`output_mark`
     run: Annotated[str, _run]  # the id that the run will have
     submitted: Annotated[str, _run]  # the id of a run that Slurm has taken
     exit_status: Annotated[int, _number(0, 255)]  # of the command
@@ -196,58 +162,33 @@ class CallFacts(TypedDict, total=False):
     relay: Relay
 
 
-_OF_TYPE: dict[Any, Check] = {str: _text, int: _number(0, 10**15), float: _amount, bool: _flag}
+@functools.cache
+def _kinds_of_view() -> dict[str, Any]:
+    """Return the type of each value that a view prints."""
+    holders = [run_status.Status, *map(type, run_status.Status._field_defaults.values()), End, views.View]
+    kinds = {name: kind for holder in holders for name, kind in get_type_hints(holder).items()}
+    kinds |= {"state": str, "over": bool, "limit": int, "exit_status": Annotated[int, _exit_status] | None}
+    return {name: kinds[name] for name in views.PRINTED}
 
 
-def _check_of(annotation: Any) -> Check:
-    """Return the check of a field: the one in its annotation, else that of its type. Numbers are 0 or more."""
-    origin, arguments = get_origin(annotation), get_args(annotation)
-    if origin is Annotated:
-        return cast("Check", arguments[1])
-    if origin in (Union, UnionType):
-        return _or_none(_check_of(arguments[0]))
-    if origin is tuple:
-        return _texts if arguments[0] is str else _list(_check_of(arguments[0]), _MOST_RECORDS)
-    if hasattr(annotation, "_fields"):
-        return lambda value: annotation(**_table(_with_defaults(value, annotation), _forms(annotation)))
-    return _OF_TYPE[annotation]
-
-
-def _with_defaults(table: Any, record: Any) -> Any:
-    """Return a record's facts with the fields that another version does not know."""
-    return {**record._field_defaults, **table} if isinstance(table, dict) else table
+def _bounded(value: Any, least: float = -math.inf) -> Any:
+    """Return a value of JSON with its texts cut; ValueError for a list that is too long, or a number that is less."""
+    if isinstance(value, str):
+        return value[:_TEXT]
+    if isinstance(value, dict):
+        return {name: _bounded(part, least) for name, part in value.items()}
+    if isinstance(value, list):
+        if len(value) > (_MOST_TEXTS if all(isinstance(part, str) for part in value) else _MOST_RECORDS):
+            raise ValueError("is too long")
+        return [_bounded(part, least) for part in value]
+    if isinstance(value, (int, float)) and value < least:
+        raise ValueError("is less than that")
+    return value
 
 
 @functools.cache
-def _forms(record: Any) -> dict[str, Check]:
-    """Return the check of each field of a record."""
-    return {name: _check_of(kind) for name, kind in get_type_hints(record, include_extras=True).items()}
-
-
-@functools.cache
-def _forms_of_view() -> dict[str, Check]:
-    """Return the check of each value that a view prints."""
-    records = [run_status.Status, *map(type, run_status.Status._field_defaults.values()), End, views.View]
-    kinds = {name: kind for record in records for name, kind in get_type_hints(record).items()}
-    kinds |= {"state": str, "over": bool, "limit": int, "exit_status": Annotated[int, _or_none(_exit_status)]}
-    return {name: _check_of(kinds[name]) for name in views.PRINTED}
-
-
-def _table(table: Any, forms: Mapping[str, Check], *, part: bool = False) -> dict[str, Any]:
-    """Return the facts that have a form, all of them unless a ``part`` is enough; others are left out."""
-    if not isinstance(table, dict):
-        raise MalformedError
-    checked = {}
-    for name, check in forms.items():
-        if name not in table and part:
-            continue
-        try:
-            checked[name] = check(table[name])
-        except KeyError as error:
-            raise MalformedError(name) from error
-        except MalformedError as error:
-            raise MalformedError(f"{name}.{error}".rstrip(".")) from error
-    return checked
+def _record_of(fields: tuple[tuple[str, Any], ...]) -> Any:
+    return NamedTuple("Facts", fields)
 
 
 def wrong(host: str, problem: str) -> ConfigError:
@@ -271,16 +212,24 @@ def _parsed(line: str | bytes, host: str, longest: float = LONGEST) -> dict[str,
     return content
 
 
-def _checked(table: dict[str, Any], host: str, forms: Mapping[str, Check], *, part: bool = False) -> dict[str, Any]:
+def _checked(
+    table: dict[str, Any], host: str, kinds: Mapping[str, Any], *, part: bool = False, least: float = -math.inf
+) -> dict[str, Any]:
+    """Return the facts that have a type, all of them unless a ``part`` is enough; others are left out."""
+    fields = tuple((name, kind) for name, kind in kinds.items() if name in table or not part)
+    facts: dict[str, Any] = {}
+    for name, _ in fields:
+        with contextlib.suppress(KeyError, ValueError):  # then it is missing
+            facts[name] = _bounded(table[name], -math.inf if name == "exit_status" else least)
     try:
-        return _table(table, forms, part=part)
-    except MalformedError as error:
-        raise wrong(host, f"its '{error}' is malformed") from error
+        return dict(records.read(_record_of(fields), facts)._asdict())
+    except records.DamagedError as error:
+        raise wrong(host, f"its '{error.key}' is malformed") from error
 
 
 def of_call(line: str | bytes, host: str) -> CallFacts:
     """Return what the login node says of a command that it runs for a laptop; its greeting comes with a version."""
-    content = _checked(_parsed(line, host), host, _forms(CallFacts), part=True)
+    content = _checked(_parsed(line, host), host, get_type_hints(CallFacts, include_extras=True), part=True)
     if "hello" in content and "version" not in content:
         raise wrong(host, "it contains no version")
     return cast("CallFacts", content)
@@ -337,42 +286,43 @@ class StreamDemux:
 
 def of_view(line: str | bytes, host: str) -> views.View:
     """Return a view of a run, for :command:`hpcml top`."""
-    return views.View.of(_checked(_parsed(line, host, LONGEST_VIEW), host, _forms_of_view()))
+    return views.View.of(_checked(_parsed(line, host, LONGEST_VIEW), host, _kinds_of_view(), least=0))
 
 
-_FINDING: dict[str, Check] = {
-    "check": _form(r"[a-z0-9-]{1,40}"),
-    "state": _form("green|yellow|red|n/a"),
-    "sentence": _some_text,
-    "remedy": _text,
-    "facts": lambda value: value if isinstance(value, dict) else _text(value),
-    "seconds": _amount,
-}
+class _Finding(NamedTuple):
+    """A finding of :command:`hpcml doctor`."""
+
+    check: Annotated[str, _form(r"[a-z0-9-]{1,40}")]
+    state: Annotated[str, _form("green|yellow|red|n/a")]
+    sentence: Annotated[str, _some_text]
+    remedy: str
+    facts: Annotated[Any, lambda value: value if isinstance(value, dict) else _form("(?s).*")(value)]
+    seconds: float
 
 
 def of_findings(line: str | bytes, host: str) -> list[dict[str, Any]]:
     """Return what :command:`hpcml doctor` found there."""
-    forms = {"findings": _list(lambda value: _table(value, _FINDING), 100)}
-    return list(_checked(_parsed(line, host, LONGEST_VIEW), host, forms)["findings"])
+    findings = _checked(_parsed(line, host, LONGEST_VIEW), host, {"findings": tuple[_Finding, ...]})["findings"]
+    return [finding._asdict() for finding in findings]
 
 
 def of_delivery(line: bytes, host: str) -> dict[str, Any]:
     """Return what is said of a file that is sent to a login node."""
-    forms: dict[str, Check] = {"refused": _form("[a-z]{1,20}"), "free": _amount, "why": _text}
-    return _checked(_parsed(line, host), host, forms, part=True)
+    kinds = {"refused": Annotated[str, _form("[a-z]{1,20}")], "free": float, "why": str}
+    return _checked(_parsed(line, host), host, kinds, part=True)
 
 
 def of_token(text: str, host: str) -> str:
     """Return a service's token; nothing else goes into an address and a request's head."""
     try:
         return str(_token(text.strip()))
-    except MalformedError as error:
+    except ValueError as error:
         raise wrong(host, "the text is not a token") from error
 
 
 def of_offer(line: bytes, host: str) -> dict[str, Any]:
     """Return what a run has for :command:`hpcml fetch`; its list of files is for :func:`entries_of` to check."""
     content = _parsed(line, host, math.inf)  # a list of files is long; who reads the line bounds it
-    offer = _checked(content, host, {"run": _run})
-    offer |= _checked(content, host, {"others": _number(0, 10**9), "ended": _flag}, part=True)
+    offer = _checked(content, host, {"run": Annotated[str, _run]})
+    offer |= _checked(content, host, {"others": Annotated[int, _number(0, 10**9)], "ended": bool}, part=True)
     return {**offer, "files": content.get("files")}

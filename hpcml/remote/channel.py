@@ -420,11 +420,16 @@ class Call:
 
 
 def run(
-    connection: Connection, arguments: Sequence[str], upload: Upload | None = None, *, most: float = MOST_SAID
+    connection: Connection,
+    arguments: Sequence[str],
+    upload: Upload | None = None,
+    *,
+    most: float = MOST_SAID,
+    show: Callable[[bytes], object] | None = None,
 ) -> int:
-    """Run a command of the login node's hpcml, pass on its output, at ``most`` so much, and return its exit status."""
+    """Run a command of the login node's hpcml, ``show`` its output, at ``most`` so much, and return its exit status."""
     call = Call(connection, arguments, Guard(sys.stderr), upload=upload, out=subprocesses.PIPE, most=most)
-    reader = threading.Thread(target=call.pass_on, args=(call.child.out, Guard(sys.stdout)), daemon=True)
+    reader = threading.Thread(target=call.pass_on, args=(call.child.out, show or Guard(sys.stdout)), daemon=True)
     reader.start()
     try:
         call.begin()
@@ -445,10 +450,8 @@ def run(
     finally:
         call.stop()
     if status == 130 and "submitted" in call.facts:
-        say(
-            f"To follow the run from this machine: hpcml --host {connection.host} logs -f {call.facts['run']}",
-            sys.stderr,
-        )
+        command = f"hpcml --host {connection.host} logs -f {call.facts['run']}"
+        say(f"To follow the run from this machine: {command}", sys.stderr)
     elif status == 130 and upload:
         say("Nothing was submitted.", sys.stderr)
     return status

@@ -15,13 +15,10 @@ _MOST = 500  # folders that are remembered
 
 def folders() -> list[str]:
     """Return the folders that were filled, without links; none if the file is damaged."""
-    if (path := _path()) is None:
-        return []
-    try:
-        known = files.read_json(path, _LIMIT)
-    except (OSError, ValueError):
-        return []
-    return [str(folder) for folder in known] if isinstance(known, list) else []
+    path = _path()
+    with contextlib.suppress(OSError, ValueError, TypeError):
+        return [str(folder) for folder in files.read_json(path, _LIMIT)] if path else []
+    return []
 
 
 def remember(folder: Path) -> None:

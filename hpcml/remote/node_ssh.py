@@ -18,7 +18,7 @@ from hpcml import assets, files, schedulers, script_api, subprocesses
 from hpcml.errors import NotFoundError, SiteError, StorageError, UsageError
 from hpcml.origins import HPCML
 from hpcml.remote import ssh, tunnel_server
-from hpcml.remote.answers import Relay
+from hpcml.remote.answers import Relay, RunNode
 from hpcml.runs import directories, handle
 from hpcml.runs import record as run_record
 from hpcml.runs import status as run_status
@@ -65,7 +65,8 @@ def prepare(run: directories.Run, key: str) -> Relay:
         said = answer.err.strip().splitlines() or [f"no response within {_STARTS:g} s"]  # srun speaks last
         hint = f"Ask the site for OpenSSH's server on the nodes. Without it, open a shell: hpcml shell {run.id}."
         raise SiteError(f"sshd cannot start on {nodes[0]}: {said[0].removeprefix('hpcml: ')}", place=run.id, hint=hint)
-    return relay._replace(run=run.id, nodes=nodes, ends=tunnel_server.facts(run, status).ends)
+    names = tuple(map(RunNode, nodes))
+    return relay._replace(run=run.id, nodes=names, ends=tunnel_server.limit_of(run, status))
 
 
 def serve(run: directories.Run, folder: str, node: str) -> None:
@@ -139,7 +140,7 @@ def write(folder: Path, relay: Relay, user: str, command: Callable[[str], Sequen
         If a path or an option cannot be written in ssh's configuration, or the files cannot be written.
     """
     first = f"hpcml-{relay.run}"
-    nodes = {first: relay.nodes[0]} | {f"{first}-{node}": node for node in relay.nodes[1:]}
+    nodes = {f"{first}-{node.name}" if number else first: node.name for number, node in enumerate(relay.nodes)}
     ours = folder.with_name(f"{_FOLDER}{relay.run}")
     lines = []
     for name, node in nodes.items():

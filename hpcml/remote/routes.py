@@ -22,7 +22,7 @@ import time
 from pathlib import Path
 from typing import Any, NoReturn
 
-from hpcml import files, listening, subprocesses
+from hpcml import bridges, files, listening, subprocesses
 from hpcml.errors import HostKeyError, HpcmlError, ServiceGoneError, TunnelError
 from hpcml.origins import HPCML
 from hpcml.remote import answers, ssh
@@ -43,10 +43,6 @@ ANSWER = 5.0  # seconds for an answer of the service
 ABANDONED = 3600.0  # seconds after which a folder that names no process was left by one that was killed
 _CLOSING = 1.0  # seconds for a route that carried nothing to say why
 _FIRST_PORT, _PORTS, _PORTS_TRIED = 20000, 10000, 20
-
-_CONNECTIONS = Path("/proc/net/tcp")  # Linux' list of connections, with whose they are (proc_pid_net(5))
-_STATE, _OWNER, _INODE = 3, 7, 9  # its columns; a socket that its program has closed is listed with uid 0 and inode 0
-_ESTABLISHED = "01"
 
 
 # -- the port, and who answers on it -------------------------------------------------------------------------------
@@ -111,7 +107,8 @@ def look(port: int, service: Service, token: str = "") -> str:
         return "another program responds"
     if not isinstance(answer, dict) or service.identity not in answer.values():
         return "another service responds"
-    return ""
+    wrong = answer.get("wrong", "")  # of a bridge, whose program may be another
+    return wrong if isinstance(wrong, str) else ""
 
 
 def token_of(connection: Connection | None, service: Service) -> str:
@@ -475,7 +472,7 @@ class _Server(listening.ThreadingServer):
     target: str
 
     def verify_request(self, request: Any, client_address: Any) -> bool:  # noqa: ARG002 - socketserver's signature
-        return owner(client_address, self.server_address) in (None, 0, os.getuid())
+        return bridges.owner(client_address, self.server_address) in (None, 0, os.getuid())
 
 
 class _Handler(socketserver.BaseRequestHandler):
@@ -484,37 +481,7 @@ class _Handler(socketserver.BaseRequestHandler):
     def handle(self) -> None:
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as inner:
             inner.connect(self.server.target)
-            back = threading.Thread(target=_copy, args=(inner, self.request), daemon=True)
-            back.start()
-            _copy(self.request, inner)
-            back.join()
-
-
-def _copy(source: socket.socket, target: socket.socket) -> None:
-    """Pass on what comes until one side has closed; then close the other for writing."""
-    with contextlib.suppress(OSError):
-        while data := source.recv(65536):
-            target.sendall(data)
-    with contextlib.suppress(OSError):
-        target.shutdown(socket.SHUT_WR)
-
-
-def owner(client: tuple[str, int], server: tuple[Any, ...], table: Path = _CONNECTIONS) -> int | None:
-    """Return the uid of the program at the other end of a connection of 127.0.0.1, None where the system does not say.
-
-    -1 where the system lists its connections and this one is not among them, or no program has it any more.
-    """
-    wanted = [
-        f"{int.from_bytes(socket.inet_aton(host), 'little'):08X}:{port:04X}" for host, port in (client, server[:2])
-    ]
-    try:
-        lines = table.read_text().splitlines()[1:]
-    except OSError:
-        return None
-    for fields in (line.split() for line in lines):
-        if fields[1:3] == wanted:
-            return int(fields[_OWNER]) if fields[_STATE] == _ESTABLISHED or fields[_INODE] != "0" else -1
-    return -1
+            bridges.pass_on(self.request, inner)
 
 
 # -- folders of a process --------------------------------------------------------------------------------------------

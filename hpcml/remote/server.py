@@ -121,12 +121,17 @@ class RemoteSession:
             return script
         return ["--", str(path), *script[2:]] if script[0] == "--" else [str(path), *script[1:]]
 
+    @property
+    def folder_of_script(self) -> Path | None:
+        """The folder here that a staged script is to run in."""
+        return self.cwd or self.staging
+
     def spec(self, spec: RunRequest) -> RunRequest:
         """Return the request of a staged script: its folder is the staging folder, until the run has its own copy."""
         if self.staging is None:
             return spec
         script = self.module if spec.code.form is Form.MODULE else spec.code.script
-        spec = spec.changed(script=script, cwd=self.cwd or self.staging, staged=True, sources=(), in_place=False)
+        spec = spec.changed(script=script, cwd=self.folder_of_script, staged=True, sources=(), in_place=False)
         spec = spec.changed(root=str(self.staging) if "cwd" in self.header else "")
         return spec.changed(sent_from=self.folder)
 

@@ -44,6 +44,7 @@ from hpcml.remote.answers import RunFacts, Service
 from hpcml.remote.channel import Call
 from hpcml.remote.ssh import Connection
 from hpcml.runs import directories
+from hpcml.services import OWN
 
 TICK = 1.0  # seconds between looks at the clock
 SILENT = 180.0  # seconds without a word of a login node that speaks every ten, and first when its Python is up
@@ -81,10 +82,10 @@ class TunnelRequest(NamedTuple):
     """What a tunnel is asked for."""
 
     run: str  # its id, or another word that the cluster's hpcml takes for one
-    service: str = "dashboard"
+    service: str = ""  # empty: the one that the run's kind and form have
     route: str = "auto"  # auto: the first that works
     port: int = 0  # 0: the one that the run's service always has, or the next that is free
-    retry_for: float = 600.0  # seconds that a lost cluster is tried again
+    retry_for: float = 600.0  # seconds that a lost cluster is tried again, and a service may take to be ready
 
 
 @dataclasses.dataclass
@@ -121,6 +122,7 @@ class Tunnel:
         ask: Callable[[str], bool] | None = None,
     ) -> None:
         self.cluster, self.request, self.say, self.opened, self.ask = cluster, request, say, opened, ask
+        self.service = request.service or "dashboard"  # until the cluster says which one it is
         self.phase = _Phase(State.CONNECTING)
         self.latest: RunFacts | None = None
         self.open: _Open | None = None
@@ -143,7 +145,7 @@ class Tunnel:
         """
         if not isinstance(self.cluster, Connection):
             self._become(State.WAITING)
-            tunnel_server.feed(self.cluster, self.step)
+            tunnel_server.feed(self.cluster, self.step, self.request.service, self.request.retry_for)
             return
         self.cluster.open(ask=self.ask is not None)
         self._become(State.WAITING)
@@ -175,7 +177,8 @@ class Tunnel:
         HpcmlError
             If the tunnel ends by it, otherwise than with a good end of the run.
         """
-        self.latest, service = run, run.services.get(self.request.service)
+        self.service = run.service or self.service
+        self.latest, service = run, run.services.get(self.service)
         if run.over:
             self._become(State.ENDED)
             _show_end(run, self.say)
@@ -183,7 +186,7 @@ class Tunnel:
         self._show(run, service)
         if self.open and service != self.open.service:
             if self.connection:
-                self.say(_moved(self.request.service, self.open.service, service))
+                self.say(_moved(self.service, self.open.service, service))
             self._become(State.OPENING if service else State.WAITING)
         elif self.open and self.open.route.lost:
             self.say("The connection to the node was lost; connecting again.")
@@ -212,7 +215,10 @@ class Tunnel:
 
     def _follow(self, connection: Connection) -> None:
         """Act on what the login node says until the run has ended or the line is lost."""
-        call = Call(connection, ["tunnel", "--serve", "feed", "--", self.request.run])
+        words = ["tunnel", "--serve", "feed"]
+        if self.request.service not in ("", *OWN):  # an older hpcml does not know the options
+            words += [f"--service={self.request.service}", f"--retry-for={self.request.retry_for:g}s"]
+        call = Call(connection, [*words, "--", self.request.run])
         try:
             call.begin()
             self._listen(connection, call)
@@ -282,7 +288,7 @@ class Tunnel:
         refused: list[HpcmlError] = []
         for name in routes.in_order(self.connection, self.request.route):
             try:
-                route = routes.start(name, self.connection, run, self.request.service)
+                route = routes.start(name, self.connection, run, self.service)
             except (TunnelError, ServiceGoneError) as error:
                 refused.append(error)
                 continue
@@ -305,7 +311,7 @@ class Tunnel:
 
     def _refusal(self, refused: list[HpcmlError], run: RunFacts, service: Service) -> HpcmlError:
         """Return what it means that no route leads to the service."""
-        name = self.request.service
+        name = self.service
         if self.connection is None:
             hint = f"See hpcml status {run.run}."
             message = f"The {name} does not respond: {refused[0].message}"
@@ -322,7 +328,7 @@ class Tunnel:
     def _through(self, route: routes.Route, run: RunFacts, service: Service) -> tuple[str, str]:
         """Put the route on a local port and look through it; return the token, and what is wrong or nothing."""
         host, chosen = self.connection.host if self.connection else "", self.request.port
-        first = self.port or chosen or routes.port_of(host, run.run, self.request.service)
+        first = self.port or chosen or routes.port_of(host, run.run, self.service)
         port = next((port for port in ([first] if chosen else routes.candidates(first)) if route.take(port)), 0)
         if not port:
             raise _port_taken(first, chosen=bool(chosen))
@@ -342,8 +348,9 @@ class Tunnel:
         wrong = routes.look(self.port, link.service, link.token)
         link.misses = link.misses + 1 if wrong else 0
         if link.misses >= MISSES:
-            hint = f"See the Dask scheduler's log: hpcml logs {run.run} scheduler (on the cluster)."
-            message = f"The run continues, but its {self.request.service} does not respond: {wrong}"
+            own = f"See the Dask scheduler's log: hpcml logs {run.run} scheduler (on the cluster)."
+            hint = own if self.service in OWN else f"See the script's output: hpcml logs {run.run} (on the cluster)."
+            message = f"The run continues, but its {self.service} does not respond: {wrong}"
             place = f"{link.service.node}:{link.service.socket}"
             raise ServiceGoneError(message, place=place, hint=hint)
 
@@ -408,7 +415,8 @@ def _port_taken(first: int, *, chosen: bool) -> HpcmlError:
 def _moved(name: str, before: Service, service: Service | None) -> str:
     """Return that a service is in another place now, or in none."""
     if service is None:
-        return f"The {name} on {before.node} ended; waiting for the run to start again."
+        again = "the run to start again" if name in OWN else "it"
+        return f"The {name} on {before.node} ended; waiting for {again}."
     return f"The run is now on {service.node}."
 
 

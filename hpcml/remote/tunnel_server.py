@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import math
 import shlex
 import shutil
 import socket
@@ -11,16 +12,19 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from hpcml import files, kinds, schedulers, subprocesses
+from hpcml import files, schedulers, subprocesses
 from hpcml.errors import NotFoundError, ServiceGoneError, StorageError, TunnelError
 from hpcml.gpu_vendor import VENDOR
 from hpcml.origins import HPCML
+from hpcml.records import DamagedError, read
 from hpcml.remote import routes
-from hpcml.remote.answers import MalformedError, Relay, RunFacts, Service, service_of
+from hpcml.remote.answers import Relay, RunFacts, Service
 from hpcml.remote.ssh import options
+from hpcml.remote.tunnel_service import ASKED, Sought
 from hpcml.runs import directories, waiting
 from hpcml.runs import record as run_record
 from hpcml.runs import status as run_status
+from hpcml.services import OWN
 from hpcml.states import PENDING, Phase, State, Wait
 
 BEAT = 10.0  # seconds between lines when nothing changes: who reads them sees that we live, we that somebody reads
@@ -32,7 +36,7 @@ _HOP = "hpcml-hop."
 
 
 def services(run: directories.Run) -> dict[str, Service]:
-    """Return the web services of the run's newest attempt by name; an attempt that has ended has none.
+    """Return the services of the run's newest attempt that are ready, by name; an attempt that has ended has none.
 
     Raises
     ------
@@ -42,10 +46,9 @@ def services(run: directories.Run) -> dict[str, Service]:
     number = run_record.newest_attempt(run.paths)
     if number is None or (attempt := run.paths.attempt(number)).ended.exists():
         return {}
-    folder = attempt.service_of("any").parent
-    with directories.storage(folder):
-        names = sorted(path.stem for path in folder.glob("[!.]*.json"))
-    records = {name: table.facts for name in names if (table := directories.read_json(attempt.service_of(name)))}
+    ready = {name: known.note for name, known in run_record.services(run.paths).items() if not known.clause}
+    tables = {name: directories.read_json(attempt.service_of(name)) for name in ready}
+    records = {name: {**table.facts, "note": ready[name]} for name, table in tables.items() if table}
     for name, record in records.items():
         token = record.get("token_file")
         if token and Path(str(token)).resolve().parent != attempt.secret.resolve():
@@ -60,24 +63,33 @@ def services(run: directories.Run) -> dict[str, Service]:
 
 def _service(record: object, path: Path) -> Service:
     try:
-        return service_of(record)
-    except MalformedError as error:
+        return read(Service, record)
+    except DamagedError as error:
         hint = "Someone changed this file, or another version of hpcml wrote it."
-        raise StorageError(f"The value of '{error}' is malformed", place=str(path), hint=hint) from error
+        raise StorageError(f"The value of '{error.key}' is malformed", place=str(path), hint=hint) from error
 
 
 def service(run: directories.Run, name: str) -> Service:
-    """Return one of the run's services.
+    """Return one of the run's services; wait a moment for the node's agent if a port has to be asked for.
 
     Raises
     ------
     NotFoundError
         If the run has none of that name now: it is starting, has ended, or is not of that kind.
+    UsageError
+        If the run cannot have such a service.
     """
-    now = services(run)
+    sought, until = Sought(run, name, ASKED), time.monotonic() + ASKED
+    name, why = sought.name, ""
+    while name not in (now := services(run)) and time.monotonic() < until:
+        if not (why := sought.look(run_status.status(run))):
+            break
+        time.sleep(LOOK)
     if name in now:
         return now[name]
     hint = f"Services of the run: {', '.join(now)}." if now else f"See hpcml status {run.id}."
+    if why:
+        raise NotFoundError(f"The run's {name} is not ready: {why}", place=run.id, hint=hint)
     offered = run_record.planned(run).form.traits.web_service
     if name == "jupyter" and offered != name:
         raise NotFoundError(
@@ -89,44 +101,46 @@ def service(run: directories.Run, name: str) -> Service:
     raise NotFoundError(f"The run's {name} is not running now", place=run.id, hint=hint)
 
 
-def check_kind(run: directories.Run, name: str) -> None:
-    """Raise NotFoundError if the runs of its kind never have a service of that name."""
-    kind = kinds.get(run_record.planned(run).kind)
-    if name not in kind.services:
-        message, hint = f"A run of kind {kind.name} has no {name}", f"Show the run: hpcml status {run.id}."
-        raise NotFoundError(message, place=run.id, hint=hint)
-
-
-def facts(run: directories.Run, status: run_status.Status) -> RunFacts:
-    """Return all that the other end of a tunnel has to know of a run."""
-    limit, began = run_record.planned(run).time_limit, status.progress.times.get("allocated")
+def facts(run: directories.Run, status: run_status.Status, sought: Sought) -> RunFacts:
+    """Return all that the other end of a tunnel has to know of a run; errors as of :meth:`Sought.look`."""
     state, message, now = status.state, status.message, services(run)
     if status.allocation.job_state in PENDING and state in (State.RUNNING, State.UNKNOWN):
         state, message, now = State.PENDING, "requeued: the job will start again", {}
+    if why := sought.look(status):
+        message += f"; {sought.name} is not ready: {why}"
     return RunFacts(
         run=run.id,
         job=status.allocation.job or run.job,
         state=state,
         message=message,
         estimate=status.allocation.estimate,
-        services=now,
-        ends=began + limit if limit and began else None,
+        services={name: now[name] for name in (*OWN, sought.name) if name in now},
+        ends=limit_of(run, status),
         exit_status=status.exit_status,
         hint=status.hint,
         quote=status.ending.quote,
         stuck=_is_stuck(status.allocation.wait),
+        service=sought.name,
     )
+
+
+def limit_of(run: directories.Run, status: run_status.Status) -> float | None:
+    """Return when the time limit ends a run, in seconds since 1970; None without a limit, or before the run begins."""
+    limit, began = run_record.planned(run).time_limit, status.progress.times.get("allocated")
+    return began + limit if limit and began else None
 
 
 def _is_stuck(wait: Wait) -> bool:
     return wait.is_vain or wait is Wait.HELD
 
 
-def feed(run: directories.Run, say: Callable[[RunFacts], None]) -> None:
-    """Say how the run stands whenever that changes, and at least every 10 s, until it has ended.
+def feed(run: directories.Run, say: Callable[[RunFacts], None], name: str = "", patience: float = math.inf) -> None:
+    """Say how the run is whenever that changes, and at least every 10 s, until it has ended.
 
-    The run's own files are looked at often, Slurm as seldom as :func:`hpcml.runs.status.follow` does.
+    The run's own files are looked at often, Slurm as seldom as :func:`hpcml.runs.status.follow` does. Errors are those
+    of :class:`Sought`, whose parameters ``name`` and ``patience`` are.
     """
+    sought = Sought(run, name, patience)
     status: run_status.Status | None = None
     last: RunFacts | None = None
     sent = looked = -BEAT
@@ -137,7 +151,7 @@ def feed(run: directories.Run, say: Callable[[RunFacts], None]) -> None:
         pause = LOOK_AGAIN if last and last.services else LOOK
         if status is None or status.phase == Phase.ENDED or now - looked < pause:
             return
-        looked, current = now, facts(run, status)
+        looked, current = now, facts(run, status, sought)
         if current != last or now - sent >= BEAT:
             last, sent = current, now
             say(current)
@@ -146,13 +160,15 @@ def feed(run: directories.Run, say: Callable[[RunFacts], None]) -> None:
         for current in waiting.follow(run, look, patience=float("inf")):
             status, looked = current, -BEAT
             look()
-        if status is None or not _starts_again(run, status, say):
+        if status is None or not _starts_again(run, status, say, sought):
             break
     if status is not None:
-        say(facts(run, status))
+        say(facts(run, status, sought))
 
 
-def _starts_again(run: directories.Run, status: run_status.Status, say: Callable[[RunFacts], None]) -> bool:
+def _starts_again(
+    run: directories.Run, status: run_status.Status, say: Callable[[RunFacts], None], sought: Sought
+) -> bool:
     """Whether Slurm took the job back into its queue when the attempt ended; wait until the next attempt begins."""
     again = False
     began = len(run_record.Record(run.paths).events)
@@ -164,7 +180,7 @@ def _starts_again(run: directories.Run, status: run_status.Status, say: Callable
         if state.pending:
             again = True
             message = f"requeued: {state.reason}"
-            waits = facts(run, status)._replace(state=State.PENDING, message=message, services={})
+            waits = facts(run, status, sought)._replace(state=State.PENDING, message=message, services={})
             say(waits._replace(estimate=state.start, stuck=_is_stuck(state.wait)))
         if any(event.name == "allocated" for event in run_record.Record(run.paths).events[began:]):
             return True

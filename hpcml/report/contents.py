@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from hpcml import attempts, earlier_names, records, samples
 from hpcml.attempts import Attempt
-from hpcml.failures import stacks
+from hpcml.failures import stack_groups
 from hpcml.failures.end import End
 from hpcml.failures.rules import of_xid
 from hpcml.kind import Kind
@@ -521,10 +521,10 @@ def _unknown(measured: _Measured, end: End | None, devices: Sequence[GpuSummary]
 
 def _places(paths: RunPaths, attempt: int, ending: Ending) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the places of the processes before the end, a line each, and a sentence if these cannot be read."""
-    if ending.end.exit_status not in stacks.KEPT or any(line.file.endswith("/stacks") for line in ending.evidence):
+    if ending.end.exit_status not in stack_groups.KEPT or any(row.file.endswith("/stacks") for row in ending.evidence):
         return (), ()  # `hpcml report` quotes them as evidence
     try:
-        groups = stacks.kept(paths, attempt)
+        groups = stack_groups.kept(paths, attempt)
     except (KeyError, TypeError, ValueError) as error:
         return (), (f"The saved call stacks of the processes cannot be read ({type(error).__name__}: {error}).",)
     return tuple(f"{group.sentence}: {group.names(MOST_NAMES)}" for group in groups[:MOST_GROUPS]), ()

@@ -22,7 +22,7 @@ from hpcml.failures.end import Reason
 from hpcml.kind import Kind
 from hpcml.paths import RunPaths
 from hpcml.recorded import Recorded
-from hpcml.report import contents, page_text
+from hpcml.report import contents, page_template
 from hpcml.report.advice import SHORTEST
 from hpcml.report.contents import Report
 from hpcml.report.ending import Ending
@@ -116,7 +116,7 @@ def html(report: Report) -> str:
         panels=_panels(report),
         pictures=_pictures(report),
         style=Markup(style),  # noqa: S704 - this package's own
-        script=Markup(page_text.SCRIPT),  # noqa: S704 - this package's own
+        script=Markup(page_template.SCRIPT),  # noqa: S704 - this package's own
         policy=_policy(style),
     )
 
@@ -136,13 +136,13 @@ def _style(report: Report) -> str:
     ]
     light = " ".join(f"--{name}: {part.light};" for name, part in parts.items())
     dark = " ".join(f"--{name}: {part.dark};" for name, part in parts.items())
-    return page_text.STYLE.replace("LIGHT_PARTS", light).replace("DARK_PARTS", dark) + "".join(rules)
+    return page_template.STYLE.replace("LIGHT_PARTS", light).replace("DARK_PARTS", dark) + "".join(rules)
 
 
 def _policy(page_style: str) -> str:
     """Return what the page may do: its own style and script by their sums, and nothing from anywhere."""
     style, script = (
-        base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in (page_style, page_text.SCRIPT)
+        base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in (page_style, page_template.SCRIPT)
     )
     allowed = f"style-src 'sha256-{style}'; script-src 'sha256-{script}'"
     return f"default-src 'none'; img-src data:; {allowed}; base-uri 'none'; form-action 'none'"
@@ -575,4 +575,4 @@ _ENVIRONMENT.filters |= {
     "short": lambda seconds: format_seconds(seconds) if seconds >= 1 else f"{1000 * seconds:.3g} ms",
     "size": lambda size: _NONE if size is None else format_bytes(size),
 }
-_TEMPLATE = _ENVIRONMENT.from_string(page_text.PAGE)  # compiled at the import, beside the end of the run's processes
+_TEMPLATE = _ENVIRONMENT.from_string(page_template.PAGE)  # compiled at the import, beside the end of the processes

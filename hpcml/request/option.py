@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from hpcml.errors import UsageError
 from hpcml.request.record import Awaited, measure
+from hpcml.services import declared
 from hpcml.terminal import shown
 from hpcml.units import TimeLimit, format_time_limit
 
@@ -71,6 +72,14 @@ def texts(given: list[str], _: str) -> tuple[str, ...]:
     return tuple(given)
 
 
+def services(given: list[str], option: str) -> tuple[str, ...]:
+    """Return services of the run as NAME=PORT; UsageError if a text is something else, or a name is repeated."""
+    names = [declared(text, option)[0] for text in given]
+    if repeated := {name for name in names if names.count(name) > 1}:
+        raise UsageError(f"Two services have the name {min(repeated)}", place=option, hint="Rename one of them.")
+    return tuple(given)
+
+
 def joined(given: list[str], option: str) -> str:
     """Return the texts of an option that may be repeated, with commas."""
     return plain(",".join(given), option)
@@ -81,7 +90,7 @@ def awaited(given: list[str], _: str) -> tuple[Awaited, ...]:
     return tuple(map(Awaited.of, given))
 
 
-_OF_LISTS = (texts, joined, awaited)
+_OF_LISTS = (texts, services, joined, awaited)
 
 
 def as_word(name: str) -> str:

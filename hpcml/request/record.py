@@ -67,6 +67,7 @@ class Code(NamedTuple):
     idle: float = 0.0  # seconds without use after which JupyterLab ends; 0: never
     root: str = ""  # the folder that is copied: the project's root, above the script; empty: the script's own folder
     lines: tuple[str, ...] = ()  # of a batch script: those for the scheduler, as they are
+    batch_words: tuple[str, ...] = ()  # the batch script, with its arguments, whose translation this is
 
     @property
     def copied(self) -> bool:
@@ -137,6 +138,7 @@ class RunRequest(NamedTuple):
     python: str = ""  # the environment or the interpreter of the run's processes, as typed
     image: str = ""  # path of the Apptainer image that the roles run in; in the plan's copy an absolute one
     environment: tuple[tuple[str, str], ...] = ()  # variables of the run: name and value, which may be secret
+    service: tuple[str, ...] = ()  # ports of the first node to which tunnels lead: NAME=PORT
     origins: tuple[tuple[str, str], ...] = ()  # options that the command line did not give, and their sources
 
     @classmethod
@@ -175,7 +177,8 @@ class RunRequest(NamedTuple):
 
 _GROUPS = {name: value for name, value in RunRequest._field_defaults.items() if hasattr(value, "_fields")}
 _GROUP_BY_FIELD = {field: group for group, record in _GROUPS.items() for field in record._fields}
-OPTIONAL = {"name", "python", "image", *(field for field, group in _GROUP_BY_FIELD.items() if group != "code")}
+OPTIONAL = {"name", "python", "image", "service"}
+OPTIONAL |= {field for field, group in _GROUP_BY_FIELD.items() if group != "code"}
 
 
 def measure(name: str, text: str, place: str = "") -> TimeLimit | Memory:

@@ -25,6 +25,7 @@ from hpcml.runs import libraries
 from hpcml.schedulers import Submission
 from hpcml.sites import layers, lookup
 
+_JOB = re.compile(r"\d+(_\d+)?", re.ASCII)  # a job's id, or that of an array's task
 _ID = re.compile(r"(?P<name>[A-Za-z0-9._-]+)-(?P<time>\d{8}-\d{6}-[0-9a-f]{4})")
 
 
@@ -182,8 +183,10 @@ def storage(path: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def creating(directory: Path, trusted: Sequence[str] = ()) -> Iterator[RunPaths]:
+def creating(directory: Path, trusted: Sequence[str] = (), like: RunPaths | None = None) -> Iterator[RunPaths]:
     """Make a run's directory (0700): filled under another name and renamed, or, on any failure, not there at all.
+
+    ``like`` as for :func:`hpcml.runs.libraries.put`.
 
     Raises
     ------
@@ -202,7 +205,7 @@ def creating(directory: Path, trusted: Sequence[str] = ()) -> Iterator[RunPaths]
                 folder.mkdir(mode=0o700)
             for number in range(RESERVE_COUNT):
                 files.write(paths.reserve / str(number), " " * RESERVE_SIZE)
-            libraries.put(paths.library, directory.parent)
+            libraries.put(paths.library, directory.parent, like)
             yield paths
             new.rename(directory)
         except BaseException:
@@ -282,7 +285,7 @@ def _jobs(paths: RunPaths) -> set[str]:
 
 def _job_of(link: Path) -> str:
     with contextlib.suppress(OSError):
-        if (job := str(link.readlink())).isdecimal():
+        if _JOB.fullmatch(job := str(link.readlink())):
             return job
     return ""
 
@@ -373,7 +376,7 @@ def find(folder: Path, word: str) -> Run:
         raise NotFoundError("You have no runs", place=str(folder), hint="Submit a run: hpcml submit SCRIPT.")
     if word in run_ids:
         return load(folder / word)
-    if word.isdecimal() and (run := _with_job(folder, run_ids, word)):
+    if _JOB.fullmatch(word) and (run := _with_job(folder, run_ids, word)):
         return run
     if named := newest(folder, [name for name in run_ids if name_of(name) == word], 1):
         return load(folder / named[0])
@@ -381,11 +384,34 @@ def find(folder: Path, word: str) -> Run:
     if len(begun) > 1:
         names = ", ".join(begun[-4:])
         raise NotFoundError(f"The ids of several runs begin with '{word}'", place=str(folder), hint=f"One of: {names}.")
+    if not begun and (tasks := tasks_of(folder, word)):
+        name = tasks[0].name.rpartition("_")[0]
+        hint = f"Name a task, such as {tasks[0].id}. To list the tasks: hpcml ls --name '{name}_*'."
+        raise NotFoundError(f"'{word}' is a job array, not one run", place=str(folder), hint=hint)
     if not begun:
         near = nearest(word, [*run_ids, *{name_of(name) for name in run_ids}, "last"])
         hint = did_you_mean(near, "List your runs: hpcml ls.")
         raise NotFoundError(f"There is no run '{word}'", place=str(folder), hint=hint)
     return load(folder / begun[0])
+
+
+def find_all(folder: Path, word: str) -> list[Run]:
+    """Return the run that a word means, or those of the tasks if it means a job array."""
+    return tasks_of(folder, word) or [find(folder, word)]
+
+
+def tasks_of(folder: Path, word: str) -> list[Run]:
+    """Return the runs of the tasks of a job array by the array's id or job number, in their order; none without one."""
+    run_ids = ids(folder)
+    array = word
+    if word.isdecimal():
+        last = _with_job(folder, run_ids, word, of_array=True)
+        array = last.submission.array if last and last.submission else ""
+    name, *stamp = array.rsplit("-", 3)
+    task = re.compile(rf"{re.escape(name)}_(\d+)-{re.escape('-'.join(stamp))}", re.ASCII)
+    tasks = {int(match[1]): run_id for run_id in run_ids if stamp and (match := task.fullmatch(run_id))}
+    runs = [load(folder / run_id) for _, run_id in sorted(tasks.items()) if files.is_own_folder(folder / run_id)]
+    return [run for run in runs if run.submission is None or run.submission.array == array]
 
 
 def _last(folder: Path, run_ids: Sequence[str]) -> Run | None:
@@ -399,11 +425,18 @@ def _last(folder: Path, run_ids: Sequence[str]) -> Run | None:
     return refused
 
 
-def _with_job(folder: Path, run_ids: list[str], job: str) -> Run | None:
-    """Return the newest run of a job id, also of an earlier attempt; a record that cannot be read is not the one."""
+def _with_job(folder: Path, run_ids: list[str], job: str, *, of_array: bool = False) -> Run | None:
+    """Return the newest run of a job id, also of an earlier attempt; a record that cannot be read is not the one.
+
+    ``of_array``: the newest task of the job array of that id.
+    """
     for name in reversed(run_ids):
         with contextlib.suppress(StorageError):
             run = load(folder / name)
+            if of_array:
+                if run.job.startswith(f"{job}_"):
+                    return run
+                continue
             if job == run.job or (run.may_start_again and job in _jobs(run.paths)):
                 return run
     return None

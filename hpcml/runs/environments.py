@@ -6,7 +6,7 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from hpcml import files, installed, schedulers
@@ -21,8 +21,13 @@ OPTION = "--python"
 _OF_A_MACHINE = ("/tmp", "/var/tmp", "/dev/shm", "/run")  # folders that each machine has of its own
 
 
-def find(text: str, here: Path, environment: Mapping[str, str]) -> Path:
+def find(text: str, here: Path, environment: Mapping[str, str], path_of_job: Callable[[], str] | None = None) -> Path:
     """Return the interpreter that ``--python`` means.
+
+    Parameters
+    ----------
+    path_of_job
+        Returns the PATH on which a program's name is looked for; without it, the environment's.
 
     Raises
     ------
@@ -35,8 +40,9 @@ def find(text: str, here: Path, environment: Mapping[str, str]) -> Path:
     by_path = [path] if exists(path) else []
     is_name = "/" not in text and not text.startswith((".", "~"))
     by_name = [*_by_name(text, environment)] if is_name else []
-    if not (by_path or by_name) and is_name and (program := shutil.which(text, path=environment.get("PATH", ""))):
-        by_path = [Path(program)]
+    if not (by_path or by_name) and is_name:
+        programs = path_of_job() if path_of_job else environment.get("PATH", "")
+        by_path = [Path(program)] if (program := shutil.which(text, path=programs)) else []
     candidates = [*by_path, *by_name]
     if len(candidates) > 1:
         hint = f"Write one of these paths: {', '.join(map(str, candidates))}."

@@ -13,12 +13,17 @@ from hpcml.paths import RunPaths
 _MODE = 0o400  # a script that writes into its run's file would change those of the other runs
 
 
-def put(library: Path, folder: Path) -> None:
+def put(library: Path, folder: Path, like: RunPaths | None = None) -> None:
     """Give a run its modules for the nodes: a link to the file that the runs of a folder share, else a file of its own.
 
     The shared file's name has its digest, so another version, or a changed checkout, has another file. It is made if
-    there is none, and again if it is damaged, somebody else's, or has as many links as there may be.
+    there is none, and again if it is damaged, somebody else's, or has as many links as there may be. ``like``: a run
+    that this process has just made, if there is one; its file needs no second look.
     """
+    if like:
+        with contextlib.suppress(OSError):
+            library.hardlink_to(like.library)
+            return
     archive = assets.node_archive()
     shared = folder / f".lib-{os.geteuid()}-{assets.seal(archive)}.zip"
     if _link(library, shared, archive):

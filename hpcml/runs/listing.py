@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import time
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -96,15 +97,17 @@ def _read(paths: list[Path], said: set[str]) -> list[tuple[Status, directories.R
         except StorageError as error:
             runs.append(run_status.unreadable(directory, error))
     silent = ""
+    open_runs: dict[str, Submission] = {}
     states: dict[str, schedulers.JobState] = {}
     try:
         runs = _with_jobs(runs)
-        states = schedulers.states(_open_runs(runs))
+        open_runs = _open_runs(runs)
+        states = schedulers.states(open_runs)
     except SlurmUnreachableError as error:
         if error.message not in said:
             say_message(f"hpcml: {error}")
         said.add(silent := error.message)
-    open_runs = _open_runs(runs)
+        open_runs = open_runs or _open_runs(runs)
     rows: list[tuple[Status, directories.Run | None]] = []
     for run in runs:
         if isinstance(run, Status):
@@ -161,9 +164,9 @@ class Ends:
 
     def _read(self) -> dict[str, Kept]:
         try:
-            form, *lines = files.read(self.path).decode().splitlines()
+            head, _, body = files.read(self.path).partition(b"\n")
             ends = {}
-            for line in lines if form == _FORM else ():
+            for line in body.decode().splitlines() if head == _head(body) else ():
                 run, changed, failed, text = line.split(" ", 3)
                 ends[run] = Kept(int(changed), failed == "1", text)
         except (OSError, ValueError):  # not there, or damaged: the runs themselves are read
@@ -198,5 +201,11 @@ class Ends:
             return
         all_of_them = {run: kept for run, kept in (self.recorded | self.new).items() if run in existing}
         lines = [f"{run} {kept.changed} {kept.failed:d} {kept.text}\n" for run, kept in all_of_them.items()]
+        body = "".join(lines).encode()
         with contextlib.suppress(OSError):  # no room, or nothing may be written here: the listing is none the worse
-            files.write(self.path, "".join([_FORM, "\n", *lines]))
+            files.write(self.path, _head(body) + b"\n" + body)
+
+
+def _head(body: bytes) -> bytes:
+    """Return the first line of a file with these ends: a file with another one is not used."""
+    return f"{_FORM} {zlib.crc32(body):08x}".encode()

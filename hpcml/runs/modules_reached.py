@@ -68,7 +68,7 @@ def reached(script: Path, folder: Path) -> Iterator[Module]:
         package = _package(path, folder)
         top_level = {*map(id, module.tree.body)} if always else set()
         for node in imports(module.tree):
-            for name in _names(node, package):
+            for name in dotted_names(node, package):
                 files = [file for file in _files_of(folder, name) if file not in seen]
                 if id(node) in top_level:
                     waiting += files
@@ -117,7 +117,7 @@ class Names:
         """Return what import statements bind in a module: the file, and the name there; none for a module itself."""
         bound: dict[str, tuple[Path, str]] = {}
         for node in imports(module.tree):
-            names = _names(node, _package(module.path, self.folder))
+            names = dotted_names(node, _package(module.path, self.folder))
             for alias, name in zip(node.names, names, strict=True):
                 if file := _file_of(self.folder, name):
                     bound[alias.asname or alias.name] = (file, "")
@@ -179,7 +179,7 @@ def _package(path: Path, folder: Path) -> tuple[str, ...]:
     return path.parent.relative_to(folder).parts if path.is_relative_to(folder) else ()
 
 
-def _names(node: ast.Import | ast.ImportFrom, package: tuple[str, ...]) -> list[tuple[str, ...]]:
+def dotted_names(node: ast.Import | ast.ImportFrom, package: tuple[str, ...]) -> list[tuple[str, ...]]:
     """Return the dotted names that a statement in a module of a package may import."""
     if isinstance(node, ast.Import):
         return [tuple(one.name.split(".")) for one in node.names]

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from hpcml import files
 from hpcml.forms import Form
 from hpcml.request.record import Code, RunRequest
-from hpcml.runs import modules_reached, reach, snapshot
+from hpcml.runs import modules_reached, reach, snapshot, uv_environments
 from hpcml.sites.schema import Code as Rules
 
 _NAMED = 3  # lines in a note
@@ -48,7 +48,9 @@ class Decision(NamedTuple):
         return spec
 
 
-def decide(code: Code, rules: Rules, target: Path, sent_from: Path | None = None) -> Decision:
+def decide(
+    code: Code, rules: Rules, target: Path, sent_from: Path | None = None, described: Path | None = None
+) -> Decision:
     """Return what is to be copied of a script's project.
 
     Parameters
@@ -58,11 +60,14 @@ def decide(code: Code, rules: Rules, target: Path, sent_from: Path | None = None
     sent_from
         The current folder, where the copy is for another machine: a text of other people's code then leads to no folder
         above it that no marker makes a part of the project.
+    described
+        The folder of a project whose lock says the packages, where these are installed on another machine.
     """
     if not code.copied or rules.snapshot == "none" or (found := _reach(code)) is None:
         return Decision()
     folder = code.script.parent.resolve()
     roots = [place for place in reach.marked(folder) if _may_be_copied(place)]
+    found = _described(found, described)
     top = found.top
     if found.searches and roots:
         top = min(top, roots[0], key=lambda place: len(place.parts))
@@ -78,6 +83,15 @@ def decide(code: Code, rules: Rules, target: Path, sent_from: Path | None = None
     if why:
         return Decision(in_place=top, why=why, where=where)
     return Decision(str(top), where=where)
+
+
+def _described(found: reach.Reach, folder: Path | None) -> reach.Reach:
+    """Return the same with the files of a folder above, whose lock says the project's packages."""
+    if folder is None or not found.top.is_relative_to(folder.resolve()) or found.top == folder.resolve():
+        return found
+    top = folder.resolve()
+    files = (*found.modules, top / uv_environments.LOCK, top / "pyproject.toml")
+    return found._replace(top=top, places=(f"{uv_environments.LOCK} of the project",), modules=files)
 
 
 def _reach(code: Code) -> reach.Reach | None:

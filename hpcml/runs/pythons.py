@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hpcml import files, installed, kinds
+from hpcml import files, installed, kinds, subprocesses
 from hpcml.errors import ScriptError, UsageError
 from hpcml.forms import Form
 from hpcml.origins import Origin
@@ -29,7 +29,9 @@ from hpcml.units import first_of_many
 
 KEY = "runtime.python"
 ACTIVE = ("VIRTUAL_ENV", "CONDA_PREFIX")  # variables that name the active environment
-_MOST_NAMED = 3  # modules in a note
+_REPEATED = "the repeated run used hpcml's own Python"
+_MOST_NAMED = 3  # modules in a note, lines of a quote
+_DEADLINE = 60.0  # seconds for the site's setup and modules
 
 
 class Chosen(NamedTuple):
@@ -73,9 +75,10 @@ def choose(loaded: LoadedSite, spec: RunRequest, late: bool, *, dry_run: bool) -
     if not (spec.code.form.traits.is_script or spec.code.form is Form.JUPYTER):
         return Chosen(loaded, spec)
     once: list[str] = []  # many shells activate conda's base without being asked
+    is_repeated = KEY in loaded.layers.values  # by a run without one
     for prefix, variable in _active(environment):
         python = prefix / "bin/python"
-        if why := _why_unused(prefix, needed):
+        if why := _REPEATED if is_repeated else _why_unused(prefix, needed):
             (once if _is_base(prefix) else notes).append(_unused_note(prefix, why))
             continue
         notes += _unused(environment, needed, python, f"the run uses {prefix}")
@@ -90,8 +93,11 @@ def origin(loaded: LoadedSite) -> str:
 
 
 def kept(settings: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-    """Return the Python that an option or the shell gave a recorded run, as a setting with its origin; at most one."""
-    entry = settings.get(KEY)
+    """Return the Python that an option or the shell gave a recorded run, as a setting with its origin; at most one.
+
+    It is empty if the run had hpcml's own Python: then an active environment does not count.
+    """
+    entry = settings.get(KEY, {"value": "", "by": Origin.FOUND, "origin": "the repeated run"})
     if not isinstance(entry, dict) or not is_kept(entry):
         return ()
     return ((f"{KEY}={json_text(str(entry['value']))}", str(entry.get("origin"))),)
@@ -125,12 +131,42 @@ def typed(loaded: LoadedSite, spec: RunRequest, *, dry_run: bool) -> Chosen:
         found = uv_environments.of_project(project, runs, (), sent=False, dry_run=dry_run)
         python, notes = found.python, [*found.notes]
     else:
-        python = find(spec.python, here, layers.process_environment())
+        python = find(spec.python, here, layers.process_environment(), lambda: _path_of_job(loaded, notes))
     foreign, away = who_may_change(python), away_from_nodes(python, loaded)
     always = [f"{foreign}: this account can run code as you in the run"] if foreign else []
     always += [f"{away}: use a folder that all nodes share"] if away else []
     chosen = _laid(loaded, spec, python, OPTION, Origin.TYPED)
     return chosen._replace(notes=(*always, *notes), always=tuple(always))
+
+
+def _path_of_job(loaded: LoadedSite, notes: list[str]) -> str:
+    """Return the PATH that the job has after its own setup and modules, which are run here.
+
+    If a project's file or a script's line names them, nothing is run: it is this shell's PATH, with a note.
+
+    Raises
+    ------
+    UsageError
+        If they fail here.
+    """
+    runtime, environment = loaded.site.runtime, layers.process_environment()
+    keys = [key for key in ("setup", "modules") if getattr(runtime, key)]
+    named = [loaded.layers.named("runtime", key) for key in keys]
+    foreign = [name.place for name in named if name.origin.foreign]
+    if foreign:
+        why = f"hpcml does not run here what somebody else may have written in {foreign[0]}"
+        notes.append(f"{why}, so it looked on this shell's PATH")
+    if foreign or not named:
+        return environment.get("PATH", "")
+    modules = [f"module load {shlex.quote(module)} || exit 1" for module in runtime.modules]
+    lines = "\n".join([*runtime.setup, *modules, 'printf "\\n%s" "$PATH"'])
+    answer = subprocesses.run(["bash", "-c", lines], _DEADLINE, program=named[0], environment=environment)
+    if answer.code == 0:
+        return answer.out.rpartition("\n")[2]
+    said = tuple(answer.text.splitlines()[-_MOST_NAMED:])
+    hint = f"Name the Python by its path: {OPTION} PATH."
+    message = f"runtime.{' and runtime.'.join(keys)} failed on this machine, so hpcml does not know the job's PATH"
+    raise UsageError(message, place=f"{OPTION} {loaded.site.name}", hint=hint, quote=said)
 
 
 def _laid(loaded: LoadedSite, spec: RunRequest, python: Path, origin: str, by: Origin) -> Chosen:
@@ -184,6 +220,8 @@ def _described(
         return None
     if found and found.complete:
         why = who_may_change(found.python) or needed.missing(found.python)
+        if why and found.python.parent.parent != project / ".venv":
+            why = f"{why}; an environment with the project itself is made by: {uv_environments.by_hand(project)}"
     if why:
         notes.append(f"hpcml does not use the project {project}, because {why}")
     return None if why else found

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from hpcml import earlier_names, files, kinds, schedulers
+from hpcml import earlier_names, files, kinds, records, schedulers
 from hpcml.errors import ANSWER_LOST, CANCELLED, StorageError
 from hpcml.failures.end import End
 from hpcml.forms import Form
@@ -17,6 +17,7 @@ from hpcml.request.record import ENDS, Awaited
 from hpcml.runs import directories
 from hpcml.runs.directories import complete
 from hpcml.schedulers import Submission
+from hpcml.services import Known
 from hpcml.states import State
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ class Planned(NamedTuple):
     command: str = ""  # the script with its arguments, quoted for a shell; empty without a script
     partition: str = ""  # Slurm's, empty if the batch script names none
     clusters: str = ""  # the same
+    declared: tuple[str, ...] = ()  # ports of the first node that the submission named: NAME=PORT
 
     @property
     def several_jobs(self) -> bool:
@@ -103,6 +105,7 @@ def _planned(record: Record) -> Planned:
             command=inside.code.command(*inside.points.options),
             partition=plan.directive("--partition"),
             clusters=plan.directive("--clusters"),
+            declared=inside.services,
         )
 
 
@@ -171,11 +174,18 @@ def supervisor_exit(paths: RunPaths) -> SupervisorEnd | None:
     return SupervisorEnd(path.name.partition("@")[2], int(text), read_note(path.with_name(f"note@{path.name}")))
 
 
-def node_of_service(paths: RunPaths, name: str) -> str:
-    """Return the node on which a web service of the newest attempt answers, empty while none does."""
-    service = directories.read_json(paths.attempt(newest_attempt(paths) or 0).service_of(name))
+def service_files(paths: RunPaths) -> dict[str, Path]:
+    """Return by name the records of the newest attempt's services; StorageError if they cannot be listed."""
+    folder = paths.attempt(newest_attempt(paths) or 0).service_of("any").parent
+    with directories.storage(folder):
+        return {path.stem: path for path in sorted(folder.glob("[!.]*.json"))}
+
+
+def services(paths: RunPaths) -> dict[str, Known]:
+    """Return the services of the newest attempt by name; StorageError if a record is damaged."""
+    tables = {name: directories.read_json(path) for name, path in service_files(paths).items()}
     with complete(paths.directory):
-        return service.get("node", str) if service else ""
+        return {name: records.read(Known, table.facts) for name, table in tables.items() if table}
 
 
 # -- jobs that no submission names -------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from hpcml.errors import NotFoundError
-from hpcml.failures.stacks import Group, Process, Sources, grouped, process
+from hpcml.failures.stack_groups import Group, Process, Sources, grouped, process
 from hpcml.paths import AttemptPaths
 from hpcml.runs import directories
 from hpcml.runs import record as records

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-from hpcml import earlier_names, files, kinds, schedulers, written
+from hpcml import earlier_names, files, kinds, schedulers, written_files
 from hpcml.errors import (
     ALLOCATION_LOST,
     ANSWER_LOST,
@@ -25,13 +25,14 @@ from hpcml.errors import (
 from hpcml.failures.end import SLURM, End, Reason
 from hpcml.kind import Stage
 from hpcml.recorded import Event
-from hpcml.records import plain, read
+from hpcml.records import Table, plain, read
 from hpcml.request.record import Awaited
 from hpcml.runs import directories
 from hpcml.runs import record as records
 from hpcml.runs.directories import complete
 from hpcml.runs.record import Planned
 from hpcml.schedulers import JobState, Submission
+from hpcml.services import Known, Target
 from hpcml.sites.layers import process_environment
 from hpcml.states import HAS_NODES, STATE_BY_PHASE, Phase, State, Wait
 from hpcml.units import format_age
@@ -74,6 +75,26 @@ class Allocation(NamedTuple):
     nodes: tuple[str, ...] = ()  # names, from the first on; empty before the start
 
 
+class ServiceLine(NamedTuple):
+    """A service of the run, and the line that opens it."""
+
+    name: str
+    node: str
+    ready: bool
+    message: str  # a clause
+    command: str  # to type on the laptop, or on this machine if the run is here
+
+    @property
+    def is_special(self) -> bool:
+        """Whether only this run, or its form, has it: each run with Dask has a dashboard."""
+        return self.name != "dashboard"
+
+    @property
+    def sentence(self) -> str:
+        """All of it for people."""
+        return f"{self.name}: {self.message}; to open it: {self.command}"
+
+
 class Progress(NamedTuple):
     """What the newest attempt has reported."""
 
@@ -86,7 +107,7 @@ class Progress(NamedTuple):
     differences: tuple[str, ...] = ()  # between nodes, a sentence each
     repairs: Mapping[str, Mapping[str, str]] = {}  # of libraries: by name, the fields of repairs.Decision
     blocked_on: str = ""  # the file and the function of the kernel that last blocked the script on a file system
-    jupyter: str = ""  # where JupyterLab answers, in a sentence, empty while it does not
+    services: tuple[ServiceLine, ...] = ()  # to which a tunnel can lead now, or soon
     warnings: tuple[str, ...] = ()  # sentences
     setup_warnings: tuple[str, ...] = ()  # those of them that are about lines of runtime.setup
 
@@ -154,7 +175,8 @@ class Status(NamedTuple):
             values |= getattr(self, group)._asdict()
         del values["ended"]
         end = {name: getattr(self.ending, name) for name in _OF_THE_END}
-        return {**values, **end, "exit_status": self.exit_status, "others": plain(self.ending.others)}
+        records = {"others": plain(self.ending.others), "services": plain(self.progress.services)}
+        return {**values, **end, "exit_status": self.exit_status, **records}
 
     @property
     def ending(self) -> End:
@@ -261,6 +283,7 @@ _NOT_PRINTED = (
     "restart",
     "partition",
     "clusters",
+    "declared",
 )
 
 
@@ -311,20 +334,20 @@ def settled(run: directories.Run, current: Status) -> Status:
     """Bring the files of a run that could not do it itself, because it was killed; return the status with them."""
     if not current.over or current.phase == Phase.REFUSED:
         return current
-    known = written.of(run.paths)
+    known = written_files.of(run.paths)
     if known and known.attempt == current.progress.attempt:
         return current
-    from hpcml.runs import settling
+    from hpcml.runs import files_of_killed_runs
 
     try:
-        result = settling.settle(run.paths, current.progress.attempt)
+        result = files_of_killed_runs.settle(run.paths, current.progress.attempt)
     except OSError as error:
         why = f"The files that the script wrote beside its code stay in {run.paths.code}: {error}"
         return current.changed(warnings=(*current.progress.warnings, why))
     return _with_files(current, result)
 
 
-def _with_files(current: Status, result: written.Written | None) -> Status:
+def _with_files(current: Status, result: written_files.Written | None) -> Status:
     if result is None:
         return current
     sentence = result.sentence()
@@ -362,34 +385,23 @@ def _from_files(run: directories.Run) -> Status:
             hint=refusal.hint,
             quote=refusal.quote,
         )
-    times: dict[str, float] = {}
-    current = new.changed(times=times)
-    for event in record.events:
-        if event.attempt != current.progress.attempt:  # Slurm has started the job again
-            took = round(max(times.values()) - times["allocated"]) if "allocated" in times else 0
-            current = current.changed(seconds_before=current.progress.seconds_before + max(took, 0))
-            times = {}
-            current = current.changed(
-                attempt=event.attempt, phase=Phase.STARTING, times=times, clocks={}, silent_workers={}
-            )
-            current = current.changed(idle_since=0.0)
-            current = current.changed(versions="", interconnect="", interconnect_ok=True, differences=(), repairs={})
-            current = current.changed(blocked_on="")
-        times[event.name] = event.time  # of the status too, which is not copied for each
-        current = _after(current, event)
+    current = new.changed(**_reported(record.planned, record.events))
     current = current.changed(message=_message(current))
     if end := record.end:
         current = _with_end(current, end)
-    current = _with_files(current, written.of(run.paths))
-    if (
-        (service := current.planned.form.traits.web_service)
-        and current.phase == Phase.RUNNING
-        and (node := records.node_of_service(run.paths, service))
-    ):
+    current = _with_files(current, written_files.of(run.paths))
+    if current.phase == Phase.RUNNING and (services := records.services(run.paths)):
         host = "" if schedulers.get(current.planned.scheduler).ONE_MACHINE else f"--host {_login_host(run)} "
-        place = f"to open {current.planned.form.traits.title}{' on your laptop' if host else ''}"
-        return current.changed(jupyter=f"running on {node}; {place}: hpcml {host}tunnel --service {service} {run.id}")
+        lines = (_service_line(name, known, f"hpcml {host}tunnel", run.id) for name, known in services.items())
+        return current.changed(services=tuple(lines))
     return current
+
+
+def _service_line(name: str, known: Known, command: str, run: str) -> ServiceLine:
+    option = "--to" if Target.named(name) else "--service"
+    silent = f"not ready for {format_age(time.time() - known.since)}: {known.clause}" if known.clause else ""
+    where = f"ready on {known.node}" + (f", {known.wanted.place}" if known.wanted else "")
+    return ServiceLine(name, known.node, not silent, silent or where, f"{command} {option} {name} {run}")
 
 
 def _login_host(run: directories.Run) -> str:
@@ -409,52 +421,83 @@ def _with_end(current: Status, end: End) -> Status:
     return current._replace(phase=phase, message=end.message, hint=end.hint, ended=ended)
 
 
-def _after_any(current: Status, event: Event) -> Status:
-    """Return a status with what the kind of the run has made of an event, and what events of any kind may say."""
-    changes = kinds.get(current.planned.kind).seen(event.name, event.facts)
+_OF_AN_ATTEMPT: dict[str, Any] = {  # fields that begin again with each attempt
+    "phase": Phase.STARTING,
+    "clocks": {},
+    "silent_workers": {},
+    "idle_since": 0.0,
+    "versions": "",
+    "interconnect": "",
+    "interconnect_ok": True,
+    "differences": (),
+    "repairs": {},
+    "blocked_on": "",
+}
+
+
+def _reported(planned: Planned, events: tuple[Event, ...]) -> dict[str, Any]:
+    """Return the values of a status's fields after all events."""
+    times: dict[str, float] = {}
+    values: dict[str, Any] = {"times": times}
+    for event in events:
+        if event.attempt != values.get("attempt", 0):  # Slurm has started the job again
+            took = round(max(times.values()) - times["allocated"]) if "allocated" in times else 0
+            before = values.get("seconds_before", 0) + max(took, 0)
+            times = {}
+            values |= {**_OF_AN_ATTEMPT, "attempt": event.attempt, "times": times, "seconds_before": before}
+        times[event.name] = event.time
+        _add(values, planned, event)
+    return values
+
+
+def _add(values: dict[str, Any], planned: Planned, event: Event) -> None:
+    """Add what one more event means for the values of fields."""
+    fields = event.facts
+    changes = kinds.get(planned.kind).seen(event.name, fields)
     if "differences" in changes:
-        changes["differences"] = current.progress.differences + changes["differences"]
-    if event.name == "script-blocked":
-        changes["blocked_on"] = event.facts.get("on", str)
-    if "security" in event.facts.facts:
-        changes["security"] = event.facts.get("security", str)
-    return current.changed(**changes) if changes else current  # most events tell no more than their time
+        changes["differences"] = values.get("differences", ()) + changes["differences"]
+    values |= changes
+    if "security" in fields.facts:
+        values["security"] = fields.get("security", str)
+    if event.name == "warning":
+        sentence = fields.get("sentence", str)
+        values["warnings"] = (*values.get("warnings", ()), sentence)
+        if "setup" in fields.facts:
+            values["setup_warnings"] = (*values.get("setup_warnings", ()), sentence)
+    elif event.name == "time-limit-near":
+        values["hint"] = _near_limit(planned, fields.number("seconds"))
+    else:
+        _add_of_node(values, event.name, fields)
 
 
-def _after(current: Status, event: Event) -> Status:
-    """Return a status after one more event."""
-    fields, reported = event.facts, current.progress
-    current = _after_any(current, event)
-    match event.name:
+def _add_of_node(values: dict[str, Any], name: str, fields: Table) -> None:
+    """Add what an event about nodes or the script means for the values of fields."""
+    match name:
         case "allocated":
-            return current.changed(
-                phase=Phase.STARTING, nodes=fields.texts("nodes"), workers=0, warnings=(), setup_warnings=(), hint=""
-            )
+            values |= {"phase": Phase.STARTING, "nodes": fields.texts("nodes"), "workers": 0}
+            values |= {"warnings": (), "setup_warnings": (), "hint": ""}
         case "image-staging":
-            return current.changed(phase=Phase.STARTING, staging=fields.get("mode", str))
+            values |= {"phase": Phase.STARTING, "staging": fields.get("mode", str)}
         case "environment-ready":
-            return current.changed(versions=fields.get("words", str), differences=fields.texts("differences"))
+            values |= {"versions": fields.get("words", str), "differences": fields.texts("differences")}
         case "repairs":
             from hpcml.repairs import Decision
 
             decisions = read(dict[str, Decision], fields.facts["repairs"])
-            return current.changed(repairs={name: decision._asdict() for name, decision in decisions.items()})
+            values["repairs"] = {name: decision._asdict() for name, decision in decisions.items()}
         case "clock":
             clock = {fields.get("node", str): (fields.number("ahead"), fields.number("within"))}
-            return current.changed(clocks={**reported.clocks, **clock})
-        case "warning":
-            sentence = fields.get("sentence", str)
-            setup_warnings = (*reported.setup_warnings, *((sentence,) if "setup" in fields.facts else ()))
-            return current.changed(warnings=(*reported.warnings, sentence), setup_warnings=setup_warnings)
+            values["clocks"] = {**values.get("clocks", {}), **clock}
+        case "script-blocked":
+            values["blocked_on"] = fields.get("on", str)
         case "script-started":
-            return current.changed(phase=Phase.RUNNING)
-        case "time-limit-near":
-            traits, effect = current.planned.form.traits, current.planned.form.traits.near_limit
-            if traits.web_service:
-                effect = f"{traits.title} pages in browsers save their documents"
-            left = format_age(fields.number("seconds"))
-            return current.changed(hint=f"The time limit is near (about {left} left): {effect}.")
-    return current
+            values["phase"] = Phase.RUNNING
+
+
+def _near_limit(planned: Planned, seconds: float) -> str:
+    traits = planned.form.traits
+    effect = f"{traits.title} pages in browsers save their documents" if traits.web_service else traits.near_limit
+    return f"The time limit is near (about {format_age(seconds)} left): {effect}."
 
 
 def _message(current: Status) -> str:

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
+import shutil
 import signal
 import stat
 import sys
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hpcml import __version__, assets, files, hooks, kinds, records, schedulers, subprocesses, written
-from hpcml.errors import HpcmlError, SiteError, UsageError, did_you_mean, nearest
+from hpcml import __version__, assets, files, hooks, kinds, records, schedulers, subprocesses, written_files
+from hpcml.errors import ANSWER_LOST, HpcmlError, SiteError, UsageError, did_you_mean, nearest
 from hpcml.forms import Form
 from hpcml.options import script_lines
 from hpcml.options.reading import request_of
 from hpcml.paths import RunPaths
 from hpcml.plan.plan import Plan, RunLocation, plan
 from hpcml.request.record import RunRequest, job_name
-from hpcml.runs import dask_named, directories, packages, programs, project, pythons, settling, snapshot
+from hpcml.runs import dask_named, directories, files_of_killed_runs, packages, programs, project, pythons, snapshot
 from hpcml.runs import notes as notes_shown
 from hpcml.schedulers import Submission
 from hpcml.sites import layers, lookup
@@ -179,7 +182,8 @@ def prepare(loaded: LoadedSite, spec: RunRequest, run_id: str = "", *, dry_run: 
         RunLocation(directory, sys.executable, __version__, layers.user_umask(), pythons.origin(loaded)),
     )
     for check_plan in hooks.added("check of a plan"):
-        checked: Checked = check_plan(loaded, spec, made, dry_run=dry_run)
+        with _noted(chosen.notes):
+            checked: Checked = check_plan(loaded, spec, made, dry_run=dry_run)
         always += checked.always
         notes += checked.notes
     kinds.get(spec.kind).check(made.inside, made.scheduler)
@@ -189,6 +193,17 @@ def prepare(loaded: LoadedSite, spec: RunRequest, run_id: str = "", *, dry_run: 
         batch_script.check(made)
     prepared = Prepared(loaded, spec, made, tuple(own_templates), template, tuple(notes), always=tuple(always))
     return prepared._replace(project_notes=project_notes)
+
+
+@contextlib.contextmanager
+def _noted(notes: Sequence[str]) -> Iterator[None]:
+    """Add notes to a refusal: they say which other Python the run could have."""
+    try:
+        yield
+    except HpcmlError as error:
+        for text in notes:
+            error.add_note(text)
+        raise
 
 
 def _with_start(site: Site, spec: RunRequest) -> Site:
@@ -248,7 +263,16 @@ def check(prepared: Prepared) -> str:
 
 
 def submit(prepared: Prepared, *, by_hand: bool = False) -> directories.Run:
-    """Write the run's directory, hand the script over and record the answer.
+    """Submit one run as :func:`submit_all` does; UsageError for a job array."""
+    if prepared.plan.array:
+        hint = f"Use the command: hpcml submit {prepared.spec.code.script.name}."
+        raise UsageError("The script asks for a job array, which is several runs", place="--array", hint=hint)
+    [run] = submit_all(prepared, by_hand=by_hand)
+    return run
+
+
+def submit_all(prepared: Prepared, *, by_hand: bool = False) -> list[directories.Run]:
+    """Write the directory of the run, or of each task of an array, hand the script over and record the answer.
 
     With ``by_hand`` nothing is handed over: the record holds the line with which a person does it. A signal that comes
     while Slurm takes the job is handled after its answer; if that ends the program, the job is cancelled. A second one
@@ -265,27 +289,31 @@ def submit(prepared: Prepared, *, by_hand: bool = False) -> directories.Run:
         With status ``ANSWER_LOST`` if it is not known whether the job exists.
     """
     made = prepared.plan
-    paths = RunPaths(Path(made.directory))
+    runs = _of_array(prepared) if made.array else [prepared]
+    paths = RunPaths(Path(runs[0].plan.directory))
     scheduler = schedulers.get(made.scheduler)
     line = scheduler.line(paths) if by_hand else ""
-    notes = [*prepared.notes, *_write(prepared, prepared.script, check_image(prepared))]
+    notes = [*prepared.notes, *_write_all(runs, check_image(prepared))]
+    if made.array:
+        paths = _write_array(prepared, paths)
     begun = round(time.time(), 3)
 
-    def write(answer: Submission) -> directories.Run:
+    def write(answer: Submission) -> list[directories.Run]:
         bash_env = layers.process_environment().get("BASH_ENV", "")  # it may end bash before the batch script
         record = answer._replace(site=made.site, time=begun, scheduler=made.scheduler, requeue=made.may_start_again)
         record = record._replace(notes=tuple(notes), bash_env=bash_env)
-        directories.write_json(paths.submission, record.as_json())
-        return directories.Run(made.run_id, paths, record)
+        return _write_answer(made, runs, record)
 
     if by_hand:
         return write(Submission(line=line))
     with subprocesses.signals_held(second_counts=True) as signals:
         try:
-            run = write(scheduler.submit(prepared.loaded.site, paths))
+            submitted = write(scheduler.submit(prepared.loaded.site, paths))
         except HpcmlError as error:
             refusal = Submission(error=error.message, place=error.place, hint=error.hint, exit_status=error.exit_status)
-            write(refusal._replace(quote=error.quote))
+            _, *others = write(refusal._replace(quote=error.quote))
+            for run in others if error.exit_status != ANSWER_LOST else ():  # of a refused array one record is enough
+                shutil.rmtree(run.paths.directory, ignore_errors=True)
             raise
     try:
         for number in signals:
@@ -293,9 +321,45 @@ def submit(prepared: Prepared, *, by_hand: bool = False) -> directories.Run:
     except BaseException:  # the handler ends this program, and with it the only one who knows of the job
         from hpcml.runs import handle
 
-        handle.cancel(run)
+        for run in submitted:
+            handle.cancel(run)
         raise
-    return run
+    return submitted
+
+
+def _write_answer(made: Plan, runs: Sequence[Prepared], record: Submission) -> list[directories.Run]:
+    """Write the answer of the scheduler into the directories of a plan's run or tasks, and return the runs."""
+    submitted = []
+    for one, index in zip(runs, made.array or ("",), strict=True):
+        own = record
+        if made.array:
+            job = f"{record.job}_{index}" if record.job else ""
+            own = record._replace(job=job, run=one.plan.run_id, array=made.run_id)
+        run = directories.Run(one.plan.run_id, RunPaths(Path(one.plan.directory)), own)
+        directories.write_json(run.paths.submission, own.as_json())
+        submitted.append(run)
+    return submitted
+
+
+def _of_array(prepared: Prepared) -> list[Prepared]:
+    """Return the tasks of an array as runs, each of which asks for itself alone when it is run again."""
+    others = [pair for pair in prepared.spec.place.sbatch if pair[0] != "--array"]
+    return [
+        prepared._replace(
+            spec=prepared.spec.changed(sbatch=(*others, ("--array", str(index)))), plan=prepared.plan.of_task(index)
+        )
+        for index in prepared.plan.array
+    ]
+
+
+def _write_array(prepared: Prepared, first: RunPaths) -> RunPaths:
+    """Write what is submitted of an array into the directory of its first task; return its files."""
+    paths = RunPaths(first.directory / "array" / prepared.plan.run_id)
+    with directories.storage(paths.directory):
+        paths.directory.mkdir(mode=0o700, parents=True)
+        directories.write_json(paths.plan, records.plain(prepared.plan))
+        files.write(paths.script, prepared.script)
+    return paths
 
 
 def check_image(prepared: Prepared) -> dict[str, object]:
@@ -314,8 +378,25 @@ def check_image(prepared: Prepared) -> dict[str, object]:
     return image
 
 
-def _write(prepared: Prepared, script: str, image: dict[str, object]) -> list[str]:
-    """Write the run's directory with its batch script; return what the user should know of its copy of the code."""
+def _write_all(runs: Sequence[Prepared], image: dict[str, object]) -> list[str]:
+    """Write the directories of runs, all or none; return what the user should know of their copies of the code."""
+    from hpcml.plan import batch_script
+
+    render, notes = batch_script.renderer(runs[0].templates), list[str]()
+    like = RunPaths(Path(runs[0].plan.directory))
+    with contextlib.ExitStack() as made:
+        for prepared in runs:
+            notes = _write(prepared, render(prepared.plan), image, like)
+            made.callback(shutil.rmtree, prepared.plan.directory, ignore_errors=True)
+        made.pop_all()
+    return notes
+
+
+def _write(prepared: Prepared, script: str, image: dict[str, object], like: RunPaths) -> list[str]:
+    """Write the run's directory with its batch script; return what the user should know of its copy of the code.
+
+    ``like``: a run that this process has just made, if there is one, with the same modules for the nodes.
+    """
     loaded, spec, made = prepared.loaded, prepared.spec, prepared.plan
     origins = {key.replace("\0", "."): records.plain(value) for key, value in loaded.layers.values.items()}
     request = {
@@ -329,7 +410,7 @@ def _write(prepared: Prepared, script: str, image: dict[str, object]) -> list[st
         request["image"] = image
     else:
         request["modules"] = " ".join(packages.modules(made.steps[-1].command[0]))
-    with directories.creating(Path(made.directory), loaded.site.paths.trust) as paths:
+    with directories.creating(Path(made.directory), loaded.site.paths.trust, like) as paths:
         directories.write_json(paths.request, request)
         directories.write_json(paths.plan, records.plain(made))
         files.write(paths.script, script)
@@ -366,7 +447,8 @@ def _copy_code(prepared: Prepared, paths: RunPaths) -> list[str]:
     if rules.snapshot != "none":
         why = "the script is a link" if file.is_symlink() else ""
         home = spec.code.top.resolve() if not why else file.parent
-        settling.begin(paths, Path(made.directory), home, written.FROM_LAPTOP if spec.code.staged else why)
+        why = written_files.FROM_LAPTOP if spec.code.staged else why
+        files_of_killed_runs.begin(paths, Path(made.directory), home, why)
     if made.inside.job.image:
         linked = taken.places if loaded.site.code.snapshot != "none" else spec.code.sources
         files.write(paths.sources, "".join(f"{folder}\n" for folder in linked if folder != spec.code.cwd))

@@ -132,6 +132,11 @@ def why_foreign(project: Path) -> str:
     return ""
 
 
+def by_hand(project: Path) -> str:
+    """Return the line that makes a project's own environment, whole."""
+    return f"uv sync --project {shlex.quote(str(project))}"
+
+
 def of_project(project: Path, runs: Path, needs: tuple[str, ...], *, sent: bool, dry_run: bool) -> Described:
     """Return the environment of a project: the one that it has (``.venv``), else one that uv makes of its lock.
 
@@ -144,7 +149,7 @@ def of_project(project: Path, runs: Path, needs: tuple[str, ...], *, sent: bool,
     """
     text = files.text(project / LOCK, _LARGEST)
     lock, own = _toml(text), project / ".venv/bin/python"
-    line = f"uv sync --project {shlex.quote(str(project))}"
+    line = by_hand(project)
     if os.path.lexists(own) and not sent:
         differing = list(_differing(lock, own))
         notes = (f"{project}/.venv differs from {LOCK}: {', '.join(differing[:3])}. To update it: {line}",)
@@ -155,12 +160,13 @@ def of_project(project: Path, runs: Path, needs: tuple[str, ...], *, sent: bool,
     python = pinned if _PINNED.fullmatch(pinned) else _specifiers(own_table.get("requires-python"))
     names = {name for name, _ in _packages(lock)}
     lacks = [name for name in needs if name not in names]
-    built = _built(lock)
+    built = _built(lock, str(own_table.get("name")))
     unmade = f"uv must build {', '.join(built)}" if built else ""
     unmade = unmade or (f"{LOCK} lacks {', '.join(lacks)}" if lacks else "")
     words = ("--project", str(project), "--frozen", "--no-install-project", "--no-install-workspace")
     wanted = _Wanted(project / LOCK, words, text, python, line, unmade)
-    return _made(wanted, runs, str(project / LOCK), dry_run=dry_run)
+    origin = f"{LOCK} of the project that the laptop sent" if sent else str(project / LOCK)
+    return _made(wanted, runs, origin, dry_run=dry_run)
 
 
 # -- what a description says -------------------------------------------------------------------------------------------
@@ -187,8 +193,15 @@ def _packages(lock: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]
             yield package["name"], package
 
 
-def _built(lock: Mapping[str, Any]) -> list[str]:
-    """Return the packages of a lock that have no wheels to download: uv builds editable ones even with --no-build."""
+def _built(lock: Mapping[str, Any], project: str = "") -> list[str]:
+    """Return the packages of a lock that have no wheels to download: uv builds editable ones even with --no-build.
+
+    The ``project`` itself, in the lock's folder, is none of them: uv leaves it out (--no-install-project).
+    """
+    own = re.sub(r"[-_.]+", "-", project).lower()
+
+    def is_own(name: str, source: object) -> bool:
+        return name == own and source in ({"editable": "."}, {"directory": "."})
 
     def has_wheel(source: object) -> bool:
         if not isinstance(source, dict):
@@ -196,7 +209,11 @@ def _built(lock: Mapping[str, Any]) -> list[str]:
         wheels = [str(source.get(key, "")).endswith(".whl") for key in ("url", "path")]
         return "registry" in source or "virtual" in source or any(wheels)
 
-    return [name for name, package in _packages(lock) if not has_wheel(package.get("source"))]
+    return [
+        name
+        for name, package in _packages(lock)
+        if not (is_own(name, source := package.get("source")) or has_wheel(source))
+    ]
 
 
 def _built_sources(sources: object) -> list[str]:

@@ -143,8 +143,9 @@ def resolve(folder: Path, site: Site, asked: Sequence[Awaited], clusters: str) -
     here = schedulers.get(site.scheduler).ONE_MACHINE
     open_runs: dict[Awaited, None] = {}
     notes = []
-    for one in asked:
-        run = records.adopt(directories.find(folder, one.run))
+    each = [(one, found) for one in asked for found in directories.find_all(folder, one.run)]
+    for one, found in each:
+        run = records.adopt(found)
         current = run_status.status(run)
         awaited = one._replace(run=run.id, job=run.job)
         if current.phase == Phase.REFUSED:

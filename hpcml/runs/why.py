@@ -12,13 +12,13 @@ from typing import Any, NamedTuple
 
 from hpcml import attempts, kinds, records, schedulers
 from hpcml.errors import ALLOCATION_LOST, IDLE, ConfigError, NotFoundError, StorageError
-from hpcml.failures import evidence, judgement, stacks
+from hpcml.failures import evidence, judgement, stack_groups
 from hpcml.failures.cause import Case, Cause, with_run
 from hpcml.failures.end import SLURM, OtherEnd, Reason
 from hpcml.failures.evidence import Line
 from hpcml.failures.rule import Retry, Role
 from hpcml.failures.rules import BY_NAME, COLLECTIVE, of_refusal
-from hpcml.failures.stacks import Group
+from hpcml.failures.stack_groups import Group
 from hpcml.paths import SCRIPT
 from hpcml.recorded import Recorded, RecordedSpec
 from hpcml.request.record import RunRequest
@@ -66,7 +66,7 @@ class Answer(NamedTuple):
     options: tuple[str, ...] = ()  # what to submit it again with
     again: str = ""  # the command that does so
     look: tuple[str, ...] = ()  # commands
-    waiting: tuple[stacks.Wait, ...] = ()  # where the ranks are, or were before the end, if none uses a CPU
+    waiting: tuple[stack_groups.Wait, ...] = ()  # where the ranks are, or were before the end, if none uses a CPU
     attempts: tuple[str, ...] = ()  # a sentence for each attempt before the last one
     rank: int | None = None  # the rank that failed first, or that shows the cause; None without ranks
     node: str = ""  # its node
@@ -117,8 +117,8 @@ def of_status(run: directories.Run, status: Status) -> Answer:
     if judged.rule in ("no-module", "no-submodule"):
         judged = _removed_module(run, judged)
     groups = _kept_stacks(run, status, judged.rule)
-    waiting = stacks.waits(groups) if status.cluster.idle_since or status.exit_status == IDLE else ()
-    judged = _with_waiting(status, judged, stacks.wait_sentence(waiting))
+    waiting = stack_groups.waits(groups) if status.cluster.idle_since or status.exit_status == IDLE else ()
+    judged = _with_waiting(status, judged, stack_groups.wait_sentence(waiting))
     retry, remedy = _within_limits(run, options(run, judged), judged.remedy)
     sentences = status.progress.setup_warnings
     if status.progress.blocked_on and judged.rule != "frozen":
@@ -182,8 +182,8 @@ def _while_idle(run: directories.Run, status: Status, answer: Answer) -> Answer:
     except (NotFoundError, StorageError) as error:  # the run has just ended, or is another user's
         lines = (*answer.warnings, Line(error.message, "record"))
         return answer._replace(cause=so_far, warnings=lines)
-    waiting = stacks.waits(groups)
-    cause = ": ".join(filter(None, (so_far, stacks.wait_sentence(waiting))))
+    waiting = stack_groups.waits(groups)
+    cause = ": ".join(filter(None, (so_far, stack_groups.wait_sentence(waiting))))
     return answer._replace(cause=cause, evidence=_lines(groups), waiting=waiting)
 
 
@@ -199,10 +199,10 @@ def _with_waiting(status: Status, cause: Cause, waits: str) -> Cause:
 
 def _kept_stacks(run: directories.Run, status: Status, rule: str) -> list[Group]:
     """Return the groups of processes that did the same before the end of a run."""
-    if status.exit_status not in stacks.KEPT and rule != COLLECTIVE:
+    if status.exit_status not in stack_groups.KEPT and rule != COLLECTIVE:
         return []
     with complete(run.paths.directory):
-        return stacks.kept(run.paths, status.progress.attempt)
+        return stack_groups.kept(run.paths, status.progress.attempt)
 
 
 def _lines(groups: Sequence[Group], place: str = "") -> tuple[Line, ...]:

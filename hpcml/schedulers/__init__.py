@@ -67,6 +67,9 @@ class JobLayout(NamedTuple):
     one_machine: bool = False  # all nodes are this machine: hpcml keeps the time limit, and removes what a run leaves
     reasons: tuple[str, ...] = ()  # why it came out so
     notices: tuple[str, ...] = ()  # what the user should know
+    array: tuple[int, ...] = ()  # the indices of a job array's tasks, each of which is a run; empty without an array
+    at_once: int = 0  # so many of these tasks at the same time; 0: all
+    index_word: str = ""  # the index of the task that a script of the array is
 
 
 class JobState(NamedTuple):
@@ -144,8 +147,9 @@ class Submission(NamedTuple):
 
     A scheduler fills in what names the job: ``job`` and ``cluster``, or ``pid`` and ``started`` of a process here, and
     ``found_again`` where its answer was lost. ``run`` is the run's id, which Slurm's job carries as its comment;
-    ``directory`` names a run among others of one job. ``cancelled`` is when ``hpcml cancel`` cancelled the job, in
-    seconds since 1970. A refusal has ``error`` and the facts behind it. ``requeue``: the job may start again.
+    ``directory`` names a run among others of one job. ``array`` is the id of the job array of which the run is a task:
+    the job carries it as its comment, in the place of the run's. ``cancelled`` is when ``hpcml cancel`` cancelled the
+    job, in seconds since 1970. A refusal has ``error`` and the facts behind it. ``requeue``: the job may start again.
     ``bash_env`` is the file that bash reads before the batch script. ``line`` is what a person types to submit a run
     that was only prepared; its job may be another until one has begun. ``said`` has sbatch's output without the job id.
     """
@@ -159,6 +163,7 @@ class Submission(NamedTuple):
     bash_env: str = ""
     job: str = ""
     run: str = ""
+    array: str = ""
     cluster: str = ""
     cancelled: float = 0.0
     found_again: bool = False
@@ -180,7 +185,7 @@ class Submission(NamedTuple):
         prints it: ``20001;joltik`` on another cluster than the login node's.
         """
         job = f"{self.job};{self.cluster}" if self.job and self.cluster else self.job
-        if job and (name := self.directory or self.run):
+        if job and (name := self.directory or self.array or self.run):
             return f"{job} {name}"
         return f"{self.pid} {self.started}" if self.pid else job
 

@@ -22,6 +22,8 @@ LONG = {
 FLAGS = {"--hold", "--overcommit", "--quiet", "--wait", "--requeue", "--no-requeue", "--parsable", "--test-only",
          "--contiguous", "--reboot", "--spread-job", "--use-min-nodes", "--verbose", "--ignore-pbs"}  # fmt: skip
 _ONLY_WITH_EQUALS = ("--exclusive", "--no-kill", "--oversubscribe", "--nice", "--propagate", "--get-user-env")
+OUTPUT = {"--output", "--error"}
+MOST_TASKS = 1000  # of an array: each is a run with a directory of its own
 _REQUEUE = {"--requeue", "--no-requeue"}  # of which one replaces the other
 
 
@@ -49,7 +51,8 @@ def first_comments(text: str) -> Iterator[tuple[int, str]]:
 
 def of_script(text: str) -> Iterator[tuple[int, str]]:
     """Yield number and text of the lines of a batch script that sbatch reads."""
-    return ((number, line.rstrip()) for number, line in first_comments(text) if _LINE.match(f"{line} "))
+    lines = ((number, line.rstrip().replace("\t", " ")) for number, line in first_comments(text))
+    return ((number, line) for number, line in lines if _LINE.match(f"{line} "))
 
 
 def is_for_another(line: str) -> bool:
@@ -57,10 +60,15 @@ def is_for_another(line: str) -> bool:
     return line.split()[1:2] in (["hetjob"], ["packjob"])
 
 
+def words_of(line: str) -> list[str]:
+    """Return the words of a ``#SBATCH`` line, with or without that word; ValueError if a quote has no end."""
+    return shlex.split(line.removeprefix("#SBATCH"), comments=True)
+
+
 def options(line: str, number: int = 0) -> list[Option]:
     """Return the options of a ``#SBATCH`` line, with or without that word; none of a line that cannot be read."""
     try:
-        words = shlex.split(line.removeprefix("#SBATCH"), comments=True)
+        words = words_of(line)
     except ValueError:
         return []
     if line.startswith("#") and not line.startswith("#SBATCH"):
@@ -120,6 +128,28 @@ def nodes(stated: dict[str, Option]) -> int:
     """Return how many nodes lines ask for, as far as they say it: 1 where Slurm decides."""
     total, each = (count(stated.get(name)) for name in ("--ntasks", "--ntasks-per-node"))
     return count(stated.get("--nodes")) or (-(-total // each) if total and each else 1)
+
+
+class Array(NamedTuple):
+    """The tasks of a job array: their indices in order, and how many run at once, 0 without a limit."""
+
+    tasks: tuple[int, ...] = ()
+    at_once: int = 0
+
+
+def array(text: str) -> Array:
+    """Return the tasks that a value of ``--array`` asks for; ValueError if it is no list of indices, or a huge one."""
+    listed, _, limit = text.partition("%")
+    tasks: set[int] = set()
+    for part in listed.removeprefix("[").removesuffix("]").split(","):
+        match = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9})(?::([1-9]\d{0,8}))?)?", part, re.ASCII)
+        numbers = range(int(match[1]), int(match[2] or match[1]) + 1, int(match[3] or 1)) if match else range(0)
+        if not numbers or len(tasks) + len(numbers) > MOST_TASKS:
+            raise ValueError(f"more than {MOST_TASKS} tasks" if numbers else f"'{part}' is not an index or a range")
+        tasks |= {*numbers}
+    if not re.fullmatch(r"[1-9]\d{0,8}" if "%" in text else "", limit, re.ASCII):
+        raise ValueError(f"'%{limit}' is not a number of tasks at once")
+    return Array(tuple(sorted(tasks)), int(limit or 0))
 
 
 def gpus(stated: dict[str, Option]) -> int:

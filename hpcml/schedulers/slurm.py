@@ -18,7 +18,7 @@ from hpcml.failures.rule import Where
 from hpcml.failures.rules import meaning, own_lines
 from hpcml.forms import Form
 from hpcml.origins import HPCML
-from hpcml.paths import RunPaths
+from hpcml.paths import RunPaths, task_of_array
 from hpcml.recorded import RecordedPlan
 from hpcml.request.record import RunRequest, measure
 from hpcml.schedulers import (
@@ -103,6 +103,7 @@ _LONGEST_LINE = 300  # characters of a line that is shown
 _LONGEST_FIELD = 65536  # characters of a field: a list of thousands of nodes is the longest that Slurm writes
 _STATE = re.compile(r"[A-Z_]{1,30}")
 NUMBER = re.compile(r"\d{1,18}", re.ASCII)
+OF_ARRAY = re.compile(r"\d{1,18}_(\d{1,9})", re.ASCII)  # a task of a job array
 
 
 def clean_environment() -> dict[str, str]:
@@ -368,7 +369,7 @@ def find(run_ids: Sequence[str], clusters: str = "", timeout: float = TIMEOUT) -
     """
     found: dict[str, Submission] = {}
     for cluster in clusters.split(","):
-        command = ["squeue", "--noheader", "--states=all", f"--user={os.getuid()}", "--format=%i|%T|%k"]
+        command = ["squeue", "--noheader", "--array", "--states=all", f"--user={os.getuid()}", "--format=%i|%T|%k"]
         answer = ask(for_clusters(cluster, command), timeout)
         if answer.code != 0:
             raise silent(answer)
@@ -378,7 +379,7 @@ def find(run_ids: Sequence[str], clusters: str = "", timeout: float = TIMEOUT) -
             accounted = _jobs_of_runs(_accounting(options, timeout, cluster) or [])
             jobs |= {run_id: accounted[run_id] for run_id in missing & accounted.keys()}
         named = (one for one in run_ids if one in jobs)
-        found |= {one: Submission(job=jobs[one], run=one, cluster=cluster, found_again=True) for one in named}
+        found |= {one: jobs[one]._replace(cluster=cluster) for one in named}
     return found
 
 
@@ -399,14 +400,24 @@ def jobs_of_clusters() -> dict[str, list[str]]:
     return jobs
 
 
-def _jobs_of_runs(rows: list[list[str]]) -> dict[str, str]:
-    """Return the job of each run that rows of job, state and comment name: one that has not ended, and the newest."""
-    jobs: dict[str, tuple[bool, int]] = {}
+def _jobs_of_runs(rows: list[list[str]]) -> dict[str, Submission]:
+    """Return the job of each run that rows of job, state and comment name: one that has not ended, and the newest.
+
+    Each task of an array is a run too; the comment names the array.
+    """
+    jobs: dict[str, tuple[bool, int, Submission]] = {}
     for row in rows:
         if len(row) == 3 and row[2].startswith("hpcml:") and NUMBER.fullmatch(number := _base(row[0])):
-            run_id = row[2].removeprefix("hpcml:")
-            jobs[run_id] = max(jobs.get(run_id, (False, 0)), (row[1].split(" ")[0] not in ENDED, int(number)))
-    return {run_id: str(number) for run_id, (_, number) in jobs.items()}
+            run_id, is_active = row[2].removeprefix("hpcml:"), row[1].split(" ")[0] not in ENDED
+            submissions = [Submission(job=number, run=run_id, found_again=True)]
+            if task := OF_ARRAY.fullmatch(row[0]):
+                name = task_of_array(run_id, task[1])
+                submissions.append(Submission(job=row[0], run=name, array=run_id, found_again=True))
+            for submission in submissions:
+                before = jobs.get(submission.run, (False, 0))
+                if (is_active, int(number)) >= before[:2]:
+                    jobs[submission.run] = is_active, int(number), submission
+    return {run_id: submission for run_id, (*_, submission) in jobs.items()}
 
 
 def rows_of(answer: Answer) -> list[list[str]]:
@@ -450,7 +461,7 @@ def _accounted(keys: Sequence[str], fields: str) -> tuple[dict[str, list[str]], 
     states: dict[str, list[str]] = {}
     for key in keys:
         job, run = _parts(key)
-        job_rows = [row for row in rows if len(row) > count and _base(row[0]) == _base(job)]
+        job_rows = [row for row in rows if len(row) > count and _row(row[0], job) == _row(job, job)]
         if run:
             job_rows = [row for row in job_rows if _is_accounted(row[count + 1 :], run)]
             job_rows = [row for row in job_rows if row[count + 4]] or job_rows
@@ -554,7 +565,8 @@ def _unread(by_job: Mapping[str, JobState]) -> list[str]:
 def _queued(jobs: Sequence[str]) -> dict[str, JobState]:
     """Return what squeue says of jobs; what cannot be read of it is UNREADABLE."""
     numbers = dict.fromkeys(_base(_parts(job)[0]) for job in jobs)
-    command = ["squeue", "--all", "--states=all", f"--jobs={','.join(numbers)}", _QUEUED]
+    each = ["--array"] if any(OF_ARRAY.fullmatch(_parts(job)[0]) for job in jobs) else []
+    command = ["squeue", "--all", *each, "--states=all", f"--jobs={','.join(numbers)}", _QUEUED]
     answer = ask(for_clusters(_cluster(jobs[0]), command))
     if answer.code != 0 and "Invalid job id" not in answer.text:
         raise silent(answer)
@@ -567,9 +579,11 @@ def _queued(jobs: Sequence[str]) -> dict[str, JobState]:
     rows: dict[str, list[list[str]]] = {}
     for task, *fields in rows_of(answer):
         if fields and _STATE.fullmatch(fields[0]):
-            rows.setdefault(_base(task), []).append(fields)
+            for number in {_base(task), task}:
+                rows.setdefault(number, []).append(fields)
     maintenance = functools.cache(lambda: _maintenance(_cluster(jobs[0])))
-    return {job: _of_rows(job, rows.get(_base(_parts(job)[0]), []), other, maintenance) for job in jobs}
+    named = {job: _parts(job)[0] for job in jobs}
+    return {job: _of_rows(job, rows.get(_row(one, one), []), other, maintenance) for job, one in named.items()}
 
 
 def _maintenance(cluster: str) -> tuple[float, float]:
@@ -637,6 +651,11 @@ def _cluster(key: str) -> str:
 def _base(job: str) -> str:
     """Return the number of a job, also of an array's task (``12_3``, ``12_[0-3]``) or of a part of one (``12+1``)."""
     return re.split(r"[_+]", job, maxsplit=1)[0]
+
+
+def _row(row: str, job: str) -> str:
+    """Return what of a row's first field names a job: of an array's task all, else the number."""
+    return row if OF_ARRAY.fullmatch(job) else _base(row)
 
 
 def end(job: str) -> JobEnd:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from hpcml import units
 from hpcml.errors import UsageError
 from hpcml.kind import Role
+from hpcml.paths import task_of_array
 from hpcml.request.options import OPTIONS
 from hpcml.schedulers import JobLayout, JobRequest, Launcher, partitions, sbatch_lines, slurm_options
 from hpcml.schedulers.slurm_options import Directive, filename_pattern
@@ -23,13 +24,13 @@ _DROPPED = (
     "--parsable",
     "--test-only",
 )  # hpcml's own, or for who types sbatch
-_OUTPUT = {"--output", "--error"}
 
 
 def lay_out(site: Site, request: JobRequest) -> JobLayout:
     """Return Slurm's part of the script that hpcml submits in the place of a batch script."""
     directives, lines, reasons = _merged(site, request)
     stated = sbatch_lines.all_options(lines)
+    array = _array(request)
     return JobLayout(
         directives=directives,
         directive_word="#SBATCH",
@@ -37,17 +38,48 @@ def lay_out(site: Site, request: JobRequest) -> JobLayout:
         warning=SIGNAL,
         forwarded=FORWARDED,
         may_start_again="--no-requeue" not in stated,
-        prologue=(slurm_options.NAMES,),
+        prologue=(slurm_options.NAMES_OF_TASK if array.tasks else slurm_options.NAMES,),
         launchers={role.name: _launcher(role) for role in request.roles},
         nodes_word='"$SLURM_JOB_NUM_NODES"',
         starts_word=slurm_options.STARTS,
-        job_word='"$SLURM_JOB_ID"',
+        job_word=slurm_options.TASK if array.tasks else '"$SLURM_JOB_ID"',
         follow_up=slurm_options.FOLLOW_UP_HERE if request.spec.place.clusters else slurm_options.FOLLOW_UP,
         forget="scancel",
         may_put_back=slurm_options.MAY_PUT_BACK,
         put_back=slurm_options.PUT_BACK,
         reasons=tuple(reasons),
+        array=array.tasks,
+        at_once=array.at_once,
+        index_word='"$SLURM_ARRAY_TASK_ID"',
     )
+
+
+def _array(request: JobRequest) -> sbatch_lines.Array:
+    """Return the tasks of the array that a request asks for, none without one."""
+    spec = request.spec
+    options = [option for line in spec.code.lines for option in sbatch_lines.options(line) if option.name == "--array"]
+    text, place = dict(spec.place.sbatch).get("--array", ""), "--sbatch"
+    if not text and options:
+        text, place = options[-1].value, f"{options[-1].typed} of {spec.code.script.name}"
+    if not text:
+        return sbatch_lines.Array()
+    if spec.attempts.several_jobs:
+        hint = "Remove --until-done. To continue one task later: hpcml rerun RUN."
+        raise UsageError("A job array cannot be continued by other jobs", place="--until-done", hint=hint)
+    try:
+        return sbatch_lines.array(text)
+    except ValueError as error:
+        hint = f"hpcml makes a run of each task. For larger arrays: sbatch {spec.code.script.name}."
+        raise UsageError(f"hpcml cannot submit the job array {text}: {error}", place=place, hint=hint) from error
+
+
+def _log(request: JobRequest, *, of_array: bool) -> str:
+    """Return the pattern of the job's log; each task of an array has its own, in the directory of its run."""
+    log, directory = request.paths.job_log, request.paths.directory
+    if not of_array:
+        return filename_pattern(log)
+    task = task_of_array(directory.name, "%a")
+    return f"{filename_pattern(directory.parent)}/{task}/{filename_pattern(log.relative_to(directory))}"
 
 
 def _merged(site: Site, request: JobRequest) -> tuple[tuple[Directive, ...], tuple[str, ...], list[str]]:
@@ -99,7 +131,8 @@ def _asked(site: Site, request: JobRequest, typed: dict[str, str]) -> Iterator[D
 
 def _added(site: Site, request: JobRequest, stated: dict[str, sbatch_lines.Option]) -> Iterator[Directive]:
     """Yield what hpcml adds where neither the script nor the user says it."""
-    spec, has_output = request.spec, bool(_OUTPUT & stated.keys())
+    spec, has_output = request.spec, bool(sbatch_lines.OUTPUT & stated.keys())
+    of_array = "--array" in stated or "--array" in dict(spec.place.sbatch)
     terms = partitions.terms(site, spec.place.partition, spec, with_gpus=spec.size.gpus_per_node > 0)
     defaults = (
         ("--job-name", spec.code.script.name),  # as sbatch names it
@@ -109,7 +142,7 @@ def _added(site: Site, request: JobRequest, stated: dict[str, sbatch_lines.Optio
         ("--chdir", str(spec.code.cwd)),
         ("--signal", f"B:{SIGNAL}@{request.signal_lead}"),
         ("--export", "" if site.slurm.export == "ALL" else site.slurm.export),
-        ("--output", "" if has_output else filename_pattern(request.paths.job_log)),
+        ("--output", "" if has_output else _log(request, of_array=of_array)),
         ("--open-mode", "" if has_output else "append"),
         *(slurm_options.extra_directive(site, line) for line in terms.extra),
     )

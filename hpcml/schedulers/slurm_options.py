@@ -26,6 +26,8 @@ _AFTER = {"ok": "afterok", "any": "afterany", "fail": "afternotok"}
 # The job in hpcml's names: of the batch script's own node for itself alone, since a launcher says it on each node.
 _NODE = 'HPCML_NODE="${SLURMD_NODENAME:-$(uname -n)}"'
 NAMES = f'{_NODE}; export HPCML_JOB="$SLURM_JOB_ID" HPCML_NODE_NAMES="$SLURM_JOB_NODELIST"'
+TASK = '"${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID"'  # of an array, by which squeue and scancel name it
+NAMES_OF_TASK = NAMES.replace('"$SLURM_JOB_ID"', TASK)
 # Slurm's variables of this script, which each step replaces by its own: the user's script gets these again.
 VARIABLES = (
     "HPCML_JOB_VARIABLES=$(for name in \"${!SLURM@}\"; do case ${!name-} in *$'\\n'*) ;; "

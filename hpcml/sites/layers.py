@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeVar, get_args, get_origin
 from hpcml import files
 from hpcml.errors import ConfigError, NotFoundError, did_you_mean, nearest
 from hpcml.origins import HPCML, Named, Origin
-from hpcml.sites import powers, renamed
+from hpcml.sites import key_permissions, renamed
 from hpcml.units import Memory, Seconds, TimeLimit
 
 T = TypeVar("T")
@@ -44,7 +44,7 @@ class Layers:
         Raises
         ------
         ConfigError
-            If it has a key that who set it may not set (:mod:`hpcml.sites.powers`), or a key by both of its names.
+            If it has a key that who set it may not set (:mod:`hpcml.sites.key_permissions`), or a key by both names.
         """
         values = dict(_flatten(table))
         for written, value in values.items():
@@ -54,7 +54,7 @@ class Layers:
                     problem = f"'{_shown(written)}' is the old name of '{_shown(key)}', which is also set"
                     raise ConfigError(problem, place=origin, hint=f"Remove {_shown(written)}.")
                 self.notes[renamed.note_of(written, origin)] = None
-            powers.check(key, by, origin)
+            key_permissions.check(key, by, origin)
             below = f"{key}."
             for shadowed in [name for name in self.values if name.startswith(below)]:
                 del self.values[shadowed]

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from hpcml import assets, files
 from hpcml.errors import ConfigError, did_you_mean, nearest
 from hpcml.origins import Origin
-from hpcml.sites import powers, renamed
+from hpcml.sites import key_permissions, renamed
 from hpcml.sites.layers import Layers, Value, build, from_assignments, from_environment, process_environment, read_toml
 from hpcml.sites.schema import CHOICES, CONFIDENCE, Fact, Identify, Site
 from hpcml.terminal import note
@@ -214,7 +214,7 @@ def _in_doubt(site: Site, layers: Layers) -> Site:
     facts = {
         key.replace("\0", "."): Fact("reported", source=value.origin)
         for key, value in layers.values.items()
-        if value.by.foreign and powers.is_doubted(key)
+        if value.by.foreign and key_permissions.is_doubted(key)
     }
     return site._replace(facts=site.facts | facts) if facts else site
 
@@ -387,7 +387,7 @@ def _add_settings(layers: Layers, path: Path, site: str, profiles: _Profiles, by
     layers.add(table, str(path), by)
     layers.add(by_site.get(site, {}), f"{path} [site.{site}]", by)
     in_force = parts[""].values | (parts[site].values if site in parts else {})
-    return Project(str(path), content, powers.described({key: one.value for key, one in in_force.items()}))
+    return Project(str(path), content, key_permissions.described({key: one.value for key, one in in_force.items()}))
 
 
 def _check_choices(layers: Layers) -> None:

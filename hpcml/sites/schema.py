@@ -544,7 +544,7 @@ CHOICES = {
     "gpu.cuda": ("any", "12", "13"),
     "gpu.gds": ("auto", "on", "off"),
     "gpu.spill_order": ("keep", "lru"),
-    "network.protocol": ("auto", "tls", "ucx"),
+    "network.protocol": ("auto", "tls", "tcp", "ucx"),
     "interconnect.require": ("none", "warn", "rdma"),
     "login.route": ("auto", "direct", "twohop", "srun"),
     "code.snapshot": ("folder", "script", "none"),

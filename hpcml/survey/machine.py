@@ -32,6 +32,7 @@ from hpcml.sites.lookup import load_profile
 from hpcml.sites.schema import Fact, Site
 from hpcml.survey import profile
 from hpcml.survey.draft import SCHEDULER, SLURM, Draft, How, keep_older
+from hpcml.survey.node_tables import Login
 from hpcml.survey.profile import QUICK
 from hpcml.units import TimeLimit
 
@@ -169,7 +170,7 @@ def _refused(directives: Mapping[str, str], folder: Path) -> str:
     return ""
 
 
-def _login() -> profile.Login:
+def _login() -> Login:
     environment = process_environment()
     programs = tuple(name for name in ("apptainer", "singularity") if shutil.which(name))
     modules: tuple[str, ...] = ()
@@ -178,7 +179,7 @@ def _login() -> profile.Login:
         answer = subprocesses.run(command, _MODULES_SECONDS, program=HPCML)
         modules = tuple(dict.fromkeys(_MODULE.findall(answer.text)))[:6]
     groups = tuple(files.group(gid) for gid in os.getgroups())
-    return profile.Login(socket.gethostname(), groups, environment, programs, modules, _mounts())
+    return Login(socket.gethostname(), groups, environment, programs, modules, _mounts())
 
 
 def _mounts() -> dict[str, str]:

@@ -5,38 +5,23 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from hpcml import schedulers, units
-from hpcml.gpu_vendor import VENDOR
-from hpcml.node.hardware import record
-from hpcml.node.hardware.record import NEEDS, Node
+from hpcml.node.hardware.record import Node
 from hpcml.schedulers import machine
 from hpcml.schedulers.gres import is_slice
 from hpcml.schedulers.machine import Fields, Kind, Tables, amounts
+from hpcml.survey import node_tables
 from hpcml.survey.draft import LOGIN, NODE, SCHEDULER, SLURM, Draft, How
+from hpcml.survey.node_tables import Login
 
 QUICK = re.compile(r"debug|dbg|devel|test|express|short|interactive", re.IGNORECASE)
 _NAMES_A_MACHINE = ("SYSTEMNAME", "NERSC_HOST", "BSC_MACHINE", "LMOD_SYSTEM_NAME", "CLUSTER_NAME", "CLUSTER")
-_SCRATCH = ("CINECA_SCRATCH", "SCRATCH", "PSCRATCH", "WORK", "FAST", "PROJECT", "GPFS_PROJECTS", "WORKSPACE")
-_CONTAINERS = ("apptainer", "singularity")
 _SAID = ("MaxArraySize", "JobRequeue", "PriorityFlags", "PrivateData", "JobSubmitPlugins", "SelectTypeParameters")
+_SAID_OF_QOS = ("MaxWall", "MaxTRES", "MaxTRESPU", "MinTRES", "MaxJobsPU", "MaxSubmitPU", "GrpTRES", "Flags")
 _NO_LIMIT = ("", "UNLIMITED", "INFINITE", "NONE", "N/A", "(null)")
-
-
-class Login(NamedTuple):
-    """What the login node shows: its name, the user's groups, variables, programs on PATH, modules of containers.
-
-    ``mounts`` are kinds of file systems by where they are mounted.
-    """
-
-    host: str
-    groups: tuple[str, ...]
-    environment: Mapping[str, str]
-    programs: tuple[str, ...] = ()
-    modules: tuple[str, ...] = ()
-    mounts: Mapping[str, str] = {}
 
 
 class _Limits(NamedTuple):
@@ -143,13 +128,16 @@ class _Writer:
             self._partition(name)
         for name, fields in self.qos.items():
             self._qos(name, fields)
-        self._runtime()
-        self._gpus()
-        self._network()
+        node_tables.runtime(self.draft, login, node)
+        node_tables.gpus(self.draft, node)
+        node_tables.network(self.draft, node)
         self._deadlines()
         self._cost()
-        self._disks()
-        self._rest()
+        node_tables.disks(self.draft, login, node)
+        self.draft.ask(
+            ("login",),
+            "how does a laptop reach this machine (login.host, login.renew), and do its nodes reach the internet?",
+        )
 
     # -- who may use what ------------------------------------------------------------------------------------------
 
@@ -492,77 +480,6 @@ class _Writer:
             time = _least(time, max(one.time for one in raw))
         return nodes, time
 
-    def _runtime(self) -> None:
-        draft, node = self.draft, self.node
-        programs = node.system.programs if node else {}
-        on_node = [name for name in _CONTAINERS if name in programs]
-        here = [name for name in _CONTAINERS if name in self.login.programs]
-        if node and on_node:
-            draft.set(("runtime",), "container", on_node[0], How(NODE, f"on PATH of {node.job.node}"))
-        elif here and not node:
-            draft.set(("runtime",), "container", here[0], How(LOGIN, "on PATH", concluded=True))
-        elif self.login.modules:
-            name = "singularity" if "singularity" in self.login.modules[0] else "apptainer"
-            draft.set(("runtime",), "container", name, How(LOGIN, "module avail", concluded=True))
-            draft.ask(
-                ("runtime",),
-                f"which module loads the container program (runtime.modules): {', '.join(self.login.modules)}?",
-            )
-        elif programs:
-            draft.ask(
-                ("runtime",),
-                f"which program can start images? The nodes have {', '.join(sorted(programs))}, "
-                "which hpcml does not support",
-            )
-
-    def _gpus(self) -> None:
-        draft, node = self.draft, self.node
-        if not node or not node.gpu.names:
-            return
-        seen = How(NODE, f"the {VENDOR.name} driver of {node.job.node}")
-        cuda = node.gpu.cuda_driver.partition(".")[0]
-        able = [number for number, needs in NEEDS.items() if record.major(node.driver) >= needs.first_driver]
-        if cuda in map(str, NEEDS):
-            draft.set(("gpu",), "cuda", cuda, seen)
-        elif able:
-            draft.set(("gpu",), "cuda", str(max(able)), seen._replace(concluded=True))
-        draft.tell("gpu.driver", node.driver, seen)
-        counts = Counter(node.gpu.names)
-        draft.tell("gpu.names", ", ".join(f"{count} × {name}" for name, count in counts.items()), seen)
-        near = [
-            f"{slot.bus_id}: {', '.join(f'{port} {far}' for port, far in slot.distances.items())}"
-            for slot in node.gpu.slots
-            if slot.distances
-        ]
-        draft.tell("gpu.adapters", "; ".join(near), How(NODE, f"the PCI tree of {node.job.node}"))
-
-    def _network(self) -> None:
-        draft, node = self.draft, self.node
-        if not node:
-            draft.ask(
-                ("network",),
-                "which network interface and adapters do the nodes have? hpcml site init --probe examines a node",
-            )
-            return
-        ports = node.network.infiniband
-        seen = How(NODE, f"the kernel of {node.job.node}")
-        every = [one for one in node.network.interfaces if one.ipv4]
-        fast = [one.name for one in every if one.kind == "infiniband"]
-        draft.set(("network",), "interface", fast[0] if fast else "", seen)
-        adapters = list(dict.fromkeys(port.device for port in ports if port.link.state == "ACTIVE"))
-        draft.set(("network",), "adapters", adapters, seen)
-        links = [f"{port.name} {port.link.state} {port.link.link_layer} {port.link.rate}" for port in ports]
-        draft.tell("network.ports", "; ".join(links), seen)
-        addresses = [f"{one.name} {one.ipv4[0]}" for one in every if one.name != "lo"]
-        draft.tell("network.interfaces_seen", "; ".join(addresses), seen)
-        if len(fast) > 1:
-            several = f"the InfiniBand interfaces {', '.join(fast)} have IP addresses"
-            draft.ask(("network",), f"{several}: do all nodes reach each other over {fast[0]}?")
-        if locked := node.process.limits.get("locked_memory"):
-            size = "unlimited" if locked.soft is None else units.format_bytes(locked.soft)
-            draft.tell("network.locked_memory", size, How(NODE, f"memlock of the job on {node.job.node}"))
-        draft.tell("login.nodes", node.job.ssh, How(NODE, f"ssh between two nodes, from {node.job.node}"))
-
     def _deadlines(self) -> None:
         wait = re.match(r"\d{1,6}", self.tables.config.get("KillWait", ""))
         if wait and int(wait[0]) <= 20:
@@ -587,32 +504,6 @@ class _Writer:
             "what is the unit of the charge, and which command shows granted compute time (cost.unit, cost.budget)?",
         )
 
-    def _disks(self) -> None:
-        draft = self.draft
-        for name in _SCRATCH:
-            if path := self.login.environment.get(name, ""):
-                kind = next((f", {self.login.mounts[at]}" for at in _above(path) if at in self.login.mounts), "")
-                draft.tell(f"paths.said.{name}", f"{path}{kind}", How(LOGIN, f"${name}"))
-        disks = self.node.disks.folders if self.node else {}
-        for folder, disk in disks.items():
-            if self.node and not disk.error:
-                size, free = units.format_bytes(disk.bytes), units.format_bytes(disk.free)
-                key = re.sub(r"\W+", "_", folder).strip("_")
-                how = How(NODE, f"what is mounted on {self.node.job.node}")
-                draft.tell(f"paths.node.{key}", f"{folder}: {disk.kind} of {size}, {free} free", how)
-        if "/tmp" in disks and disks["/tmp"].kind == "tmpfs":
-            draft.ask(
-                ("paths",),
-                "Dask would spill to /tmp, which is in memory: do the nodes have a local disk (paths.scratch)?",
-            )
-        draft.ask(("paths",), "do all nodes share your home folder, or is another folder better for runs (paths.runs)?")
-
-    def _rest(self) -> None:
-        self.draft.ask(
-            ("login",),
-            "how does a laptop reach this machine (login.host, login.renew), and do its nodes reach the internet?",
-        )
-
 
 def _in_words(kind: Kind) -> str:
     gpus = " and ".join(f"{count} GPUs {name}".rstrip() for name, count in kind.gpus_by_type) or "no GPUs"
@@ -624,21 +515,5 @@ def _untyped(gpus: int) -> tuple[tuple[str, int], ...]:
     return (("", gpus),) if gpus else ()
 
 
-def _above(path: str) -> Iterator[str]:
-    while path:
-        yield path
-        path = path.rpartition("/")[0]
-
-
 def _said(fields: Fields) -> str:
-    names: Sequence[str] = (
-        "MaxWall",
-        "MaxTRES",
-        "MaxTRESPU",
-        "MinTRES",
-        "MaxJobsPU",
-        "MaxSubmitPU",
-        "GrpTRES",
-        "Flags",
-    )
-    return ", ".join(f"{name} {fields[name]}" for name in names if fields.get(name))
+    return ", ".join(f"{name} {fields[name]}" for name in _SAID_OF_QOS if fields.get(name))

@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 from hpcml import files
 from hpcml.errors import HpcmlError, NotFoundError, UsageError
+from hpcml.runs import modules_reached
 
 MOST = 10_000  # points of a sweep: each has files of its own
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
@@ -373,7 +374,8 @@ def _beside(folder: Path, source: bytes, package: tuple[str, ...]) -> Iterator[P
         tree = ast.parse(source)
     except (SyntaxError, ValueError):
         return  # whoever runs it says so
-    for name in sorted({name for node in ast.walk(tree) for name in _names(node, package)}):
+    statements = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
+    for name in sorted({name for node in statements for name in modules_reached.dotted_names(node, package)}):
         yield from _sources(folder, name)
 
 
@@ -386,13 +388,3 @@ def _sources(place: Path, name: Sequence[str]) -> Iterator[Path]:
         if (place / "__init__.py").is_file():
             yield from sorted(place.rglob("*.py"))
             return
-
-
-def _names(node: ast.AST, package: tuple[str, ...]) -> list[tuple[str, ...]]:
-    if isinstance(node, ast.Import):
-        return [tuple(one.name.split(".")) for one in node.names]
-    if isinstance(node, ast.ImportFrom):
-        above = package[: len(package) - node.level + 1] if node.level else ()
-        inside = tuple(node.module.split(".")) if node.module else ()
-        return [(*above, *inside, one.name) for one in node.names]
-    return []

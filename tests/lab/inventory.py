@@ -40,8 +40,10 @@ class Sockets(NamedTuple):
 SOCKETS = {
     "DASHBOARD": Sockets(("scheduler",), (UNIX,), r"/dashboard\.sock$", announced=False),
     "JUPYTER": Sockets(("jupyter", "kernel"), (UNIX,), r"/jupyter\.sock$|/k/kernel-[-\w]+-ipc-\d$", announced=False),
+    "SERVICE": Sockets(("worker", "agent"), (UNIX,), r"/hpcml_\w{8}/[0-9a-f]{8}\.sock$", announced=False),
     "KERNEL_OUTPUT": Sockets(("kernel",), (UNIX,), r"/k/out-\d+$", announced=False),
     "DASK": Sockets(("scheduler", "worker"), (ONE,)),
+    "DASK_TCP": Sockets(("worker",), (ONE,)),
     "UCX": Sockets(("scheduler", "worker"), (ALL,), announced=False),
     "UCX_TCP": Sockets(("scheduler", "worker"), (ONE,), announced=False),
     "UCX_WAKE": Sockets(("scheduler", "worker"), (ABSTRACT,), r"^@[0-9a-f]{5}$", announced=False),

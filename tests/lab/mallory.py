@@ -329,6 +329,56 @@ for row in rows:
     if row[3] == "0A" and row[7] == sys.argv[1]: print(int(row[1].partition(":")[2], 16))
 """
 
+# The handshake of authenticated TCP without the key: wrong, reflected and recorded proofs, other addresses, Dask's own first
+# bytes, and 150 connections that stay half-open meanwhile. Arguments: host, port.
+KEYLESS = r"""
+import ipaddress, json, os, socket, struct, sys
+host, port = sys.argv[1], int(sys.argv[2])
+tries, won = 0, []
+
+def address(host, port): return struct.pack("!16sH", b"\0" * 10 + b"\xff\xff" + ipaddress.ip_address(host).packed, port)
+
+def rest(s, most=200):
+    data = b""
+    try:
+        while len(data) < most and (more := s.recv(most - len(data))): data += more
+    except OSError: pass
+    return data
+
+def attempt(label, hello, proof=None):
+    global tries
+    tries += 1
+    try:
+        with socket.create_connection((host, port), timeout=5) as s:
+            s.settimeout(15)
+            s.sendall(hello)
+            answer = rest(s, 65)
+            if proof is None or len(answer) != 65:
+                if answer: won.append(f"{label}: answered {len(answer)} bytes")
+                return answer
+            s.sendall(proof(answer))
+            if data := rest(s): won.append(f"{label}: {data[:40]!r}")
+            return answer
+    except OSError: return b""
+
+here, nonce = address(host, port), os.urandom(32)
+silent = [socket.create_connection((host, port), timeout=5) for _ in range(150)]
+for s in silent[::3]: s.sendall(b"\x01" + here + os.urandom(32))
+recorded = attempt("random proof", b"\x01" + here + nonce, lambda _: b"\x01" + os.urandom(32))
+assert len(recorded) == 65, "the attack is not a real one"
+for number in range(5): attempt("random proof", b"\x01" + here + os.urandom(32), lambda _: b"\x01" + os.urandom(32))
+attempt("reflected proof", b"\x01" + here + nonce, lambda answer: b"\x01" + answer[33:])
+attempt("recorded proof", b"\x01" + here + nonce, lambda _: b"\x01" + recorded[33:])
+attempt("no proof, Dask's bytes", b"\x01" + here + nonce, lambda _: struct.pack("<QQQ", 16, 1, 0) + bytes(60))
+for other in (address(host, port + 1), address("127.0.0.1", port), address("0.0.0.0", port), bytes(18)):
+    if other != here: attempt("another address", b"\x01" + other + nonce)
+for version in (b"\0", b"\x02", b"\xff"): attempt("another version", version + here + nonce)
+for payload in (struct.pack("<QQQ", 16, 1, 0) + bytes(60), os.urandom(51), os.urandom(5000), bytes(51), b"GET / HTTP/1.0\r\n".ljust(60)):
+    attempt("no handshake", payload)
+for s in silent: s.close()
+print(json.dumps({"tries": tries, "won": won}))
+"""
+
 # Sends what UCX's TCP transport takes from everybody, the order to write at an address. Arguments: ADDRESS:PORT.
 UCX_PUT = r"""
 import json, socket, struct, sys, time

@@ -197,3 +197,44 @@ def test_no_secret_of_a_batch_script_in_what_is_public(cluster: Cluster, up: tup
                 assert not [key for key in keys if key in done.stdout + done.stderr], f"{words} on {node}"
     logs = b"".join(path.read_bytes() for path in (directory / "logs").iterdir())
     assert not [key for key in keys if key.encode() in logs]
+
+
+# -- job arrays ------------------------------------------------------------------------------------------------------------
+
+
+# Her directory of a run, $0, whose script leaves a file in $1.
+HERS = """
+mkdir -p "$0/logs"; chmod 755 "${0%/*}" "$0"; chmod 777 "$0/logs"
+echo "touch $1/hers-ran" >"$0/job.sh"; chmod 755 "$0/job.sh"
+"""
+
+
+def test_what_is_hers_in_the_place_of_a_task_never_starts(cluster: Cluster) -> None:
+    """The second task waits for the first. Meanwhile its directory is swapped for a link to mallory's script."""
+    hers = cluster.lab.home("mallory") / "array"
+    cluster.run("sh", "-c", HERS, str(hers), str(cluster.work), user="mallory")
+    lines = "--array=0-1%1 --nodes=1 --nodelist=n1"
+    script = cluster.write("array/parts.sh", SCRIPT.format(lines=lines, step="").replace("sleep 0.1", "sleep 0.2"))
+    done = cluster.run("hpcml", "submit", "--json", "--detach", str(script), cwd=script.parent)
+    assert done.returncode == 0, done.stderr
+    first, second = json.loads(done.stdout)["runs"]
+    wait_began(cluster, Path(first["directory"]))
+    assert {path.stat().st_mode & 0o777 for path in (Path(one["directory"]) for one in (first, second))} == {0o700}
+    for job in (first["job"], second["job"]):  # neither that which runs nor that which waits is hers to end or to join
+        for words in (
+            ["scancel", job],
+            ["scontrol", "update", f"jobid={job}", "timelimit=1"],
+            ["scontrol", "hold", job],
+        ):
+            assert cluster.lab.exec(words, user="mallory", timeout=60).returncode != 0, words
+    place = Path(second["directory"])
+    cluster.run("mv", str(place), f"{place}.away")
+    cluster.run("ln", "-s", str(hers), str(place))
+    (Path(first["directory"]) / "out/enough").touch()
+    end = cluster.wait_status(Path(first["directory"]))
+    assert end["exit_status"] == 0, end
+    facts = cluster.job_end(second["job"], 60)
+    assert facts["ExitCode"] == "74:0", facts
+    assert not (cluster.work / "hers-ran").exists()
+    cluster.run("rm", str(place))
+    cluster.run("mv", f"{place}.away", str(place))

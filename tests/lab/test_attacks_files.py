@@ -6,12 +6,15 @@ Each kind here once, with a real second account; all kinds, with files that root
 
 from __future__ import annotations
 
+import contextlib
+import io
 import itertools
 import json
 import os
 import pwd
 import shutil
 import subprocess
+import zipfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -291,3 +294,48 @@ def test_mallory_leads_no_file_of_a_script_out_of_its_project(cluster: Cluster, 
     assert [path.name for path in secret.iterdir()] == ["config.json"]
     assert (secret / "config.json").read_text() == "{}"
     assert not list((project / "hers").iterdir())
+
+
+KINDS = {
+    "dask": ("import hpcml; hpcml.connect()\n", ("--nodes", "2", "--cpus-per-node", "1", "--memory-per-node", "600M")),
+    "ranks": ("print(1)\n", ("--nodes", "2", "--ranks", "1", "--cpus-per-node", "1", "--memory-per-node", "600M")),
+    "batch": ("#!/bin/bash\n#SBATCH --nodes=2 --time=5 --mem=600M\nsrun sleep 3\n", ()),
+}
+
+
+def test_a_node_imports_no_other_library_than_the_first_node_s(cluster: Cluster, subtests: pytest.Subtests) -> None:
+    """One that is whole, on the second node alone: the run names node and file, and none of its code runs."""
+    owned = cluster.work / "owned"
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w") as archive:
+        archive.writestr("hpcml/__init__.py", f"open({str(owned)!r}, 'w')\n")
+        archive.comment = b"0" * 64
+    evil = cluster.work / "evil.zip"
+    evil.write_bytes(stream.getvalue()[:-64] + assets.seal(stream.getvalue()).encode())
+    evil.chmod(0o644)
+    held = ("--detach", "--json", "--set", 'slurm.extra=["--hold"]')
+    with contextlib.ExitStack() as covered:
+        started = {}
+        for kind, (text, options) in KINDS.items():
+            script = cluster.write(f"{kind}.{'sh' if kind == 'batch' else 'py'}", text)
+            done = cluster.run("hpcml", "submit", *held, *options, str(script))
+            assert done.returncode == 0, done.stderr
+            facts = json.loads(done.stdout)
+            library = f"{facts['directory']}/lib.zip"
+            covered.enter_context(cluster.covered("n2", f"mount --bind {evil} {library}", library))
+            cluster.run("scontrol", "update", f"JobId={facts['job']}", "NodeList=n1,n2", user="root", node="ctl")
+            cluster.run("scontrol", "release", facts["job"])
+            started[kind] = Path(facts["directory"])
+        for kind, directory in started.items():
+            with subtests.test(kind):
+                status = cluster.wait_status(directory, 120)
+                why = json.loads(cluster.run("hpcml", "why", directory.name, "--json").stdout)
+                clause = "exited with status 74: lib.zip is missing on n2, or is not the first node's"
+                if kind == "batch":
+                    (warning,) = [line["text"] for line in why["warnings"]]
+                    assert status["exit_status"] == 0
+                    assert warning == f"n2 is not watched: hpcml's agent {clause}. The script continues."
+                else:
+                    assert why["rule"] == "damaged-library"
+                    assert clause in why["cause"]
+        assert not owned.exists()

@@ -344,7 +344,7 @@ def test_files_and_processes(cluster: Cluster, target: Target) -> None:
 def test_no_secret_in_what_is_public(cluster: Cluster, target: Target) -> None:
     """Slurm's records and command lines as mallory and root see them, and the run's logs."""
     secret = target.directory / "attempts/0/secret"
-    keys = [*(secret / "tls-key.pem").read_text().splitlines()[1:-1], (secret / "ucx.key").read_bytes().hex()]
+    keys = [*(secret / "tls-key.pem").read_text().splitlines()[1:-1], (secret / "data.key").read_bytes().hex()]
     logs = "".join(path.read_text() for path in (target.directory / "logs").iterdir())
     assert not [key for key in (*keys, "PRIVATE KEY") if key in logs]
     job = json.loads((target.directory / "submission.json").read_text())["job"]
@@ -363,6 +363,25 @@ client = hpcml.connect()
 (hpcml.run.out / "workers").write_text(" ".join(client.scheduler_info()["workers"]))
 time.sleep(600)
 """
+
+
+def test_authenticated_tcp_without_the_key(cluster: Cluster) -> None:
+    """From a worker's node and from outside, at each worker; the run then still has its results from all workers."""
+    for target in alice_s_run(cluster, *SMALL, "--set", "network.protocol=tcp"):
+        workers = [name for name in target.addresses if name != "scheduler"]
+        assert all(target.addresses[name].startswith("hpcml-tcp://") for name in workers)
+        started = [
+            cluster.lab.popen(["python3", "-c", mallory.KEYLESS, *where(target, name)], node=node, user="mallory")
+            for name in workers
+            for node in ("n1", "login")
+        ]
+        for done in together(started, 300):
+            assert done.returncode == 0, done.stderr
+            assert refused(done.stdout)["tries"] > 15
+        logs = "".join(path.read_text() for path in (target.directory / "logs").glob("worker*.log"))
+        assert "hpcml.tcp: refused" in logs
+        said = json.loads(cluster.run("hpcml", "status", "--json", target.directory.name).stdout)
+        assert said["security"].endswith("not encrypted")
 
 
 @pytest.mark.parametrize("protocol", ["auto", "ucx"])

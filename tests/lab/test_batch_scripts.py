@@ -57,6 +57,7 @@ CASES = {
     ),
     "variables": Case("-n2 -c2 -J own --export=ALL,A=b", "echo $A $SLURM_CPUS_PER_TASK; env | grep -c '^HPCML_POINT\\|^PYTHONPATH\\|OMP'; umask; ulimit -a"),
 }  # fmt: skip
+FAILED_STEPS = ("a failed step", "a step that it cancels")  # of scripts that exit with 0
 FIRST_LINES = {"another interpreter": "#!/bin/sh\n", "the first line's options": "#!/bin/bash -ex\n"}
 
 
@@ -108,6 +109,10 @@ def by_hpcml(cluster: Cluster, script: Path, case: Case, folder: Path) -> tuple[
     return Result(settled("".join(texts), job, str(script)), facts["ExitCode"], facts["JobState"]), directory
 
 
+def events_of(directory: Path) -> list[dict[str, str]]:
+    return [json.loads(line) for line in (directory / "events.jsonl").read_text().splitlines()]
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_a_script_does_the_same(cluster: Cluster, name: str) -> None:
     case, folder = CASES[name], cluster.work / f"batch-{time.time_ns()}"
@@ -120,6 +125,9 @@ def test_a_script_does_the_same(cluster: Cluster, name: str) -> None:
     assert result.state == expected.state
     code, number = map(int, expected.exit_code.split(":"))
     assert status["exit_status"] == (code or (128 + number if number else 0))
+    warned = [event["sentence"] for event in events_of(directory) if event["event"] == "warning"]
+    assert [sentence for sentence in warned if "exited with status 0, but srun reported of" in sentence] == warned
+    assert bool(warned) == (name in FAILED_STEPS)
 
 
 # -- signals, and ends from outside -----------------------------------------------------------------------------------
@@ -238,3 +246,72 @@ def test_why_names_the_error_of_a_task(cluster: Cluster) -> None:
     cluster.write(f"{folder.name}/job.sh", f"#!/bin/bash\n#SBATCH -N2 {SHORT}\nsrun sh -c 'exit 3'; exit 5\n")
     assert cluster.run("hpcml", "submit", "--wait", str(script), cwd=folder).returncode == 5
     assert "Exited with exit code 3" in cluster.run("hpcml", "why").stdout
+
+
+# -- arrays ----------------------------------------------------------------------------------------------------------------
+
+ARRAY = """#!/bin/bash
+#SBATCH --array=1-5:2%2 -n2 --time=5 --mem-per-cpu=100M
+#SBATCH --output=%x-%A_%a.txt
+env | grep ^SLURM_ARRAY_TASK | sort
+[ "$SLURM_ARRAY_JOB_ID" = "$FIRST" ] || echo "job $SLURM_ARRAY_JOB_ID"
+srun sh -c 'echo "step $SLURM_PROCID"'
+[ "$SLURM_ARRAY_TASK_ID" != 3 ] || exit 7
+"""
+
+
+LONG = f"""#!/bin/bash
+#SBATCH --array=0-3%2 -n1 {SHORT}
+trap 'echo told; exit 9' TERM
+echo ready
+sleep 300 & wait
+"""
+
+
+def settled_tasks(folder: Path, job: str) -> dict[str, list[str]]:
+    """Return the lines of each task's own file by the end of its name."""
+    texts = {path.name.partition(job)[2]: path.read_text().replace(job, "JOB") for path in folder.glob(f"*{job}_*.txt")}
+    return {name: sorted(text.splitlines()) for name, text in texts.items()}
+
+
+def test_an_array_does_the_same_and_each_task_is_a_run(cluster: Cluster) -> None:
+    folder = cluster.work / f"array-{time.time_ns()}"
+    script = cluster.write(f"{folder.name}/parts.sh", ARRAY)
+    expected_job = cluster.run("sbatch", "--parsable", str(script), cwd=folder).stdout.strip()
+    ends = {index: cluster.job_end(f"{expected_job}_{index}", 60 * PATIENCE) for index in (1, 3, 5)}
+    done = cluster.run("hpcml", "submit", "--json", "--detach", str(script), cwd=folder)
+    assert done.returncode == 0, done.stderr
+    array = json.loads(done.stdout)
+    assert [run["run"].partition("-")[0] for run in array["runs"]] == ["parts_1", "parts_3", "parts_5"]
+    assert [run["job"] for run in array["runs"]] == [f"{array['job']}_{index}" for index in (1, 3, 5)]
+    waited = cluster.run("hpcml", "wait", "--json", array["array"])
+    assert waited.returncode == 7
+    shown = {one["run"].partition("-")[0]: one for one in json.loads(waited.stdout)}
+    assert {name: (one["state"], one["exit_status"]) for name, one in shown.items()} == {
+        f"parts_{index}": (end["JobState"], int(end["ExitCode"].partition(":")[0])) for index, end in ends.items()
+    }
+    assert settled_tasks(folder, array["job"]) == settled_tasks(folder, expected_job) != {}
+    for run in array["runs"]:  # a log each
+        text = (Path(run["directory"]) / "logs/script.log").read_text()
+        assert f"SLURM_ARRAY_TASK_ID={run['job'].partition('_')[2]}\n" in text
+    assert "parts_3-" in cluster.run("hpcml", "why", f"{array['job']}_3").stdout
+    again = cluster.run("hpcml", "rerun", "--wait", "--json", "parts_3")
+    assert (again.returncode, len(json.loads(again.stdout))) == (7, 1), again.stderr
+    assert "SLURM_ARRAY_TASK_ID=3\n" in cluster.run("hpcml", "logs", "parts_3").stdout
+
+
+def test_an_array_is_cancelled_by_its_number_and_a_task_by_its_own(cluster: Cluster) -> None:
+    folder = cluster.work / f"array-{time.time_ns()}"
+    script = cluster.write(f"{folder.name}/long.sh", LONG)
+    array = json.loads(cluster.run("hpcml", "submit", "--json", "--detach", str(script), cwd=folder).stdout)
+    logs = [Path(run["directory"]) / "logs/script.log" for run in array["runs"]]
+    assert all(wait_for(functools.partial(_has, log, "ready"), 60, 0.1) for log in logs[:2])
+    waits = json.loads(cluster.run("hpcml", "status", "--json", array["runs"][3]["run"]).stdout)
+    assert waits["job_state"] == "PENDING", waits
+    assert cluster.run("hpcml", "cancel", f"{array['job']}_0").returncode == 0
+    assert wait_for(functools.partial(_has, logs[2], "ready"), 60, 0.1)  # it has the place of the first
+    done = cluster.run("hpcml", "cancel", array["job"])
+    assert done.returncode == 0, done.stdout + done.stderr
+    waited = cluster.run("hpcml", "wait", "--json", array["job"])
+    assert {one["state"] for one in json.loads(waited.stdout)} == {"CANCELLED"}, waited.stdout
+    assert [log.exists() and "told" in log.read_text() for log in logs] == [True, True, True, False]

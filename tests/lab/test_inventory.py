@@ -60,7 +60,9 @@ import hpcml
 from distributed import Client
 client = hpcml.connect()
 stray = socket.create_server(("", 0))
-announce("{name}", "DASK", *dask_places(client))
+scheduler, *workers = dask_places(client)
+announce("{name}", "DASK", scheduler)
+announce("{name}-workers", "DASK_TCP" if workers[0].startswith("hpcml-tcp:") else "DASK", *workers)
 announce("{name}-stray", "stray", f"tcp://0.0.0.0:{stray.getsockname()[1]}")
 def act():
     with Client(client.scheduler.address, security=client.security, set_as_default=False) as another:
@@ -125,6 +127,7 @@ CELL = f"{COMMON}import hpcml; client = hpcml.connect(); print(json.dumps(dask_p
 ANSWER = {
     "AGENTS": r"[0-9a-f]{32}\n",
     "DASK": r"[\x15\x16].*",
+    "DASK_TCP": "",
     "ELASTIC": r"[\x15\x16].*",
     "CONNECT": r"[\x15\x16].*",
     "UCX": ".*",
@@ -132,6 +135,7 @@ ANSWER = {
 }
 
 
+SERVICE = ("--service", "inventory=9")  # to which a bridge leads, whether or not a program listens
 ANY_IPV6 = "0" * 32
 
 
@@ -156,7 +160,7 @@ class Runs:
     @property
     def answering(self) -> set[str]:
         ranks = {f"{name}-{rank}" for name in ("mpi", "gpu") for rank in range(4)}
-        return {"dask", "ucx", "sweep", "elastic", "connect", "batch-0", "batch-1", *ranks}
+        return {"dask", "tcp", "ucx", "sweep", "elastic", "connect", "batch-0", "batch-1", *ranks}
 
     def submit(self, name: str, text: str, *options: str) -> None:
         _, self.directories[name] = self.cluster.detach(self.text(COMMON + text, name), "--name", name, *options)
@@ -169,7 +173,7 @@ class Runs:
         """Submit a batch script: hpcml's agents beside a step of its own."""
         self.cluster.write("inventory-batch/task.py", self.text(COMMON + BATCH, "batch"))
         script = self.cluster.write("inventory-batch/batch.sh", BATCH_LINES)
-        done = self.cluster.run("hpcml", "submit", "--json", "--detach", str(script), cwd=script.parent)
+        done = self.cluster.run("hpcml", "submit", "--json", "--detach", *SERVICE, str(script), cwd=script.parent)
         assert done.returncode == 0, done.stderr
         self.directories["batch"] = Path(json.loads(done.stdout)["directory"])
 
@@ -186,9 +190,10 @@ class Runs:
         """Start all of them."""
         self.cluster.run("mkdir", "-p", *(str(self.top / name) for name in ("places", "asks", "answers")))
         others = ("--nodes", "2", "--nodelist", "n3,n4", *PART)
-        self.submit("dask", DASK, *SMALL)
+        self.submit("dask", DASK, *SMALL, *SERVICE)
+        self.submit("tcp", DASK, *SMALL, "--set", "network.protocol=tcp")
         self.submit("ucx", DASK, *SMALL, "--set", "network.protocol=ucx")
-        self.submit("mpi", RANKS, *others, "--ranks", "2", "--mpi", "pmix")
+        self.submit("mpi", RANKS, *others, "--ranks", "2", "--mpi", "pmix", *SERVICE)
         self.submit("gpu", RANKS, *others, "--ranks", "gpu", "--gpus-per-node", "2")
         self.batch()
         self.program("elastic", "hpcml.ElasticCluster(minimum=1, **asked)", "ELASTIC")

@@ -105,7 +105,8 @@ def test_a_cell_computes_on_both_nodes(session: Lab) -> None:
     assert said.split() == ["42", "['n1',", "'n2']", str(session.cluster.work)]
     facts = json.loads(session.cluster.run("hpcml", "status", session.job, "--json").stdout)
     assert facts["message"] == "JupyterLab runs"
-    assert facts["jupyter"].startswith("running on n1")
+    (service,) = [one for one in facts["services"] if one["name"] == "jupyter"]
+    assert (service["node"], service["ready"]) == ("n1", True)
 
 
 def test_no_socket_lets_mallory_in(session: Lab) -> None:

@@ -18,7 +18,7 @@ import pytest
 from distributed import Worker, WorkerPlugin
 
 from hpcml.kinds.dask.node.dask_worker import PrivateWorker
-from hpcml.kinds.dask.node.script.local_cluster import ClosedCluster, ClosedScheduler
+from hpcml.kinds.dask.node.script.cluster_outside_runs import ClosedCluster, ClosedScheduler
 
 pytestmark = pytest.mark.local
 

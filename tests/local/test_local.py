@@ -126,6 +126,34 @@ def test_hpcml_interconnect_measures_writes_and_draws(here: Here) -> None:
     assert facts["verdict"]["line"] in done.stdout
 
 
+BY_TCP = f"""{CONNECT}
+import os, subprocess
+from dask.distributed import worker_client
+CHILD = "from dask.distributed import Client; c = Client(); print(len(c.gather(c.submit(bytes, 9), direct=True)))"
+def in_a_task():
+    with worker_client() as client:
+        return len(client.gather(client.submit(bytes, 10_000), direct=True))
+if __name__ == "__main__":
+    print(*{{worker.partition("//")[0] for worker in client.scheduler_info()["workers"]}}, client.scheduler.address[:4])
+    print(len(client.run(os.getpid)), client.submit(in_a_task).result(),
+          sum(map(len, client.gather(client.map(bytes, range(40)), direct=True))))
+    print(subprocess.run([sys.executable, "-c", CHILD], capture_output=True, text=True, check=True).stdout, end="")
+"""
+
+
+def test_data_over_authenticated_tcp(here: Here) -> None:
+    """The script, a process that it starts, tasks and the scheduler connect to workers, and each of them proves the key."""
+    done = here.submit(BY_TCP, "--set", "network.protocol=tcp", "--set", "workers.per_node=2")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["hpcml-tcp: tls:", "2 10000 780", "9"]
+    status = here.json("status")
+    assert status["protocol"] == "tcp (network.protocol requests it)"
+    assert status["security"].endswith("not encrypted")
+    assert "hpcml.tcp: refused" not in "".join(
+        path.read_text() for path in (Path(status["directory"]) / "logs").iterdir()
+    )
+
+
 def test_one_file_by_the_python_of_the_profile(here: Here) -> None:
     """Where Dask is in that Python alone."""
     (here.folder / "hpcml.pyz").write_bytes(pack.make())

@@ -27,7 +27,7 @@ ROLE = """
 import asyncio, sys
 from pathlib import Path
 from hpcml.kinds.dask.node import dask_worker, scheduler
-from hpcml.kinds.dask.node.script import local_cluster
+from hpcml.kinds.dask.node.script import cluster_outside_runs
 from hpcml.kinds.dask.node.security import connection_limits
 from hpcml.kinds.dask.node.security import tls
 from hpcml.paths import AttemptPaths
@@ -39,7 +39,7 @@ async def main():
     if role == "worker":
         server = dask_worker.PrivateWorker(address, nthreads=1, **common)
     elif role == "alone":
-        server = local_cluster.ClosedScheduler(dashboard=False, **common)
+        server = cluster_outside_runs.ClosedScheduler(dashboard=False, **common)
     else:
         scheduler.PrivateScheduler.socket_path = paths.directory / "dashboard.sock"
         server = scheduler.PrivateScheduler(dashboard=False, **common)

@@ -29,13 +29,13 @@ pytestmark = pytest.mark.local
 def paths(tmp_path_factory: pytest.TempPathFactory) -> AttemptPaths:
     made = AttemptPaths(tmp_path_factory.mktemp("attempt"))
     tls.make_certificate(made, 3600)
-    tls.make_ucx_key(made)
+    tls.make_data_key(made)
     return made
 
 
 @pytest.fixture(scope="module")
 def keyed(paths: AttemptPaths) -> Iterator[Cluster]:
-    yield from running(paths.directory, str(paths.ucx_key), "scheduler", "worker")
+    yield from running(paths.directory, str(paths.data_key), "scheduler", "worker")
 
 
 @pytest.fixture
@@ -138,7 +138,7 @@ def test_raw_peers_are_dropped_and_silent_ones_hold_up_nobody(worker: Cluster) -
 async def main():
     install()
     from hpcml.kinds.dask.node.security import ucx_auth
-    from hpcml.kinds.dask.node.security.ucx_auth import pack
+    from hpcml.kinds.dask.node.security.key_proof import pack
     ucx_auth.start_ucx()
     import ucxx
     hello = lambda: b"\\x01" + pack(host, port) + os.urandom(32)
@@ -254,7 +254,7 @@ asyncio.run(main())
 def test_shared_memory_is_the_users_alone(paths: AttemptPaths, chosen: str | None, found: str) -> None:
     """Unless the user has chosen transports with System V's; then it is known, and told."""
     more = {"UCX_TLS": chosen} if chosen else {}
-    done = subprocess.run([sys.executable, "-c", SHARED_MEMORY, str(paths.ucx_key)], capture_output=True, text=True,
+    done = subprocess.run([sys.executable, "-c", SHARED_MEMORY, str(paths.data_key)], capture_output=True, text=True,
                           timeout=120, check=False, env=environment(paths.directory, **more))  # fmt: skip
     assert done.stdout.splitlines()[-1] == found, done.stderr
 
@@ -304,7 +304,7 @@ asyncio.run(main())
 """
 
     def __init__(self, paths: AttemptPaths, *, tcp: bool) -> None:
-        command = [sys.executable, "-c", self.CODE, str(paths.ucx_key), str(tcp)]
+        command = [sys.executable, "-c", self.CODE, str(paths.data_key), str(tcp)]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
                                         env=environment(paths.directory))  # fmt: skip
 
@@ -355,5 +355,5 @@ for code in {list(UNSAFE)}:
     lines = done.stdout.splitlines()
     assert len(lines) == len(UNSAFE), done.stderr
     for line, said in zip(lines, UNSAFE.values(), strict=True):
-        assert line.startswith("UcxAuthError ")
+        assert line.startswith("KeyProofError ")
         assert said in line

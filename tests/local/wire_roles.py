@@ -50,8 +50,8 @@ host, port = parse_host_port(location)
 
 def install(deadline=10.0):
     from hpcml.kinds.dask.node.security import ucx_auth
-    from hpcml.kinds.dask.node.security import connection_limits
-    ucx_auth.DEADLINE = deadline
+    from hpcml.kinds.dask.node.security import key_proof
+    key_proof.DEADLINE = deadline
     ucx_auth.install(Path(key))
 
 async def identity():

@@ -24,7 +24,7 @@ FOREIGN = {
     "--overlap", "--parsable", "--password-stdin", "--pid", "--project", "--requeue", "--rdzv-endpoint", "--require-hashes", "--script", "--target", "--test-only", "--version",
 }  # fmt: skip
 FILES = {"json", "conf"}  # what follows the dot in a file's name
-NOT_SAID = {"report/page.py", "report/page_text.py", "api/elastic.py"}
+NOT_SAID = {"report/page.py", "report/page_template.py", "api/elastic.py"}
 
 
 def texts() -> Iterator[tuple[str, str]]:

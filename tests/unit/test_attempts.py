@@ -14,7 +14,7 @@ from hpcml import errors
 from hpcml.errors import HpcmlError
 from hpcml.failures.end import End
 from hpcml.forms import Form
-from hpcml.node import attempts
+from hpcml.node import next_attempt
 from hpcml.paths import RunPaths
 from hpcml.plan import plan
 from hpcml.request.record import RunRequest, measure
@@ -64,25 +64,25 @@ def test_which_ends_are_followed_by_another_attempt(tmp_path: Path, subtests: py
     for number, (outcome, follows) in enumerate(ends):
         with subtests.test(outcome=outcome):
             here = context(tmp_path / str(number))
-            found = attempts.decided(here, outcome)
+            found = next_attempt.decided(here, outcome)
             assert here.attempt.goes_on.exists() == follows
             assert found.exit_status == outcome.exit_status
     alone = context(tmp_path / "alone", attempts__several_jobs=False)
-    assert attempts.decided(alone, STOPPED) == STOPPED
+    assert next_attempt.decided(alone, STOPPED) == STOPPED
     assert not alone.attempt.goes_on.exists()
 
 
 def test_two_attempts_without_a_newer_checkpoint(tmp_path: Path) -> None:
     """The first one may have come too late to save; what lies there from before, or half written, is no progress."""
-    assert attempts.decided(context(tmp_path), TIME_LIMIT).exit_status == errors.TIME_LIMIT
+    assert next_attempt.decided(context(tmp_path), TIME_LIMIT).exit_status == errors.TIME_LIMIT
     third = context(tmp_path, 2)  # the attempts began at 1000, 1100 and 1200
     write_end(third, 1, errors.TIME_LIMIT)
     checkpoint(tmp_path, 1150)
-    assert attempts.decided(third, TIME_LIMIT).exit_status == errors.TIME_LIMIT
+    assert next_attempt.decided(third, TIME_LIMIT).exit_status == errors.TIME_LIMIT
     third.attempt.goes_on.unlink()
     checkpoint(tmp_path, 1050)
     checkpoint(tmp_path, 1250, ".new.0123456789abcdef.state")
-    ended = attempts.decided(third, TIME_LIMIT)
+    ended = next_attempt.decided(third, TIME_LIMIT)
     assert (ended.exit_status, ended.by) == (errors.NO_PROGRESS, "hpcml")
     assert not third.attempt.goes_on.exists()
 
@@ -91,20 +91,20 @@ def test_attempts_that_others_ended_before_the_first_save_do_not_count(tmp_path:
     preempted = End(errors.PREEMPTED, "script", "scheduler", "")
     for number, outcome in enumerate((preempted, preempted, TIME_LIMIT, preempted)):
         here = context(tmp_path, number)
-        assert attempts.decided(here, outcome).exit_status == outcome.exit_status
+        assert next_attempt.decided(here, outcome).exit_status == outcome.exit_status
         assert here.attempt.goes_on.exists()
         if number != 1:  # that one was lost with its node, without a word
             write_end(here, number, outcome.exit_status)
-    assert attempts.decided(context(tmp_path, 4), STOPPED).exit_status == errors.NO_PROGRESS
+    assert next_attempt.decided(context(tmp_path, 4), STOPPED).exit_status == errors.NO_PROGRESS
     checkpoint(tmp_path, 1250)  # of the third, which had its time
     (context(tmp_path, 4).run.checkpoints / "latest").symlink_to("removed")
-    assert attempts.decided(context(tmp_path, 4), STOPPED).exit_status == errors.STOPPED
+    assert next_attempt.decided(context(tmp_path, 4), STOPPED).exit_status == errors.STOPPED
 
 
 def test_limits(tmp_path: Path) -> None:
     checkpoint(tmp_path, 10**6)
     second = context(tmp_path, 1, attempts__max_restarts=1)
-    ended = attempts.decided(second, STOPPED)
+    ended = next_attempt.decided(second, STOPPED)
     assert (ended.exit_status, ended.by) == (errors.STOPPED, "script")
     assert "--max-restarts 1 is reached" in ended.message
     second.run.events.write_text(
@@ -112,27 +112,27 @@ def test_limits(tmp_path: Path) -> None:
         '{"attempt": 1, "time": 9000.0}\n{"attempt": 1, "time": 10800.0}\n'
         '{"time": 1.0, "attem\n'  # a full disk's
     )
-    assert attempts.node_hours(second.run, 2) == pytest.approx(3.0)
-    assert attempts.reached(context(tmp_path, 1, attempts__max_node_hours=5.0)) == ""
+    assert next_attempt.node_hours(second.run, 2) == pytest.approx(3.0)
+    assert next_attempt.reached(context(tmp_path, 1, attempts__max_node_hours=5.0)) == ""
     assert re.search(
         in_order("3 of 4.9 node-hours (--max-node-hours)", "take 2"),
-        attempts.reached(context(tmp_path, 1, attempts__max_node_hours=4.9)),
+        next_attempt.reached(context(tmp_path, 1, attempts__max_node_hours=4.9)),
     )
     no_job = context(tmp_path, 1, job__one_machine=False)
-    assert "could not be queued" in attempts.reached(no_job)
+    assert "could not be queued" in next_attempt.reached(no_job)
     no_job.run.next_job.symlink_to("12")
-    assert attempts.reached(no_job) == ""
+    assert next_attempt.reached(no_job) == ""
 
 
 def test_the_job_that_is_put_back_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     here = context(tmp_path)
     monkeypatch.setenv("SLURM_JOB_ID", "12")
-    assert attempts.waits_anew(here) == ""
+    assert next_attempt.waits_anew(here) == ""
     here.run.next_job.symlink_to("13")
-    assert attempts.waits_anew(here) == ""
+    assert next_attempt.waits_anew(here) == ""
     here.run.next_job.unlink()
     here.run.next_job.symlink_to("12")
-    assert "requeues this job" in attempts.waits_anew(here)
+    assert "requeues this job" in next_attempt.waits_anew(here)
 
 
 def test_a_qos_that_takes_one_job_is_told_at_submission(tmp_path: Path) -> None:
@@ -149,12 +149,12 @@ def test_how_the_attempt_before_ended_is_kept(tmp_path: Path) -> None:
     """If it is what status.json tells: one that was killed left no word, and what stands there is older."""
     third = context(tmp_path, 2)
     third.run.status.write_text('{"attempt": 0, "message": "older"}')
-    attempts.keep_last_end(third)
+    next_attempt.keep_last_end(third)
     assert not third.run.attempt(1).end.exists()
     third.run.status.write_text('{"attempt": 1, "message": "it stopped"}')
-    attempts.keep_last_end(third)
+    next_attempt.keep_last_end(third)
     assert third.run.attempt(1).end.read_text() == '{"attempt": 1, "message": "it stopped"}\n'
-    attempts.keep_last_end(context(tmp_path / "first"))
+    next_attempt.keep_last_end(context(tmp_path / "first"))
 
 
 def test_requests_that_are_refused(tmp_path: Path, subtests: pytest.Subtests) -> None:

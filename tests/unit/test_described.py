@@ -145,14 +145,30 @@ def test_a_project_is_its_venv_or_what_uv_makes_of_its_lock(work: Path) -> None:
     assert chosen.notes[-1] == f"hpcml does not use the project {work}, because it lacks tabulate"
 
 
+def test_the_project_itself_is_not_built(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `uv init` makes projects: uv leaves out what has the project's name, and nothing else."""
+    lock = LOCK.replace("{ virtual", "{ editable")
+    project(work, lock)
+    chosen = choose()
+    assert pythons.origin(chosen.loaded) == f"{work}/uv.lock, by uv"
+    (work / "job.py").write_text("import tabulate, mine\n")
+    (note,) = choose().notes
+    assert "it lacks mine; an environment with the project itself is made by: uv sync --project" in note
+    project(work, lock.replace('"mine"', '"other"'))
+    assert "uv must build other" in choose().notes[0]
+    project(work, lock.replace('"mine"', '"my-own"'))
+    (work / "pyproject.toml").write_text('[project]\nname = "My.Own"\n')
+    assert pythons.origin(choose().loaded) == f"{work}/uv.lock, by uv"
+
+
 def test_a_project_folder_that_is_typed(work: Path) -> None:
     project(work / "other")
     (work / "job.py").write_text("print(1)\n")
     chosen = choose(python="other")
     assert "/.environments/" in python_of(chosen)
     assert pythons.origin(chosen.loaded) == "--python"
-    project(work / "built", LOCK.replace("virtual", "editable"))
-    with pytest.raises(ScriptError, match="uv must build mine") as caught:
+    project(work / "built", LOCK.replace('virtual = "."', 'editable = "."').replace('"mine"', '"other"'))
+    with pytest.raises(ScriptError, match="uv must build other") as caught:
         choose(python="built")
     assert f"uv sync --project {work}/built" in caught.value.hint
 
@@ -182,7 +198,7 @@ def test_nothing_of_a_description_is_built_or_started(work: Path, subtests: pyte
             words = calls(work)[-1]
             assert words[words.index("--python") + 1] == ">=3.11"
     script.unlink()
-    for source in ("editable = '.'", "directory = 'x'", "git = 'https://x'", "path = 'x.tar.gz'"):
+    for source in ("editable = 'x'", "directory = 'x'", "git = 'https://x'", "path = 'x.tar.gz'"):
         with subtests.test(source=source):
             project(work, LOCK.replace('virtual = "."', source))
             chosen = choose()

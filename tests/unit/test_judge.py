@@ -40,7 +40,7 @@ def made(protocol: str, memory: str, pairs: list[Pair], log: str = "", **changes
 
 
 def path(scope: str, *, ok: bool, doubt: str = "", wanted: bool = True) -> attribution.DataPath:
-    return attribution.DataPath(scope, ("x",), (), "", ok, (), doubt, 1.0, 1.0, wanted)
+    return attribution.DataPath(scope, ("x",), (), "", ok, (), doubt, 1.0, wanted)
 
 
 def judged(policy: str, **changes: Any) -> str:

@@ -9,7 +9,7 @@ import pytest
 from cryptography import x509
 
 from hpcml.kinds.dask.node.security import tls
-from hpcml.kinds.dask.node.security.ucx_auth import read_key
+from hpcml.kinds.dask.node.security.key_proof import read_key
 from hpcml.node import files
 from hpcml.paths import AttemptPaths, RunPaths
 
@@ -23,17 +23,17 @@ def test_only_the_user_can_read_them(paths: AttemptPaths) -> None:
     paths.secret.mkdir(parents=True)
     paths.secret.chmod(0o755)
     tls.make_certificate(paths, 3600)
-    tls.make_ucx_key(paths)
+    tls.make_data_key(paths)
     token = tls.make_token(paths)
     assert paths.jupyter_token.read_text() == token
     assert paths.secret.stat().st_mode & 0o777 == 0o700
     files = sorted(paths.secret.iterdir())
-    assert {paths.key, paths.certificate, paths.ucx_key, paths.jupyter_token} == set(files)
+    assert {paths.key, paths.certificate, paths.data_key, paths.jupyter_token} == set(files)
     assert [oct(path.stat().st_mode & 0o777) for path in files] == ["0o600"] * 4
     with pytest.raises(FileExistsError):
-        tls.make_ucx_key(paths)
-    assert len(read_key(paths.ucx_key)) == 32
-    (link := paths.secret / "link").symlink_to(paths.ucx_key)
+        tls.make_data_key(paths)
+    assert len(read_key(paths.data_key)) == 32
+    (link := paths.secret / "link").symlink_to(paths.data_key)
     with pytest.raises(OSError, match="symbolic links"):
         read_key(link)
 
@@ -48,7 +48,7 @@ def test_the_certificate_holds_on_nodes_whose_clocks_differ(paths: AttemptPaths)
 
 def test_they_go_with_the_attempt(paths: AttemptPaths) -> None:
     tls.make_certificate(paths, 3600)
-    tls.make_ucx_key(paths)
+    tls.make_data_key(paths)
     tls.make_token(paths)
     (paths.secret / "relay-1").mkdir()
     (paths.secret / "relay-1" / "key").write_text("of a tunnel")

@@ -20,7 +20,7 @@ from typing import Any, cast
 import pytest
 
 from absences import absence_of
-from hpcml.errors import IMAGE, STOPPED, HpcmlError, NotFoundError
+from hpcml.errors import IMAGE, STOPPED, HpcmlError
 from hpcml.failures.end import OtherEnd
 from hpcml.forms import Form
 from hpcml.kinds.ranks import KIND
@@ -36,7 +36,6 @@ from hpcml.node.settings import Context
 from hpcml.options.reading import request_of
 from hpcml.paths import AttemptPaths, RunPaths
 from hpcml.plan.plan import RunLocation, plan
-from hpcml.remote import tunnel_server
 from hpcml.request.record import Code
 from hpcml.schedulers import slurm
 from hpcml.subprocesses import Answer
@@ -469,14 +468,6 @@ def test_a_node_that_does_not_answer_does_not_keep_the_run(ended: Ended) -> None
     ended.ranks.kill()
     ended.clock.seconds += ENDING + 1
     assert ended.ranks.poll() == 0
-
-
-def test_a_tunnel_to_a_dashboard_that_never_comes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    run: Any = SimpleNamespace(id="train-1", paths=None)
-    for kind, wrong in (("ranks", True), ("dask", False)):
-        monkeypatch.setattr("hpcml.runs.record.planned", lambda _, kind=kind: SimpleNamespace(kind=kind))
-        with pytest.raises(NotFoundError, match="kind ranks has no dashboard") if wrong else contextlib.nullcontext():
-            tunnel_server.check_kind(run, "dashboard")
 
 
 def inside_of(folder: Path, **given: Any) -> Any:

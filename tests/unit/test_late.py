@@ -14,7 +14,7 @@ import pytest
 
 from hpcml import errors
 from hpcml.kinds.dask import KIND
-from hpcml.kinds.dask.node import late
+from hpcml.kinds.dask.node import late_cluster
 from hpcml.kinds.dask.node.cluster import Processes
 from hpcml.node import files
 from hpcml.node.outcome import EventLog, RunEndedError
@@ -51,7 +51,7 @@ def asked_for(cluster: Processes) -> None:
 
 def test_the_script_begins_without_keys_or_roles(cluster: Processes) -> None:
     environment = cluster.start()
-    assert environment[late.VARIABLE] == late.ADDRESS
+    assert environment[late_cluster.VARIABLE] == late_cluster.ADDRESS
     assert not cluster.context.attempt.key.exists()
     cluster.agents.lost[cluster.scheduler] = "it ended"  # it is not needed yet
     cluster.check()
@@ -60,10 +60,10 @@ def test_the_script_begins_without_keys_or_roles(cluster: Processes) -> None:
 
 def test_the_cluster_starts_when_it_is_asked_for(cluster: Processes, monkeypatch: pytest.MonkeyPatch) -> None:
     cluster.start()
-    monkeypatch.setattr(cluster, "_start", lambda: {**os.environ, late.VARIABLE: "tls://n1:1"})
+    monkeypatch.setattr(cluster, "_start", lambda: {**os.environ, late_cluster.VARIABLE: "tls://n1:1"})
     asked_for(cluster)
     cluster.check()
-    assert files.read_json(cluster.context.attempt.cluster) == {"environment": {late.VARIABLE: "tls://n1:1"}}
+    assert files.read_json(cluster.context.attempt.cluster) == {"environment": {late_cluster.VARIABLE: "tls://n1:1"}}
     cluster.agents.lost[cluster.scheduler] = "it ended"
     with pytest.raises(RunEndedError) as ended:
         cluster.check()
@@ -91,20 +91,20 @@ def test_a_script_that_ends_while_the_cluster_starts(cluster: Processes) -> None
 
 
 def test_a_client_waits_for_the_cluster_and_finds_it(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(late, "load", lambda: context)
-    monkeypatch.setattr(late, "MARGIN", 0.0)
-    monkeypatch.setenv(late.VARIABLE, late.ADDRESS)
+    monkeypatch.setattr(late_cluster, "load", lambda: context)
+    monkeypatch.setattr(late_cluster, "MARGIN", 0.0)
+    monkeypatch.setenv(late_cluster.VARIABLE, late_cluster.ADDRESS)
     monkeypatch.setenv("UCX_TLS", "the script's")
     monkeypatch.setitem(interpreter.BEFORE, "environment", {})
     with pytest.raises(TimeoutError, match="did not start within"):
-        late.have_started()
+        late_cluster.have_started()
     assert context.attempt.cluster_wanted.exists()
-    given = {late.VARIABLE: "tls://n1:1", "UCX_TLS": "the run's", "UCX_X": "1"}
+    given = {late_cluster.VARIABLE: "tls://n1:1", "UCX_TLS": "the run's", "UCX_X": "1"}
     files.write_json(context.attempt.cluster, {"environment": given})
-    with dask.config.set({"scheduler-address": late.ADDRESS}):
-        late.have_started()
+    with dask.config.set({"scheduler-address": late_cluster.ADDRESS}):
+        late_cluster.have_started()
         assert dask.config.get("scheduler-address") == "tls://n1:1"
     monkeypatch.delenv("UCX_X")
     assert os.environ["UCX_TLS"] == "the script's"
-    assert interpreter.BEFORE["environment"] == {late.VARIABLE: "tls://n1:1", "UCX_X": "1"}
-    assert not late.is_late()
+    assert interpreter.BEFORE["environment"] == {late_cluster.VARIABLE: "tls://n1:1", "UCX_X": "1"}
+    assert not late_cluster.is_late()

@@ -138,8 +138,17 @@ def test_ends_are_kept_for_long_listings(tmp_path: Path, monkeypatch: pytest.Mon
     shutil.rmtree(runs[2])
     assert [row.run for row in listed() if not row.over] == [runs[1].name]
     assert (len(listed()), read) == (listing.WORTH - 1, [runs[1].name])
-    lines = file.read_text().splitlines()
-    for damaged in ("", "hpcml 0 other", f"{lines[0]}\nno line\n", f"{lines[0]}\n{runs[3].name} x 0 {{}}\n", "\udcff"):
+    text = file.read_text()
+    assert '"n2"' in text
+    head = text.splitlines()[0]
+    for damaged in (
+        "",
+        "hpcml 0 other",
+        f"{head}\nno line\n",
+        f"{head}\n{runs[3].name} x 0 {{}}\n",
+        "\udcff",
+        text.replace('"n2"', '"n3"', 1),
+    ):
         file.write_bytes(damaged.encode(errors="surrogateescape"))
         assert (len(listed()), len(read)) == (listing.WORTH - 1, listing.WORTH - 1)
 
@@ -168,3 +177,29 @@ def test_a_cause_below_its_row_takes_no_width_from_the_commands() -> None:
     assert [line.endswith(command) for line in table] == [False, True, False, True]
     assert table[2].strip() == cause
     assert max(map(len, table)) <= 120
+
+
+def with_events(runs: Path, *lines: str) -> Status:
+    runs.mkdir()
+    run = planted(runs, 1, 0)
+    (run / "status.json").unlink()
+    (run / "events.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    return listing.newest(runs, [run.name], None, failed=False)[0][0]
+
+
+def test_a_new_attempt_has_no_interconnect_before_its_check(tmp_path: Path) -> None:
+    checked = {"time": 2, "event": "interconnect-checked", "line": "fast", "problem": "", "ok": True, "differences": []}
+    first = [json.dumps(event) for event in ({"time": 1, "event": "allocated", "nodes": ["n1"]}, checked)]
+    assert with_events(tmp_path / "one", *first).cluster.interconnect == "fast"
+    second = json.dumps({"time": 9, "event": "allocated", "nodes": ["n2"], "attempt": 1})
+    again = with_events(tmp_path / "two", *first, second)
+    assert (again.cluster.interconnect, again.progress.attempt, again.progress.seconds_before) == ("", 1, 1)
+
+
+def test_a_damaged_line_of_events_is_named(tmp_path: Path, subtests: pytest.Subtests) -> None:
+    event = '{"event": "allocated", "time": 1, "nodes": ["n1"]}'
+    assert with_events(tmp_path / "good", event).allocation.nodes == ("n1",)
+    for number, damaged in enumerate(("", "1", "null", "{", f"{event}, {event}", "\x00", '"x', "[" * 100_000)):
+        with subtests.test(line=damaged[:9]):
+            row = with_events(tmp_path / str(number), event, damaged)
+            assert "The file is" in row.message, row

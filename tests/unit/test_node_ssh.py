@@ -18,11 +18,13 @@ import pytest
 from hpcml.cli import ssh_config
 from hpcml.errors import ConfigError, HpcmlError, StorageError, UsageError
 from hpcml.remote import channel, node_ssh, routes
-from hpcml.remote.answers import Relay
+from hpcml.remote.answers import Relay, RunNode
 from hpcml.runs import directories
 
 RUN, OTHER = "train-20261129-120000-0a1b", "other-20261129-120000-0a1b"
-RELAY = Relay("/r/attempts/0/secret/relay-x", "ssh-ed25519 AAAAhostkey", RUN, ("n1", "n3"), time.time() + 600)
+RELAY = Relay(
+    "/r/attempts/0/secret/relay-x", "ssh-ed25519 AAAAhostkey", RUN, (RunNode("n1"), RunNode("n3")), time.time() + 600
+)
 
 
 def write(place: Path, relay: Relay = RELAY, *words: str) -> dict[str, str]:

@@ -13,10 +13,10 @@ import pytest
 from hpcml.cli import status
 from hpcml.errors import StorageError
 from hpcml.plan import cost
-from hpcml.runs import directories, outlook, report, request_cost
+from hpcml.runs import directories, forecast, report, request_cost
 from hpcml.runs import record as records
 from hpcml.runs import status as run_status
-from hpcml.runs.outlook import Budget, Outlook
+from hpcml.runs.forecast import Budget, Forecast
 from hpcml.sites import lookup
 from tests.said import says
 
@@ -46,14 +46,14 @@ def test_the_recorded_answers_of_saldo(subtests: pytest.Subtests) -> None:
     ]
     for text, account, known in cases:
         with subtests.test(account=account):
-            found = outlook.budget_of(text, LEONARDO.cost.budget_row, account)
+            found = forecast.budget_of(text, LEONARDO.cost.budget_row, account)
             assert (found if isinstance(found, Budget) else None) == known
             assert isinstance(found, Budget) or account in found
 
 
 @pytest.mark.parametrize("row", ["(", "^{account} (?P<total>x)?", "^(?P<total>a)(?P<used>c)"])
 def test_a_row_that_does_not_fit_is_told(row: str) -> None:
-    assert isinstance(outlook.budget_of("account\n", row, "account"), str)
+    assert isinstance(forecast.budget_of("account\n", row, "account"), str)
 
 
 def request(**directives: str) -> cost.Request:
@@ -105,7 +105,7 @@ def test_billing_as_slurm_s_manual_has_it(subtests: pytest.Subtests) -> None:
 
 def test_what_is_said_at_a_submission(subtests: pytest.Subtests) -> None:
     asked = cost.Request(8, 256, 0, 32, 3600, "boost")
-    bare = Outlook(asked, unit="core-h", account="a")
+    bare = Forecast(asked, unit="core-h", account="a")
     known = bare._replace(billed=256.0, budget=Budget(2000000, 1205697), start="2026-11-23T14:20:00", advice="x")
     request = "8 nodes, partition boost, 32 GPUs, time limit 01:00:00, at most"
     share = f"{request} 8 node-h = 256 core-h, 0.0128 % of the grant of account a (794303 core-h left)"
@@ -128,8 +128,8 @@ def test_what_is_said_at_a_submission(subtests: pytest.Subtests) -> None:
     ]  # fmt: skip
     for found, expected in cases:
         with subtests.test(expected=expected):
-            assert outlook.lines(found, NOW, whole=False) == expected
-    whole = outlook.lines(known._replace(by_slurm=512.0, problems=("saldo failed",)), NOW, whole=True)
+            assert forecast.lines(found, NOW, whole=False) == expected
+    whole = forecast.lines(known._replace(by_slurm=512.0, problems=("saldo failed",)), NOW, whole=True)
     assert whole == [
         ("asks for", share),
         ("", says("give a cost of 512 core-h; the profile's")),
@@ -137,7 +137,7 @@ def test_what_is_said_at_a_submission(subtests: pytest.Subtests) -> None:
         ("time", "x"),
         ("not known", "saldo failed"),
     ]
-    unlimited = outlook.lines(bare._replace(request=asked._replace(seconds=0)), NOW, whole=True)
+    unlimited = forecast.lines(bare._replace(request=asked._replace(seconds=0)), NOW, whole=True)
     assert unlimited == [("asks for", says("8 nodes, partition boost, 32 GPUs"))]
 
 
@@ -192,14 +192,15 @@ def test_the_way_to_jupyterlab_names_the_login_node(
     run = directories.load(directory)
     plan = {"scheduler": "slurm", "inside": {"job": {"nodes": 1}, "code": {"form": "jupyter"}}}
     directories.write_json(run.paths.plan, plan)
-    service = run.paths.attempt(0).service_of("jupyter")
-    service.parent.mkdir(parents=True, mode=0o700)
-    directories.write_json(service, {"node": "n1"})
+    path = run.paths.attempt(0).service_of("jupyter")
+    path.parent.mkdir(parents=True, mode=0o700)
+    directories.write_json(path, {"node": "n1"})
     event = {"event": "script-started", "time": 1e9, "attempt": 0}
     run.paths.events.write_text(json.dumps(event) + "\n")
     for site, host in (({"login.host": {"value": "a b"}}, "'a b'"), ({}, f"me@{os.uname().nodename}")):
         directories.write_json(run.paths.request, {"site": site})
-        way = f"to open JupyterLab on your laptop: hpcml --host {host} tunnel --service jupyter {run.id}"
-        assert f"running on n1; {way}" in run_status.status(run, ask=False).progress.jupyter
+        (service,) = run_status.status(run, ask=False).progress.services
+        way = f"to open it: hpcml --host {host} tunnel --service jupyter {run.id}"
+        assert (service.ready, service.sentence) == (True, f"jupyter: ready on n1; {way}")
     status.show(run, as_json=False, all_notes=False, host="cluster")
-    assert f"laptop: hpcml --host cluster tunnel --service jupyter {run.id}\n" in capsys.readouterr().out
+    assert f"to open it: hpcml --host cluster tunnel --service jupyter {run.id}\n" in capsys.readouterr().out

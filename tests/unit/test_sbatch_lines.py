@@ -6,23 +6,26 @@ import json
 import stat
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from hpcml.cli import commands, submit
-from hpcml.errors import UsageError
-from hpcml.failures import output
+from hpcml.errors import ANSWER_LOST, REFUSED, HpcmlError, NotFoundError, UsageError
+from hpcml.failures import last_output
 from hpcml.failures.evidence import Piece
 from hpcml.options.batch_scripts import is_batch_script
+from hpcml.runs import directories
 from hpcml.runs import submit as submission
 from hpcml.runs.submit import Prepared
-from hpcml.schedulers import sbatch_lines
+from hpcml.schedulers import JobState, Submission, sbatch_lines, slurm
 from tests.said import in_order
 
+FIXTURES = Path(__file__).resolve().parents[1] / "fixtures/batch_scripts"
 LINES = """
 #SBATCH --nodes=2 --ntasks-per-node=2   # remark
 ##SBATCH --nodes=9
-#SBATCH -J own -t 00:10:00
+#SBATCH	-J own	-t 00:10:00
 #PBS -l nodes=3
 #SBATCH --licenses="a b:2" --unknown-option=1
 """.strip()
@@ -48,7 +51,7 @@ def sbatch_of(prepared: Prepared) -> list[str]:
 
 def test_the_lines_go_to_slurm_as_they_are_and_in_order() -> None:
     made = prepared(LINES)
-    kept = [line for line in LINES.splitlines() if not line.startswith("##")]
+    kept = [line.replace("\t", " ") for line in LINES.splitlines() if not line.startswith("##")]
     lines = sbatch_of(made)
     assert lines[-len(kept) :] == kept
     own = {line.removeprefix("#SBATCH ").partition("=")[0] for line in lines[: -len(kept)]}
@@ -95,7 +98,8 @@ def test_the_comment_is_hpcml_s_and_sbatch_s_own_wait_is_left_out() -> None:
 
 
 @pytest.mark.parametrize(("lines", "words", "place"), [
-    ("#SBATCH --array=0-3", (), "#SBATCH"), ("#SBATCH -n 1\n#SBATCH hetjob", (), "line 3 of job.sh"),
+    ("#SBATCH --array=3-1", (), "--array=3-1 of job.sh"), ("#SBATCH -a 1", ("--until-done",), "--until-done"),
+    ("#SBATCH -n 1\n#SBATCH hetjob", (), "line 3 of job.sh"), ("#SBATCH -n 1", ("--sbatch=--array=x",), "--sbatch"),
     ("#SBATCH -n 1", ("--image", "a.sif"), "--image"), ("#SBATCH -n 1", ("--python", "a"), "--python"),
     ("#SBATCH -n 1", ("--cpus-per-node", "4"), "--cpus-per-node"),
 ])  # fmt: skip
@@ -108,7 +112,9 @@ def test_what_is_refused(lines: str, words: tuple[str, ...], place: str) -> None
 def test_a_site_without_slurm_names_the_line_that_does_the_same() -> None:
     with pytest.raises(UsageError) as caught:
         prepared("#SBATCH -N 2 --ntasks-per-node=2", code="srun ./solve --x 1", site="local")
-    in_order(str(caught.value), "job.sh", "'local'", "--nodes 2 --ranks 2 -- ./solve --x 1")
+    in_order(
+        str(caught.value), "job.sh", "'local'", "--translate", "--nodes 2 --cpus-per-node 2 --ranks 2 -- ./solve --x 1"
+    )
 
 
 def test_the_copy_is_the_users_own_to_run_and_no_line_of_it_runs_here() -> None:
@@ -121,14 +127,48 @@ def test_the_copy_is_the_users_own_to_run_and_no_line_of_it_runs_here() -> None:
     assert json.loads(run.paths.request.read_text())["spec"]["form"] == "batch"
 
 
+def test_without_an_output_line_the_place_of_the_output_is_named() -> None:
+    assert "slurm-JOBID.out" in " ".join(prepared("#SBATCH -n 1").notes)
+    assert "slurm-JOBID.out" not in " ".join(prepared("#SBATCH -n 1 -o a.txt").notes)
+
+
+def test_no_line_of_a_public_script_runs_at_a_dry_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, subtests: pytest.Subtests
+) -> None:
+    """Each program that the scripts name leaves a file; nor does any other line."""
+    (tmp_path / "bin").mkdir()
+    for program in ("module", "conda", "srun", "mpirun", "python", "singularity", "uv", "touch", "mkdir", "cp"):
+        path = tmp_path / "bin" / program
+        path.write_text(f"#!/bin/sh\necho {program} >>{tmp_path}/started\n")
+        path.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
+    scripts = sorted(FIXTURES.glob("*.sh"))
+    assert len(scripts) >= 42
+    for script in scripts:
+        with subtests.test(script.stem):
+            folder = tmp_path / script.stem
+            folder.mkdir()
+            monkeypatch.chdir(folder)
+            Path("job.sh").write_bytes(script.read_bytes())
+            options = commands.build_parser("submit").parse_args(["--site", "slurm", "--dry-run"])
+            options.caller, options.script_words = None, ["job.sh"]
+            made = submission.prepare_request(submit.script_spec(options), dry_run=True)
+            assert made.plan.inside.kind == "batch"
+            assert subprocess.run(["bash", "-n"], input=made.script, text=True, check=False).returncode == 0
+            assert [path.name for path in folder.iterdir()] == ["job.sh"]
+    assert not (tmp_path / "started").exists()
+
+
 BATCH = "#!/bin/sh\n#SBATCH -n1\n"
 
 
 @pytest.mark.parametrize(("text", "is_one"), [
     (BATCH, True), ("#!/usr/bin/env bash\nsrun a", True), ("#!/bin/bash -l\n#SBATCH -n1\n", True),
     ("#!/usr/bin/env -S bash -e\n#SBATCH -n1\n", True), ("#!/bin/zsh\n#SBATCH -n1\n", True),
-    ("#!/usr/bin/env python3\n#SBATCH -n1\n", False), ("#SBATCH -n1\nsrun a", False), ("#!/bin/bash\necho a", False),
-    ("#!/bin/bash\n# srun a\n", False), ("#!/bin/bash\necho a\n#SBATCH -n1\n", False), ("#!/bin/shell\n#SBATCH -n1", False),
+    ("#!/usr/bin/env python3\n#SBATCH -n1\n", False), ("#!/opt/py/bin/python3.12 -u\n#SBATCH -n1\n", False),
+    ("#!/usr/bin/perl\n#SBATCH -n1\n", True), ("#!/usr/bin/env Rscript\n#SBATCH -n1\n", True), ("#!/usr/bin/perl\nsrun a", False),
+    ("#!/usr/bin/env -S uv run -s\n#SBATCH -n1\n", False), ("#!/usr/bin/env julia\n#SBATCH -n1\n", True), ("#SBATCH -n1\nsrun a", False), ("#!/bin/bash\necho a", False),
+    ("#!/bin/bash\n# srun a\n", False), ("#!/bin/bash\necho a\n#SBATCH -n1\n", False), ("#!/bin/shell\nsrun a", False),
     ("#!/bin/bash\n##SBATCH -n1\n# SBATCH -n1\n", False),
 ])  # fmt: skip
 def test_which_files_are_batch_scripts(text: str, is_one: bool) -> None:
@@ -158,5 +198,131 @@ def test_sizes_of_lines(lines: list[str], nodes: int, gpus: int) -> None:
 
 def test_the_first_task_that_srun_reports_is_named() -> None:
     text = "x\nsrun: error: n2: task 2: Exited with exit code 3\nsrun: error: n1: tasks 0-1: Exited with exit code 4\n"
-    assert output.failed_task(Piece(text, 1)) == "srun reported of task 2 on n2: Exited with exit code 3"
-    assert output.failed_task(Piece("no task", 1)) == ""
+    assert last_output.failed_task(Piece(text, 1)) == "srun reported of task 2 on n2: Exited with exit code 3"
+    assert last_output.failed_task(Piece("no task", 1)) == ""
+
+
+# -- arrays ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("text", "tasks", "at_once"), [
+    ("0-3", (0, 1, 2, 3), 0), ("1-7:2%2", (1, 3, 5, 7), 2), ("7", (7,), 0), ("3,1-2,2", (1, 2, 3), 0), ("[0-1]", (0, 1), 0),
+    ("001-010:9", (1, 10), 0), ("1-1", (1,), 0),
+])  # fmt: skip
+def test_the_tasks_of_an_array(text: str, tasks: tuple[int, ...], at_once: int) -> None:
+    assert sbatch_lines.array(text) == (tasks, at_once)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "a", "3-1", "1-3:0", "1-3%", "1-3%0", "1-3%x", "1,,2", "-1", "1-3%2%1", "0-9999999", "٣"]
+)
+def test_what_is_no_list_of_tasks(text: str) -> None:
+    with pytest.raises(ValueError, match=r"is not|more than 1000 tasks"):
+        sbatch_lines.array(text)
+
+
+def test_each_task_of_an_array_is_a_run() -> None:
+    made = prepared("#SBATCH -a 1-5:2%2 -J own\n#SBATCH -a 2,4")
+    assert (made.plan.array, made.plan.at_once) == ((2, 4), 0)  # the last line counts, as for sbatch
+    made = prepared("#SBATCH --array=1-5:2%2 -J own")
+    assert (made.plan.array, made.plan.at_once) == ((1, 3, 5), 2)
+    task = made.plan.of_task(3)
+    array_id = made.plan.run_id
+    assert task.run_id == array_id.replace("own-", "own_3-", 1)
+    assert Path(task.directory).name == task.run_id
+    assert f"/{array_id}/" not in made._replace(plan=task).script
+    lines = sbatch_of(made)
+    assert f"#SBATCH --comment=hpcml:{array_id}" in lines
+    assert f"/{array_id.replace('own-', 'own_%a-', 1)}/logs/job.log" in next(
+        line for line in lines if "--output" in line
+    )
+    for script in (made.script, made._replace(plan=task).script):
+        assert subprocess.run(["bash", "-n"], input=script, text=True, check=False).returncode == 0
+
+
+def test_the_script_of_an_array_starts_its_task_and_nobody_else_s(tmp_path: Path) -> None:
+    made = prepared("#SBATCH --array=0-1")
+    script = tmp_path / "array.sh"
+    script.write_text(made.script)
+    for index in made.plan.array:
+        directory = Path(made.plan.of_task(index).directory)
+        directory.mkdir(parents=True)
+        (directory / "job.sh").write_text(f"echo task {index} {directory.name}; exit 5")
+    words = ["bash", str(script)]
+    done = subprocess.run(words, env={"SLURM_ARRAY_TASK_ID": "1"}, capture_output=True, text=True, check=False)
+    assert (done.stdout.split()[:2], done.returncode) == (["task", "1"], 5)
+    first = Path(made.plan.of_task(0).directory)
+    first.rename(tmp_path / "elsewhere")
+    first.symlink_to(tmp_path / "elsewhere")
+    done = subprocess.run(words, env={"SLURM_ARRAY_TASK_ID": "0"}, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.returncode) == ("", 74)
+
+
+def test_a_task_is_run_again_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = prepared("#SBATCH --array=0-9%4", "--sbatch=--array=3,7")
+    assert made.plan.array == (3, 7)
+    in_order(" ".join(made.plan.reasons), "--array replaces --array=0-9%4")
+    monkeypatch.setattr(slurm, "submit", lambda site, run: Submission(job="17"))  # noqa: ARG005
+    runs = submission.submit_all(made)
+    assert [run.job for run in runs] == ["17_3", "17_7"]
+    request = json.loads(runs[1].paths.request.read_text())
+    assert request["spec"]["sbatch"] == [["--array", "7"]]
+    assert runs[1].submission is not None
+    assert runs[1].submission.key == f"17_7 {made.plan.run_id}"
+    folder = runs[0].paths.directory.parent
+    assert [run.id for run in directories.tasks_of(folder, made.plan.run_id)] == [run.id for run in runs]
+    assert [run.id for run in directories.tasks_of(folder, "17")] == [run.id for run in runs]
+    assert directories.find(folder, "17_7").id == runs[1].id
+    with pytest.raises(NotFoundError, match="is a job array"):
+        directories.find(folder, "17")
+
+
+def test_an_array_is_written_whole_or_not_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = prepared("#SBATCH --array=0-4")
+    write = submission._write
+    calls: list[str] = []
+
+    def failing(one: Prepared, *others: Any) -> list[str]:
+        calls.append(one.plan.run_id)
+        if len(calls) == 3:
+            raise OSError(28, "No space left on device")
+        return write(one, *others)
+
+    monkeypatch.setattr(submission, "_write", failing)
+    with pytest.raises(OSError, match="No space"):
+        submission.submit_all(made)
+    folder = Path(made.plan.directory).parent
+    assert directories.ids(folder) == []
+
+
+@pytest.mark.parametrize(("status", "count"), [(REFUSED, 1), (ANSWER_LOST, 5)])
+def test_an_array_that_is_refused_leaves_one_record(monkeypatch: pytest.MonkeyPatch, status: int, count: int) -> None:
+    """Of one whose answer was lost all tasks stay: it may run."""
+    made = prepared("#SBATCH --array=0-4")
+
+    def refuse(_site: object, _run: object) -> Submission:
+        raise HpcmlError("no", exit_status=status)
+
+    monkeypatch.setattr(slurm, "submit", refuse)
+    with pytest.raises(HpcmlError):
+        submission.submit_all(made)
+    folder = Path(made.plan.directory).parent
+    runs = [directories.load(folder / run_id) for run_id in directories.ids(folder)]
+    assert [run.submission.error for run in runs if run.submission] == ["no"] * count
+
+
+def test_a_run_waits_for_all_tasks_of_an_array(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slurm, "submit", lambda site, run: Submission(job="17"))  # noqa: ARG005
+    monkeypatch.setattr(slurm, "states", lambda jobs: dict.fromkeys(jobs, JobState("PENDING")))
+    made = prepared("#SBATCH --array=0-1")
+    submission.submit_all(made)
+    for word in ("17", made.plan.run_id):
+        assert (
+            dict(prepared("#SBATCH -n 1", "--after", word).plan.directives)["--dependency"]
+            == "afterok:17_0,afterok:17_1"
+        )
+
+
+def test_python_submits_no_array() -> None:
+    with pytest.raises(UsageError, match="job array"):
+        submission.submit(prepared("#SBATCH --array=0-4"))

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from hpcml import written
+from hpcml import written_files
 from hpcml.paths import RunPaths
-from hpcml.runs import settling
+from hpcml.runs import files_of_killed_runs
 
 
 @pytest.fixture
@@ -20,13 +20,13 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunPaths:
     (tmp_path / "proj").mkdir()
     run = RunPaths(tmp_path / "runs" / "train-20260101-000000-aaaa")
     run.code.mkdir(parents=True)
-    settling.begin(run, run.directory, tmp_path / "proj")
+    files_of_killed_runs.begin(run, run.directory, tmp_path / "proj")
     (run.code / "authorized_keys").write_text("mallory's")
     return run
 
 
 def test_a_run_of_this_account_is_settled(run: RunPaths, tmp_path: Path) -> None:
-    result = settling.settle(run, 0)
+    result = files_of_killed_runs.settle(run, 0)
     assert result
     assert not result.left
     assert (tmp_path / "proj" / "authorized_keys").exists()
@@ -38,7 +38,7 @@ def test_a_run_of_this_account_is_settled(run: RunPaths, tmp_path: Path) -> None
 def test_a_record_that_came_from_elsewhere_brings_nothing(run: RunPaths, tmp_path: Path, what: str) -> None:
     key = tmp_path / "home" / ".hpcml" / "record.key"
     if what == "no proof":
-        written.begin(run, tmp_path / "proj")
+        written_files.begin(run, tmp_path / "proj")
         (run.code / "authorized_keys").write_text("changed")
     elif what == "another folder":
         (tmp_path / "ssh").mkdir()
@@ -51,9 +51,9 @@ def test_a_record_that_came_from_elsewhere_brings_nothing(run: RunPaths, tmp_pat
         key.write_bytes(bytes(32))
     else:
         key.unlink()
-    result = settling.settle(run, 0)
+    result = files_of_killed_runs.settle(run, 0)
     assert result
-    assert result.left == (written.Left("authorized_keys", "the run's record was not made here"),)
+    assert result.left == (written_files.Left("authorized_keys", "the run's record was not made here"),)
     assert not list(tmp_path.glob("*/authorized_keys"))
 
 
@@ -69,14 +69,14 @@ def test_of_two_first_submissions_at_once_each_knows_its_own_record(
 
     def slow(count: int) -> bytes:
         if randoms.pop() if randoms else 0:
-            settling.begin(other, other.directory, tmp_path / "proj")
+            files_of_killed_runs.begin(other, other.directory, tmp_path / "proj")
         return urandom(count)
 
     monkeypatch.setattr(os, "urandom", slow)
-    settling.begin(run, run.directory, tmp_path / "proj")
+    files_of_killed_runs.begin(run, run.directory, tmp_path / "proj")
     (other.code / "r.csv").write_text("1")
     for one in (run, other):
-        result = settling.settle(one, 0)
+        result = files_of_killed_runs.settle(one, 0)
         assert result
         assert not [left for left in result.left if "not made here" in left.why]
     assert [path.name for path in key.parent.iterdir()] == ["record.key"]

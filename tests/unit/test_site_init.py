@@ -25,10 +25,11 @@ from hpcml.sites import lookup
 from hpcml.subprocesses import Answer
 from hpcml.survey import machine, profile
 from hpcml.survey.draft import SLURM, Draft, How, read_by
+from hpcml.survey.node_tables import Login
 
 ANSWERS = Path(__file__).resolve().parents[1] / "fixtures/sites"
 FILES = ("sinfo", "config", "partition", "node", "qos", "assoc", "user")
-LOGIN = profile.Login("login01.example.org", ("users",), {"SCRATCH": "/scratch/me"}, mounts={"/scratch": "lustre"})
+LOGIN = Login("login01.example.org", ("users",), {"SCRATCH": "/scratch/me"}, mounts={"/scratch": "lustre"})
 NO_PLACE = {"bus_id": "", "path": [], "numa": -1}
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from hpcml import origins, records
 from hpcml.errors import ConfigError
-from hpcml.sites import layers, lookup, powers, schema
+from hpcml.sites import key_permissions, layers, lookup, schema
 
 Write = Callable[[str, str], Path]
 
@@ -142,20 +142,22 @@ def _above(key: str) -> list[str]:
 
 def test_each_key_says_whether_it_names_a_program_a_trusted_one_or_an_account() -> None:
     """A new key has to say whether somebody else's file names, by it, what is started here, or whom to trust."""
-    classified = [key for keys in powers.POWERS.values() for key in keys]
+    classified = [key for keys in key_permissions.POWERS.values() for key in keys]
     assert len(classified) == len(set(classified)), "each in one place"
     keys = set(_keys(schema.Site))
-    assert not [key for key in keys if not set(_above(key)) & set(classified)], "add these to hpcml/sites/powers.py"
+    assert not [key for key in keys if not set(_above(key)) & set(classified)], (
+        "add these to hpcml/sites/key_permissions.py"
+    )
     used = {next(one for one in _above(key) if one in classified) for key in keys}
     assert set(classified) == used, "no key that is not there"
     assert sorted(one for one in classified if one not in keys) == ["facts", "login"], (
         "of these tables new keys are refused too"
     )
-    assert powers.POWERS[powers.Power.HERE] == {
+    assert key_permissions.POWERS[key_permissions.Power.HERE] == {
         "login", "scheduler", "cost.budget", "cost.budget_row", "partitions.*.budget",
     }  # fmt: skip
-    assert powers.POWERS[powers.Power.TRUST] == {"facts", "network.private", "paths.trust"}
-    assert powers.POWERS[powers.Power.ACCOUNT] == {"defaults.account", "partitions.*.account"}
+    assert key_permissions.POWERS[key_permissions.Power.TRUST] == {"facts", "network.private", "paths.trust"}
+    assert key_permissions.POWERS[key_permissions.Power.ACCOUNT] == {"defaults.account", "partitions.*.account"}
 
 
 def test_what_somebody_else_s_file_or_line_may_not_set(subtests: pytest.Subtests) -> None:

@@ -57,6 +57,23 @@ def test_states_of_jobs_of_arrays_and_of_parts(answers: Path) -> None:
     assert [state.state for state in slurm.states(["17", "18"]).values()] == ["PENDING", "RUNNING"]
 
 
+def test_the_tasks_of_an_array_are_told_apart(answers: Path) -> None:
+    rows = [f"17_{task}|{state}|None|N/A|n1|own|hpcml:own-1" for task, state in ((1, "COMPLETED"), (2, "RUNNING"))]
+    say(answers, "squeue", "".join(f"{row}\n" for row in [*rows, "17_11|PENDING|Priority|N/A||own|hpcml:own-1"]))
+    say(answers, "sacct", "".join(f"17_{task}|0:0|x|n4|x|0|own|hpcml:own-1\n" for task in ("3|FAILED", "33|TIMEOUT")))
+    keys = [f"17_{task} own-1" for task in (1, 2, 3, 11)]
+    found = slurm.states(keys)
+    assert [found[key].state for key in keys] == ["COMPLETED", "RUNNING", "FAILED", "PENDING"]
+
+
+def test_the_tasks_of_an_array_whose_answer_was_lost_are_found(answers: Path) -> None:
+    array = "own-20261121-074500-1a2b"
+    say(answers, "squeue", f"17_4|RUNNING|hpcml:{array}\n17_12|PENDING|hpcml:{array}\n")
+    task = array.replace("own-", "own_12-")
+    found = slurm.find([task, array.replace("own-", "own_5-")])
+    assert {name: (one.job, one.array) for name, one in found.items()} == {task: ("17_12", array)}
+
+
 @pytest.mark.parametrize("line", ["14||0:0||", "", "14"])
 def test_an_empty_answer_of_accounting_is_no_state(answers: Path, line: str) -> None:
     say(answers, "squeue", err=INVALID, code=1)

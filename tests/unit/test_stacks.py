@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcml.failures import stacks as kept
+from hpcml.failures import stack_groups as kept
 from hpcml.node import stacks as node_stacks
 from hpcml.node.stacks import parsed
 from hpcml.paths import RunPaths

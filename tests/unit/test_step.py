@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 from hpcml import assets
+from hpcml.failures.note import read_note
 from hpcml.paths import RunPaths
 
 STEP = str(assets.folder("templates") / "step.sh")
@@ -47,6 +49,23 @@ def test_a_worker_task_that_was_killed_starts_again_unless_the_run_has_ended(tmp
         killed = f"echo started; [ {name!r} != ended ] || : >attempts/0/ended; kill -KILL $$"
         done = step(run, "worker", "sh", "-c", killed, HPCML_RESTARTS="2")
         assert (done.returncode, done.stdout.count("started")) == (137, starts), name
+
+
+def test_a_role_starts_only_with_the_first_node_s_library(tmp_path: Path) -> None:
+    """Also not with one that is whole, but another: a node may have an older copy of the file."""
+    library, good = RunPaths(tmp_path).library, b"x" * 99
+    seal = hashlib.sha256(good).hexdigest()
+    for content, starts in ((good, True), (b"y" * 99, False), (b"", False), (None, False)):
+        library.unlink(missing_ok=True)
+        if content is not None:
+            library.write_bytes(content + hashlib.sha256(content).hexdigest().encode())
+        done = step(tmp_path, "worker", "echo", "started", HPCML_LIBRARY=seal)
+        assert (done.returncode, done.stdout) == ((0, "started\n") if starts else (74, "")), content
+        note = RunPaths(tmp_path).attempt(0).note_of("worker", "n1")
+        assert (read_note(note).reason if note.exists() else "") == ("" if starts else "damaged-library")
+    assert f"hpcml: damaged or missing: ls: cannot access '{library}'" in done.stderr
+    assert (RunPaths(tmp_path).attempt(0).exits / "worker@n1").read_text() == "74\n"
+    assert step(tmp_path, "worker", "echo", "started").returncode == 0, "the first node could not compute a digest"
 
 
 def test_what_step_sh_sets_itself_is_named(tmp_path: Path) -> None:

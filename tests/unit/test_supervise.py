@@ -292,7 +292,7 @@ def test_a_batch_script_that_was_stopped_is_woken(cluster: Broken, monkeypatch: 
 
 def test_the_keys_go_with_the_run(cluster: Broken) -> None:
     attempt = cluster.context.attempt
-    keys = [attempt.key, attempt.certificate, attempt.ucx_key, attempt.jupyter_token, attempt.link_key]
+    keys = [attempt.key, attempt.certificate, attempt.data_key, attempt.jupyter_token, attempt.link_key]
     for path in keys:
         path.touch()
     assert tear_down(cluster.state, cluster, ENDED)

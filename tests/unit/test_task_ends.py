@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -49,6 +50,16 @@ def all_is_well(client: Client, folder: Path) -> None:
     wait(client.submit(invert, 3))
 
 
+def arrive(client: Client) -> None:
+    """Wait until the scheduler has for the client what the client holds: a question overtakes what was sent before."""
+    number, until = client.id, time.monotonic() + 60
+    while client.run_on_scheduler(
+        lambda dask_scheduler: {task.key for task in dask_scheduler.clients[number].wants_what}
+    ) != set(client.futures):
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
 def gate() -> None:
     GATE.wait(600)
 
@@ -58,8 +69,9 @@ def behind_others(client: Client, needed: slice) -> object:
     GATE.clear()
     first = client.submit(gate, pure=False)
     blocks = da.ones(7, chunks=1).map_blocks(invert, dtype=float).persist()
+    arrive(client)
     blocks = blocks[needed].persist() if needed.stop else None
-    client.run_on_scheduler(lambda: None)
+    arrive(client)
     GATE.set()
     wait([first, blocks] if blocks is not None else first)
     return None
@@ -89,8 +101,11 @@ def test_the_scheduler_counts_what_nobody_waited_for(name: str, tmp_path: Path) 
         scheduler.add_plugin(activity.TaskEnds(scheduler))
         with Client(cluster) as client:
             kept = does(client, tmp_path)
-            client.run_on_scheduler(lambda: None)  # what was sent before has arrived
-        said = cluster.sync(_sentences, scheduler)
+            arrive(client)
+        said, until = cluster.sync(_sentences, scheduler), time.monotonic() + 60
+        while len(said) < (failed > 0) + (undone > 0) and time.monotonic() < until:  # fire_and_forget has its own way
+            time.sleep(0.01)
+            said = cluster.sync(_sentences, scheduler)
         END.set()
     assert len(said) == (failed > 0) + (undone > 0)
     if failed:

@@ -44,6 +44,20 @@ def test_nothing_in_a_line_is_obeyed(subtests: pytest.Subtests, capsys: pytest.C
             assert all(line.isprintable() for line in lines)
 
 
+def test_json_with_an_indent_is_what_python_writes(subtests: pytest.Subtests) -> None:
+    values = {
+        "nested": {"a": [1, {"b": (None, True, [])}], "c": {}, "d": {"e\n": 1.5, "f": float("nan")}, "g": 'x,\n"{}'},
+        "rows": [{"a": 1, "b": []}, {}, [], [[[]]], "é\u2028"],
+        "only tables": [{"a": 0}, {"a": "0"}],
+        "other keys and values": {1: Path("/x"), None: {True: [Path("/y")]}, 2.5: "z"},
+        "no container": "x",
+    }
+    for name, value in values.items():
+        for indent in (1, 2):
+            with subtests.test(value=name, indent=indent):
+                assert terminal.json_text(value, indent) == json.dumps(value, indent=indent, default=str)
+
+
 def test_the_lines_of_a_sweep_obey_no_points_file(capsys: pytest.CaptureFixture[str]) -> None:
     """They pass byte for byte from the script's log to the terminal of who waits."""
     context = SimpleNamespace(run=RunPaths(Path("/run")))

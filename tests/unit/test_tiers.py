@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -102,6 +104,32 @@ def _long_texts(path: str) -> int:
         (said, part.value) for said, part in parts if isinstance(part, ast.Constant) and isinstance(part.value, str)
     ]
     return sum(len(text) >= LONG and text != said for said, text in texts)
+
+
+STARTER = """
+import signal, subprocess, sys
+from tests.run_tiers import interrupt
+signal.signal(signal.SIGTERM, interrupt)
+subprocess.run([sys.executable, "-c", sys.argv[1]])
+"""
+STARTED = """
+import time
+try:
+    print("begins", flush=True)
+    time.sleep(600)
+except KeyboardInterrupt:
+    print("ended")
+"""
+
+
+def test_what_runs_ends_with_a_suite_that_is_terminated() -> None:
+    words = [sys.executable, "-c", STARTER, STARTED]
+    with subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as suite:
+        assert suite.stdout is not None
+        assert suite.stdout.readline() == "begins\n"
+        suite.terminate()
+        assert suite.communicate(timeout=60)[0] == "ended\n"
+        assert suite.returncode != 0
 
 
 def test_tests_quote_few_long_texts() -> None:

@@ -275,8 +275,8 @@ def test_a_run_of_this_machine_takes_the_route_without_ssh(tmp_path: Path, monke
         def close(self) -> None:
             bridges.pop()
 
-    def feed(run: directories.Run, step: Callable[[RunFacts], None]) -> None:
-        assert run.id == RUN
+    def feed(run: directories.Run, step: Callable[[RunFacts], None], service: str, patience: float) -> None:
+        assert (run.id, service, patience) == (RUN, "", 600.0)
         step(facts(N1))
         assert len(bridges) == 1
         step(facts())

@@ -56,7 +56,7 @@ def test_who_reaches_ucx_decides(subtests: pytest.Subtests) -> None:
             assert inside.ucx == ucx
             assert communication.choose_protocol(inside)[0] == with_rdma
             assert communication.choose_protocol(inside, ["n2"])[0] == without
-            for asked, used in (("ucx", "all"), ("tls", "")):
+            for asked, used in (("ucx", "all"), ("tls", ""), ("tcp", "")):
                 explicit = gpu_run(*case, protocol=asked)
                 assert explicit.ucx == used
                 assert communication.choose_protocol(explicit, ["n2"])[0] == asked

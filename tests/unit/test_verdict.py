@@ -392,6 +392,15 @@ def test_an_all_reduce_that_failed_is_no_speed() -> None:
     assert not check_policy("none", result)
 
 
+@pytest.mark.parametrize(("protocol", "name"), [("tls", "TLS over TCP"), ("tcp", "TCP")])
+def test_what_was_asked_for_without_ucx_is_refused_by_rdma_only(protocol: str, name: str) -> None:
+    result = decide(two(protocol=protocol))
+    assert result.line.startswith(f"{name} on ")
+    assert not check_policy("warn", result)
+    assert check_policy("rdma", result).startswith(f"{name} carries the data across nodes")
+    assert decide(two(protocol=protocol, pairs=())).line == f"{name}: nothing was measured"
+
+
 def test_gloo_is_tcp_which_only_rdma_refuses() -> None:
     result = decide(all_reduce([""], backend="gloo"))
     assert result.line == "Gloo: tcp on eth0 across nodes; bus bandwidth 1.5 GiB/s"

@@ -18,7 +18,7 @@ from hpcml.cli import ls
 from hpcml.cli.status import show as show_status
 from hpcml.cli.waiting_display import Progress
 from hpcml.failures.end import End
-from hpcml.failures.stacks import Frame, Process, grouped, wait_sentence, waits
+from hpcml.failures.stack_groups import Frame, Process, grouped, wait_sentence, waits
 from hpcml.kinds.dask import KIND
 from hpcml.node.outcome import EventLog, write_status
 from hpcml.node.run_state import RunState
@@ -167,7 +167,7 @@ def test_a_run_that_nobody_may_ask_is_told_as_idle_all_the_same(
 def test_at_the_time_limit_a_deadlock_gets_no_more_time(
     ranks: directories.Run, monkeypatch: pytest.MonkeyPatch, is_idle: bool
 ) -> None:
-    monkeypatch.setattr("hpcml.failures.stacks.kept", lambda *_: RANKS)
+    monkeypatch.setattr("hpcml.failures.stack_groups.kept", lambda *_: RANKS)
     if not is_idle:
         with ranks.paths.events.open("a") as file:
             file.write('{"event": "ranks-idle", "time": 183, "attempt": 0, "since": 0.0}\n')

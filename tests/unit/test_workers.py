@@ -11,7 +11,7 @@ import pytest
 from hpcml.errors import ConfigError
 from hpcml.kinds.dask.login import plan as workers
 from hpcml.kinds.dask.node import gpus
-from hpcml.kinds.dask.node.script import local_cluster
+from hpcml.kinds.dask.node.script import cluster_outside_runs
 from hpcml.request.record import RunRequest
 from hpcml.sites import schema
 from matrix import site_of
@@ -100,6 +100,6 @@ def test_a_process_of_a_local_cluster_is_told_nothing_of_the_script(monkeypatch:
     monkeypatch.setattr(sys.modules["__main__"], "__file__", "/runs/script.py", raising=False)
     monkeypatch.setattr(sys.modules["__main__"], "__spec__", None, raising=False)
     monkeypatch.setattr(spawn, "get_preparation_data", spawn.get_preparation_data)
-    local_cluster._leave_out_script()
+    cluster_outside_runs._leave_out_script()
     assert told("another process") == ["init_main_from_path"]
-    assert not told(local_cluster.WITHOUT_SCRIPT)
+    assert not told(cluster_outside_runs.WITHOUT_SCRIPT)

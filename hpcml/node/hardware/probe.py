@@ -287,9 +287,6 @@ def _ssh(node: str, nodes: str) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the probe of this node as JSON, or write it to a file, whole or not at all."""
     parser = argparse.ArgumentParser(prog="python -m hpcml.node.hardware.probe", description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--raw", action="store_true", help="print the unprocessed answers of the GPU driver and UCX, for tests"
-    )
     parser.add_argument("--thorough", action="store_true", help="also report disks, the PCI tree and shared GPUs")
     parser.add_argument(
         "--job", action="store_true", help="also report the Slurm job, and whether ssh reaches another node of the job"
@@ -298,16 +295,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--scratch", default="", help="the folder for node-local files")
     parser.add_argument("file", nargs="?", help="the file for the report (default: standard output)")
     options = parser.parse_args(argv)
-    if options.raw:
-        ends = time.monotonic() + DEADLINE
-        questions = {
-            "drivers": Question(VENDOR.interface, gpus.vendor().ask),
-            "ucx": Question("UCX", python_environment.ask_ucx),
-        }
-        table: dict[str, Any] = {name: question.answer(ends) for name, question in questions.items()}
-    else:
-        node = probe(thorough=options.thorough, program=options.program, scratch=options.scratch)
-        table = record.to_json(node._replace(job=ask_job()) if options.job else node)
+    node = probe(thorough=options.thorough, program=options.program, scratch=options.scratch)
+    table = record.to_json(node._replace(job=ask_job()) if options.job else node)
     if options.file:
         files.write_json(Path(options.file), table)
     else:

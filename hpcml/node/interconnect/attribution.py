@@ -83,8 +83,7 @@ class DataPath:
     ok: bool = False  # whether a fast transport is proven to have carried the bytes
     proof: tuple[str, ...] = ()  # sentences with the figures
     doubt: str = ""  # why ``ok`` is False
-    bandwidth: float = 0.0  # GiB per second of a pair: the median,
-    slowest: float = 0.0  # and the least
+    bandwidth: float = 0.0  # GiB per second of a pair: the median
     wanted: bool = True  # whether a fast transport belongs here; between CPU workers of one node it does not
     unproven: tuple[str, ...] = ()  # the nodes for which none is proven
 
@@ -349,6 +348,7 @@ TLS = Cause(
     "use GPU workers and an image whose UCX supports InfiniBand; if the nodes are yours alone, set resources.exclusive,"
     " and network.private if no other user can connect to them; or set network.protocol=ucx",
 )
+TCP = TLS._replace(reason="the run uses TCP")
 
 
 def cause_across(measurement: Measurement, bad: Iterable[str]) -> Cause:

@@ -28,9 +28,7 @@ _UCX_VERSION = re.compile(r"Version (?P<version>\S+) \(loaded from (?P<library>[
 # Not the titles of UCX_PROTO_INFO's tables, which put a bar behind "cfg#3".
 _UCX_LANES = re.compile(r"\b(?P<scope>self|intra-node|inter-node) cfg#\d+\s+(?P<lanes>(?:\w+\([^()]*\)\s*)+)$")
 _UCX_OPERATION = re.compile(r"(\w+)\(([^()]*)\)")
-_UCX_ABSENT = re.compile(
-    r"transports? (?P<asked>'.*') (?:is|are) not available, please use one or more of: (?P<there>.*)"
-)
+_UCX_ABSENT = re.compile(r"transports? '.*' (?:is|are) not available, please use one or more of: (?P<there>.*)")
 _UCX_SETTING = re.compile(r"\b(UCX_\w+)=(\S*)")
 _SCOPES = {"self": "self", "intra-node": "intra", "inter-node": "inter"}
 _KEEPALIVE = "ka"  # the lane that asks now and then whether the peer lives; it carries no data
@@ -39,10 +37,8 @@ _NCCL_NET = re.compile(r"(?:Using network|Assigned NET plugin) (?P<net>[\w.-]+)"
 _NCCL_USING = re.compile(r"NET/(?P<net>\w+) : Using (?P<devices>\[\d+\].*)")
 _NCCL_DEVICE = re.compile(r"\[\d+\]\s*(?P<name>[^\s:]+)(?::(?P<port>\d+)(?=/))?")
 _NCCL_VIA = re.compile(r"Channel \d+(?:/\d+)? : \S+ -> \S+ (?:\[(?P<way>send|receive)\] )?via (?P<via>.*\S)")
-_NCCL_CHANNELS = re.compile(r"(\d+) coll channels(?:, \d+ collnet channels)?, (\d+) nvls channels")
 _NCCL_SETTING = re.compile(r"(NCCL_\w+) set by environment to (\S*?)\.?\s*$", re.MULTILINE)
 _NCCL_WARNING = re.compile(r"NCCL WARN (.*\S)")
-_NCCL_NVLS = re.compile(r"NVLS multicast support is (not )?available")
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,12 +190,11 @@ def parse_ucx_log(text: str) -> dict[str, Any]:
     (https://github.com/openucx/ucx/pull/10193) and those of one node "inter-node" (where /dev/shm is not shared).
 
     ``version`` and ``library`` ("" if not said); ``lanes``: for ``self``, ``intra`` and ``inter`` the sorted
-    ``transport/device`` that may carry data; ``operations``: the same by operation (tag, am, rma_am, stream, ka, …);
-    ``unavailable``: transports of UCX_TLS that this UCX lacks, ``available``: what it names instead; ``settings``: the
-    UCX_ variables that it read; ``warnings`` and ``errors``: its other words, each once.
+    ``transport/device`` that may carry data; ``available``: what it names instead of transports of UCX_TLS that it
+    lacks; ``settings``: the UCX_ variables that it read; ``warnings`` and ``errors``: its other words, each once.
     """
-    operations: dict[str, dict[str, set[str]]] = {scope: {} for scope in _SCOPES.values()}
-    settings_seen: dict[str, Any] = {"version": "", "library": "", "unavailable": [], "available": [], "settings": {}}
+    lanes_of: dict[str, set[str]] = {scope: set() for scope in _SCOPES.values()}
+    settings_seen: dict[str, Any] = {"version": "", "library": "", "available": [], "settings": {}}
     warnings: dict[str, None] = {}
     errors: dict[str, None] = {}
     for line in text.splitlines():
@@ -210,11 +205,9 @@ def parse_ucx_log(text: str) -> dict[str, Any]:
         if version := _UCX_VERSION.search(message):
             settings_seen |= version.groupdict()
         elif wired := _UCX_LANES.search(message):
-            lanes_by_operation = operations[_SCOPES[wired["scope"]]]
             for operation, lanes in _UCX_OPERATION.findall(wired["lanes"]):
-                lanes_by_operation.setdefault(operation, set()).update(lanes.split())
+                lanes_of[_SCOPES[wired["scope"]]] |= {*lanes.split()} if operation != _KEEPALIVE else set()
         elif absent := _UCX_ABSENT.search(message):
-            settings_seen["unavailable"] = re.findall(r"'([^']*)'", absent["asked"])
             settings_seen["available"] = absent["there"].split(", ")
             warnings[message] = None
         elif "env variables:" in message:
@@ -223,23 +216,8 @@ def parse_ucx_log(text: str) -> dict[str, Any]:
             errors[message] = None
         elif match["level"] == "WARN" and "unused environment variable" not in message and "to suppress" not in message:
             warnings[message] = None  # UCXX itself sets the variable that is unused
-    lanes_of = {
-        scope: sorted(
-            {lane for operation, lanes in operation_lanes.items() if operation != _KEEPALIVE for lane in lanes}
-        )
-        for scope, operation_lanes in operations.items()
-    }
-    by_operation = {
-        scope: {operation: sorted(lanes) for operation, lanes in sorted(operation_lanes.items())}
-        for scope, operation_lanes in operations.items()
-    }
-    return {
-        **settings_seen,
-        "lanes": lanes_of,
-        "operations": by_operation,
-        "warnings": list(warnings),
-        "errors": list(errors),
-    }
+    by_scope = {scope: sorted(lanes) for scope, lanes in lanes_of.items()}
+    return {**settings_seen, "lanes": by_scope, "warnings": list(warnings), "errors": list(errors)}
 
 
 def parse_nccl_log(text: str) -> dict[str, Any]:
@@ -248,10 +226,9 @@ def parse_nccl_log(text: str) -> dict[str, Any]:
     ``version``; ``net``: the network that it chose (IB, Socket, IBext_v8, Libfabric, …; "" if it was not said), and
     ``devices`` as NCCL lists them for it; ``within``: by transport (P2P/CUMEM, P2P/IPC, SHM, …) the number of channels
     inside nodes; ``across``: by transport (NET/IB, NET/Socket, …) the number between nodes; ``gdr``: how many of these
-    go straight to GPU memory; ``channels`` and ``nvls_channels`` of a collective; ``nvls``: whether NVLink multicast is
-    offered (None if not said); ``settings``: the variables that it read; ``warnings``.
+    go straight to GPU memory; ``settings``: the variables that it read; ``warnings``.
     """
-    summary: dict[str, Any] = {"version": "", "net": "", "channels": 0, "nvls_channels": 0, "nvls": None, "gdr": 0}
+    summary: dict[str, Any] = {"version": "", "net": "", "gdr": 0}
     within: Counter[str] = Counter()
     across: Counter[str] = Counter()
     devices: dict[str, list[str]] = {}
@@ -270,10 +247,6 @@ def parse_nccl_log(text: str) -> dict[str, Any]:
         elif using := _NCCL_USING.search(line):
             listed = _NCCL_DEVICE.findall(using["devices"])
             devices[using["net"]] = [":".join(filter(None, parts)) for parts in listed]
-        elif channels := _NCCL_CHANNELS.search(line):
-            summary["channels"], summary["nvls_channels"] = int(channels[1]), int(channels[2])
-        elif multicast := _NCCL_NVLS.search(line):
-            summary["nvls"] = not multicast[1]
     listed_as = next((net for net in devices if summary["net"].startswith(net)), "")
     return {
         **summary,

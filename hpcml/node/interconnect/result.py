@@ -16,7 +16,8 @@ from hpcml.units import first_of_many
 IDLE = 0.2  # of what a node's ports carry: less than this is worth a word
 _MOST_NAMES = 6
 _LIBRARIES = {"nccl": "NCCL", "gloo": "Gloo"}  # of a collective, by protocol
-_BY_TCP = ("tls", "gloo")  # which cannot be fast
+_NAMES = {"tls": "TLS over TCP", "tcp": "TCP"}  # of Dask's protocols without UCX
+_BY_TCP = (*_NAMES, "gloo")  # which cannot be fast
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +119,11 @@ def _paths(measurement: Measurement, timed: Sequence[Pair]) -> tuple[dict[str, D
             path = _data_path(measurement, scope, pairs)
             if path.wanted and not path.ok:
                 cause = causes[scope] = _cause(measurement, path)
-                path = path if cause is attribution.TLS else replace(path, doubt=f"{path.doubt} ({cause.reason})")
+                path = (
+                    path
+                    if cause in (attribution.TLS, attribution.TCP)
+                    else replace(path, doubt=f"{path.doubt} ({cause.reason})")
+                )
             paths[scope] = path
     return paths, causes
 
@@ -134,7 +139,7 @@ def _of_collective(measurement: Measurement, collective: Mapping[str, Any]) -> R
     for scope in ("across", "within") if is_known else ():
         path = attribution.of_collective(measurement, scope, library)
         if path.transports or (scope == "across" and nodes > 1):
-            paths[scope] = replace(path, bandwidth=speed, slowest=speed)
+            paths[scope] = replace(path, bandwidth=speed)
         if path.doubt and scope in paths:
             cause = attribution.cause_of_collective(measurement, scope)
             reason = "" if cause is attribution.GLOO else f" ({cause.reason})"
@@ -163,22 +168,21 @@ def _of_collective(measurement: Measurement, collective: Mapping[str, Any]) -> R
 
 
 def _data_path(measurement: Measurement, scope: str, pairs: Sequence[Pair]) -> DataPath:
-    if measurement.protocol == "tls":
+    if name := _NAMES.get(measurement.protocol):
         path = attribution.by_ip(measurement, scope, pairs)
-        path = replace(path, doubt=f"TLS over TCP carries the data {attribution.WORDS[scope]}")
+        path = replace(path, doubt=f"{name} carries the data {attribution.WORDS[scope]}")
     else:
         path = (attribution.across if scope == "across" else attribution.within)(measurement, pairs)
     return replace(
         path,
         bandwidth=median(pair.bandwidth for pair in pairs),
-        slowest=min(pair.bandwidth for pair in pairs),
         wanted=scope == "across" or measurement.memory == "cuda",
     )
 
 
 def _cause(measurement: Measurement, path: DataPath) -> attribution.Cause:
-    if measurement.protocol == "tls":
-        return attribution.TLS
+    if measurement.protocol in _NAMES:
+        return attribution.TLS if measurement.protocol == "tls" else attribution.TCP
     return (attribution.cause_across if path.scope == "across" else attribution.cause_within)(
         measurement, path.unproven
     )
@@ -243,15 +247,15 @@ def _idle_ports(measurement: Measurement, path: DataPath | None, pairs: Iterable
 
 def _line(measurement: Measurement, paths: Mapping[str, DataPath], causes: Mapping[str, attribution.Cause]) -> str:
     if not paths:
-        return f"{'TLS over TCP' if measurement.protocol == 'tls' else 'UCX'}: nothing was measured"
+        return f"{_NAMES.get(measurement.protocol, 'UCX')}: nothing was measured"
     scope_texts = attribution.WORDS
-    if measurement.protocol == "tls":
+    if name := _NAMES.get(measurement.protocol):
         named = f"the addresses of {measurement.interface}" if measurement.interface else "an unknown interface"
         parts = [
             f"on {short(path.devices) or named}: {rate(path.bandwidth)} {scope_texts[scope]}"
             for scope, path in paths.items()
         ]
-        return f"TLS over TCP {'; '.join(parts)}"
+        return f"{name} {'; '.join(parts)}"
     parts = []
     for scope, cause in causes.items():
         path, could = paths[scope], 0.0

@@ -9,7 +9,7 @@ from hpcml.failures.end import SLURM, End, MemoryLimit, Reason
 from hpcml.files import tail
 from hpcml.kind import Processes, RunningTask
 from hpcml.node import full_disk, stacks, starts
-from hpcml.node.kernel import HUNG_AFTER, FileSystemHang
+from hpcml.node.oom_and_hangs import HUNG_AFTER, FileSystemHang
 from hpcml.node.outcome import RunEndedError, end_of_hindrance, say
 from hpcml.node.processes import Process
 from hpcml.node.run_state import RunState

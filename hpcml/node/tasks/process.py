@@ -18,7 +18,7 @@ from hpcml.files import size_of
 from hpcml.forms import Form
 from hpcml.kind import FailedProcess
 from hpcml.node import files, job, processes, script_environment
-from hpcml.node.kernel import oom_kills
+from hpcml.node.oom_and_hangs import oom_kills
 from hpcml.node.script import launcher, worlds
 from hpcml.node.settings import Context
 from hpcml.paths import SCRIPT

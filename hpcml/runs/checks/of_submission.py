@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
-from hpcml import files, kinds, schedulers
+from hpcml import files, kinds, origins, schedulers
 from hpcml.errors import ScriptError, UsageError
 from hpcml.forms import Form
 from hpcml.options import batch_scripts
@@ -35,7 +36,7 @@ def check_request(site: Site, spec: RunRequest) -> None:
             hint = f"Name the script: hpcml submit -- {spec.code.script.name} SCRIPT."
             raise UsageError("Python needs a script: a run has no standard input", place="--", hint=hint)
     elif spec.code.form is Form.BATCH:
-        _check_batch_script(site, spec.code.script)
+        _check_batch_script(site, spec.code.script, spec.code.arguments)
     elif spec.code.form is Form.NOTEBOOK:
         script_checks.check_notebook(spec.code.script, spec.code.arguments)
     elif spec.code.form is Form.SCRIPT:
@@ -45,12 +46,14 @@ def check_request(site: Site, spec: RunRequest) -> None:
         script_checks.check_program(Path(spec.code.interpreter[0]), path, prepared=_is_prepared(site))
 
 
-def _check_batch_script(site: Site, script: Path) -> None:
-    """Refuse a site that does not read the lines of a batch script, and lines for an array."""
-    batch_scripts.check_array(script)
+def _check_batch_script(site: Site, script: Path, arguments: Sequence[str]) -> None:
+    """Refuse a site that does not read the lines of a batch script."""
     if not schedulers.get(site.scheduler).BATCH_SCRIPTS:
+        batch_scripts.check_array(script)
+        from hpcml.runs import translated  # what only few submissions need
+
         problem = f"{script.name} is a batch script for Slurm, but the site '{site.name}' does not use sbatch"
-        raise UsageError(problem, place="SCRIPT", hint=batch_scripts.instead(script))
+        raise UsageError(problem, place="SCRIPT", hint=translated.hint(script, arguments))
 
 
 def check_plan(loaded: LoadedSite, spec: RunRequest, made: Plan, *, dry_run: bool) -> Checked:
@@ -84,6 +87,8 @@ def _check_code(loaded: LoadedSite, spec: RunRequest, made: Plan, *, dry_run: bo
     image, prepared = bool(made.inside.job.image), _is_prepared(loaded.site)
     if spec.code.interpreter:
         python, named = shutil.which(spec.code.interpreter[0]) or spec.code.interpreter[0], TYPED
+    if spec.code.batch_words:  # perhaps another user's, and only its job starts what it names
+        named = origins.of_line(spec.code.batch_words[0])
     if spec.code.form is Form.MODULE:
         return script_checks.check_module_code(
             spec.code.script, python, named=named, image=image, prepared=prepared, dry_run=dry_run

@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import re
+import shlex
 import shutil
 import stat
 import sys
@@ -496,7 +497,12 @@ def _tell_missing(
 def _is_missing(first: _Import, base: Path, python: str) -> ScriptError:
     """Return that a script imports what its environment lacks, and how to get it."""
     command = installed.install(python, [first.name])
-    how = f"Nothing was submitted. Install the package, usually with: {command}. To use another Python: --python PATH."
+    how = f"Install the package, usually with: {command}. To use another Python: --python PATH."
+    folder = first.file.parent / ".venv"
+    beside = packages.Environment(str(folder / "bin/python"))
+    if str(folder / "bin/python") != python and beside.readable and beside.has(first.name):
+        how = f"The environment {folder} has it. To use it: --python {shlex.quote(str(folder))}."
+    how = f"Nothing was submitted. {how}"
     if first.name in _CLUSTERS_ELSEWHERE:
         how = f"{first.name} creates a Dask cluster outside the run. Use Client() to connect to the run's cluster."
     message = f"The script imports '{first.name}', which the run's environment lacks"

@@ -45,7 +45,11 @@ said=$(mkdir -p "$attempt/nodes" "$attempt/exit" "$attempt/secret" 2>&1) || {
 }
 
 # lib.zip has hpcml's modules. It ends with the SHA-256 of the bytes before: no role may import anything from a damaged file.
-is_whole() { [ -f "$1" ] && [ "$(head -c $(($(wc -c <"$1") - 64)) "$1" | sha256sum | cut -d ' ' -f 1)" = "$(tail -c 64 "$1" | tr -d '\0')" ]; }
+# Another node may see another file: step.sh compares its SHA-256 with HPCML_LIBRARY.
+is_whole() {
+  HPCML_LIBRARY=$([ -f "$1" ] && head -c $(($(wc -c <"$1") - 64)) "$1" | sha256sum | cut -d ' ' -f 1); export HPCML_LIBRARY
+  [ -n "$HPCML_LIBRARY" ] && [ "$HPCML_LIBRARY" = "$(tail -c 64 "$1" | tr -d '\0')" ]
+}
 if command -v sha256sum >/dev/null && ! is_whole "$HPCML_RUN_DIR/lib.zip"; then
   echo "hpcml: damaged or missing: $(ls -ld "$HPCML_RUN_DIR/lib.zip" 2>&1)" >&2
   write_end 74 allocated "lib.zip in the run's directory is damaged or missing" \

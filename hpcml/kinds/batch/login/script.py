@@ -41,6 +41,8 @@ def read(spec: RunRequest) -> tuple[RunRequest, list[str]]:
     lines = tuple(line for _, line in numbered)
     stated = sbatch_lines.all_options(lines)
     notes = [f"hpcml ignores {option} in {script.name}. {way}" for option, way in _DROPPED.items() if option in stated]
+    if not sbatch_lines.OUTPUT & stated.keys():
+        notes.append(f"{script.name} has no --output line: hpcml logs RUN shows its output, not slurm-JOBID.out")
     if "--comment" in stated:
         notes.append(
             f"hpcml replaces {stated['--comment'].typed} of {script.name}: by the comment it finds the job again"

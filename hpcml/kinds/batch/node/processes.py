@@ -9,19 +9,22 @@ import signal
 import time
 
 from hpcml import errors
+from hpcml.failures.job_log import failed_task
 from hpcml.kind import Hindrance
 from hpcml.kind import Processes as Base
 from hpcml.kinds.batch.node.script import BatchScript, Copies, Signals
 from hpcml.kinds.batch.roles import AGENT
 from hpcml.node import full_disk
 from hpcml.node.agents import Agents
-from hpcml.node.end_cause import LINE, why_ended
+from hpcml.node.end_cause import LINE, role_end, why_ended
+from hpcml.node.files import listed
 from hpcml.node.hardware import communication
 from hpcml.node.run_state import TICK, RunState
 from hpcml.node.tasks.task import Task
 from hpcml.node.versions import Comparison
 from hpcml.recorded import Recorded
 
+_LAST_OUTPUT = 1 << 20  # bytes of the output in which a failed step is looked for
 CLOSE = 2.0  # seconds in which the agents end by themselves
 
 
@@ -85,19 +88,42 @@ class Processes(Base):
         return self.state.clock.seconds - self.told < LINE
 
     def check(self) -> None:
-        """Say once that the agents are gone: the script continues."""
+        """Warn once about agents that are gone: the script continues."""
         if self.state.steps.gone(AGENT.name):
             self.state.warn("The nodes are not watched: the step of hpcml's agents has ended. The script continues.")
+        elif self.state.time_to_look():
+            self._name_ended_agents()
 
-    def hindrance(self, status: int) -> Hindrance | None:  # noqa: ARG002 - what Slurm says counts
+    def _name_ended_agents(self) -> None:
+        exits = listed(self.context.attempt.exits)
+        for node in self.context.node_names:
+            if (end := role_end(self.context, AGENT, node, exits)) and end.status:
+                self.state.warn(f"{node} is not watched: hpcml's agent {end.why.what}. The script continues.")
+
+    def hindrance(self, status: int) -> Hindrance | None:
         """Return that Slurm ended the job, if its log says so: the script had the signal before the supervisor."""
         self.copies.end()
+        self._name_ended_agents()
+        if status == 0:
+            self._name_failed_task()
         if self.script and not self._was_told_lately:
             self._pass_signals_on(self.script)
         while (cause := self._why_ended()) is None and self._was_told_lately:
             self.state.clock.tick()
             time.sleep(TICK)
         return None if cause is None else Hindrance(errors.CANCELLED, "the run was cancelled", "")
+
+    def _name_failed_task(self) -> None:
+        """Warn about a step that failed although the script's last command succeeded, as srun reported it."""
+        try:
+            with self.context.run.script_log.open("rb") as log:
+                log.seek(max(0, log.seek(0, os.SEEK_END) - _LAST_OUTPUT))
+                text = log.read().decode(errors="replace")
+        except OSError:  # the log is only read for a warning
+            return
+        if report := failed_task(text):
+            advice = "If the script should end with this error, begin it with: set -e"
+            self.state.warn(f"The batch script exited with status 0, but {report}. {advice}.")
 
     def close(self) -> float:
         """Tell the agents to end."""

@@ -142,7 +142,7 @@ def notices(settings: Settings) -> list[str]:
 def network(settings: Settings, interface: str) -> str:
     """Return what ``--dry-run`` shows of the network; ``interface`` is what it shows of the interface."""
     network = settings.network
-    protocol = f"protocol {network.protocol}"
+    protocol = f"protocol {network.protocol}" + (", not encrypted" if network.protocol == "tcp" else "")
     if network.protocol == "auto":
         protocol = "hpcml chooses the protocol on the nodes"
         if settings.ucx == "rdma":

@@ -30,7 +30,7 @@ def main() -> int:
     import dask.config
     from distributed import Client
 
-    from hpcml.kinds.dask.node.security import ucx_preload  # noqa: F401 - authenticates UCX here
+    from hpcml.kinds.dask.node.security import client_preload  # noqa: F401 - authenticates connections here
 
     module = importlib.import_module("hpcml.kinds.dask.node.checkup")  # __main__ would be sent as code
     with dask.config.set({"distributed.client.preload": []}), Client() as client:

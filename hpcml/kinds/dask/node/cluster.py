@@ -15,7 +15,7 @@ from hpcml import errors, installed
 from hpcml.failures import job_log
 from hpcml.failures.end import End, Reason
 from hpcml.kind import Hindrance
-from hpcml.kinds.dask.node import gpus, late, losses, temporary_directory
+from hpcml.kinds.dask.node import gpus, late_cluster, losses, temporary_directory
 from hpcml.kinds.dask.node import messages as dask_messages
 from hpcml.kinds.dask.node.losses import Losses
 from hpcml.kinds.dask.node.security import tls
@@ -85,7 +85,7 @@ class Processes:
         if not self.late:
             return self._start()
         self.state.events.write("cluster-waits")
-        return {**os.environ, late.VARIABLE: late.ADDRESS}
+        return {**os.environ, late_cluster.VARIABLE: late_cluster.ADDRESS}
 
     def _start(self) -> dict[str, str]:
         """Make the keys, wait for the scheduler and for every worker; return the script's environment."""
@@ -121,7 +121,7 @@ class Processes:
         self.late = False
         state.events.write("cluster-wanted")
         try:
-            late.answer(self.context, self._start())
+            late_cluster.answer(self.context, self._start())
         except _ScriptEndedError:
             self.released = True  # nobody needs the cluster any more
         state.phase = phase
@@ -136,7 +136,7 @@ class Processes:
         lifetime = (self.settings.job.time_limit or CERTIFICATE_WITHOUT_LIMIT) + tls.LATE
         try:
             tls.make_certificate(self.context.attempt, lifetime)
-            tls.make_ucx_key(self.context.attempt)
+            tls.make_data_key(self.context.attempt)
         except ImportError as error:
             hint = f"Install it again: {installed.install(sys.executable, ['cryptography'])}."
             reason = f"the run's Python ({sys.executable}) cannot import cryptography: {error}"

@@ -23,7 +23,7 @@ from distributed.system import MEMORY_LIMIT
 from hpcml import repairs
 from hpcml.kinds.dask.node import cuda_errors, gpus, interconnect, state_samples
 from hpcml.kinds.dask.node.messages import CLOCK_QUESTION, NO_GPU, TASK_OUTPUT, TOPIC, measure_clock, watch_output
-from hpcml.kinds.dask.node.security import tls, ucx_auth
+from hpcml.kinds.dask.node.security import tcp_auth, tls, ucx_auth
 from hpcml.kinds.dask.node.security.connection_limits import Guarded
 from hpcml.kinds.dask.own_settings import Own
 from hpcml.node import files, job, processes, profilers, script_environment
@@ -170,6 +170,9 @@ def run(context: Context, place: Slot, scratch: Path, share: Share) -> int:
         os.environ.update(ucx_environment(single_node=settings.single_node))  # for cuDF-Polars' own connections
     dask.config.set(tls.dask_settings(context.attempt, address, protocol))
     options |= {"security": tls.security(context.attempt), "protocol": protocol}
+    if protocol == "tcp":
+        tcp_auth.install(_data_key(context))
+        options["protocol"] = tcp_auth.SCHEME
     if protocol == "ucx":
         prepare_ucx(context)
         time.sleep(stagger(context, slot))
@@ -215,13 +218,19 @@ def stagger(context: Context, slot: int) -> float:
 def prepare_ucx(context: Context) -> None:
     """Start UCX behind the run's key; UCX chooses the adapters nearest to this worker's GPU itself."""
     settings = context.settings
-    deadline = time.monotonic() + settings.deadlines.scheduler
-    if not files.wait_for(context.attempt.ucx_key, deadline, files.interval(settings.worker_count)):
-        raise TimeoutError("hpcml's supervisor process did not write the key of the run's UCX connections in time")
-    ucx_auth.install(context.attempt.ucx_key)
+    ucx_auth.install(_data_key(context))
     dask.config.set(gpus.ucx_settings(settings.workers.gpu, worker=True))
     os.environ.update(ucx_environment(single_node=settings.single_node, tcp=settings.ucx != "rdma"))
     ucx_auth.start_ucx()
+
+
+def _data_key(context: Context) -> Path:
+    """Wait for the file with the key of the data connections, and return its path."""
+    settings = context.settings
+    deadline = time.monotonic() + settings.deadlines.scheduler
+    if not files.wait_for(context.attempt.data_key, deadline, files.interval(settings.worker_count)):
+        raise TimeoutError("hpcml's supervisor process did not write the key of the data connections in time")
+    return context.attempt.data_key
 
 
 async def _serve(

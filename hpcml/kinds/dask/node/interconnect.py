@@ -21,6 +21,7 @@ from distributed import Client, Scheduler, Worker
 from distributed.protocol import dask_deserialize, dask_serialize, to_serialize
 from distributed.protocol.cuda import cuda_deserialize, cuda_serialize
 
+from hpcml.kinds.dask.node.security import tcp_auth
 from hpcml.node import files
 from hpcml.node.interconnect import record
 from hpcml.node.interconnect.measurement import (
@@ -81,7 +82,8 @@ async def measure_all(dask_scheduler: Scheduler) -> Measurement:
     """Measure every node against every other, for ``hpcml interconnect``."""
     context = load()
     workers = by_node(dask_scheduler, context)
-    protocol = next((str(address).partition("://")[0] for address in dask_scheduler.workers), "tls")
+    schemes = (str(address).partition("://")[0] for address in dask_scheduler.workers)
+    protocol = next(schemes, "tls").removeprefix(tcp_auth.PREFIX)
     return await measure(dask_scheduler, context, protocol, workers, distances=range(1, len(workers)))
 
 
@@ -494,7 +496,7 @@ def main() -> int:
         return 2
     import dask.config
 
-    from hpcml.kinds.dask.node.security import ucx_preload  # noqa: F401 - authenticates UCX here, where the run has a key for it
+    from hpcml.kinds.dask.node.security import client_preload  # noqa: F401 - authenticates connections here
     from hpcml.node.interconnect import picture
 
     # __main__ would be sent as code, not as a name

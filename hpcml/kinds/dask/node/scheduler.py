@@ -22,7 +22,7 @@ from hpcml.failures.end import Reason
 from hpcml.kinds.dask.node import dashboard, interconnect, losses, state_samples
 from hpcml.kinds.dask.node.activity import Activity, TaskEnds, task_remarks
 from hpcml.kinds.dask.node.messages import CLOCK_QUESTION, NO_GPU, START, TASK_OUTPUT, TOPIC, time_here
-from hpcml.kinds.dask.node.security import connection_limits, tls, ucx_auth
+from hpcml.kinds.dask.node.security import connection_limits, tcp_auth, tls, ucx_auth
 from hpcml.kinds.dask.roles import SCHEDULER
 from hpcml.node import files, scratch, script_environment
 from hpcml.node.hardware.communication import (
@@ -180,9 +180,11 @@ async def _serve(context: Context, link: Uplink, host: str, interface: str) -> i
     settings = context.settings
     protocol, chosen = await _protocol(context)
     if protocol == "ucx":
-        ucx_auth.install(context.attempt.ucx_key)
+        ucx_auth.install(context.attempt.data_key)
         os.environ.update(ucx_environment(single_node=settings.single_node, tcp=settings.ucx != "rdma"))
     else:
+        if protocol == "tcp":  # by which it asks workers
+            tcp_auth.install(context.attempt.data_key)
         script_environment.take_up(context)  # the scheduler unpickles task graphs too
     dashboard.configure()
     # Dask puts this folder first on sys.path; by default it is /tmp/dask-scratch-space, which anybody can make.
@@ -200,7 +202,7 @@ async def _serve(context: Context, link: Uplink, host: str, interface: str) -> i
         return START_FAILED
     scheduler = schedulers[0]
     gpus = settings.workers.gpu is not None
-    security = "" if protocol == "ucx" else tls.explanation("tls", set(), gpus=gpus)
+    security = "" if protocol == "ucx" else tls.explanation(protocol, set(), gpus=gpus)
     where = {"address": scheduler.address, "node": context.node, "pid": os.getpid(), "interface": interface}
     record = {**where, **chosen, "security": security, "shares": [other.address for other in schedulers[1:]]}
     files.write_json(context.attempt.scheduler, record)

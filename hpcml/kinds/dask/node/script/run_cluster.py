@@ -33,7 +33,7 @@ from distributed.http.routing import RoutingApplication
 from distributed.protocol.pickle import loads
 
 from hpcml import listening
-from hpcml.kinds.dask.node import late
+from hpcml.kinds.dask.node import late_cluster
 from hpcml.kinds.dask.node.script.opened_cluster import Opening, Place, module_for_workers, move_to_main
 from hpcml.kinds.dask.own_settings import Own
 from hpcml.node.settings import load
@@ -88,9 +88,9 @@ def address() -> str:
 
 def _have_started(asked: str) -> None:
     """Have the run's cluster started where it waits for the script's first client, and say so."""
-    if late.is_late():
+    if late_cluster.is_late():
         _note(asked, "the run's Dask cluster starts now (to start it before the script: workers.start=early)")
-        late.have_started()
+        late_cluster.have_started()
 
 
 class RunCluster(Cluster):  # type: ignore[misc]
@@ -295,7 +295,7 @@ def _bounds(options: Mapping[str, Any]) -> dict[str, Any]:
 def subclass_of(original: type) -> type:
     """Return a LocalCluster class that opens its own cluster beside the run's, with no port for others, and says so."""
     from hpcml.kinds.dask.node.dask_worker import PrivateWorker
-    from hpcml.kinds.dask.node.script.local_cluster import ClosedCluster, NoHttpPort
+    from hpcml.kinds.dask.node.script.cluster_outside_runs import ClosedCluster, NoHttpPort
 
     of_cpus = original is LocalCluster
     base: tuple[type, ...] = (ClosedCluster,) if of_cpus else (NoHttpPort, original)
@@ -347,7 +347,7 @@ def adopt(client: type) -> type:
                 _note(asked, f"the script uses the scheduler at this address, not {_size().rpartition(' ')[0]}")
             return
         _have_started(asked)
-        target = address() if target == late.ADDRESS else target
+        target = address() if target == late_cluster.ADDRESS else target
         kept = {name: value for name, value in given.items() if name in named - {"self", "address", "scheduler_file"}}
         of_a_cluster = given.get("kwargs", {})
         if of_a_cluster and own_clusters():

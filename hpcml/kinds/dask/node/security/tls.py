@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 
 EARLY = 86400.0  # seconds for which the certificate is valid before it was made: clocks of nodes differ
 LATE = 3600.0  # seconds for which it is valid beyond the longest time that the run may take
+BY_KEY = ("tcp", "ucx")  # protocols whose connections prove the run's key, and are not encrypted
 _CONFIG_ROLES = ("scheduler", "worker", "client")
-_PRELOAD = "hpcml.kinds.dask.node.security.ucx_preload"
+_PRELOAD = "hpcml.kinds.dask.node.security.client_preload"
 
 
 def make_certificate(paths: AttemptPaths, lifetime: float) -> None:
@@ -57,9 +58,9 @@ def make_certificate(paths: AttemptPaths, lifetime: float) -> None:
     _write_secret(paths.key, key.private_bytes(encoding, serialization.PrivateFormat.PKCS8, plain))
 
 
-def make_ucx_key(paths: AttemptPaths) -> None:
-    """Write the key with which both ends of a UCX connection prove themselves."""
-    _write_secret(paths.ucx_key, secrets.token_bytes(32))
+def make_data_key(paths: AttemptPaths) -> None:
+    """Write the key with which both ends of a connection over UCX or TCP prove themselves."""
+    _write_secret(paths.data_key, secrets.token_bytes(32))
 
 
 def make_token(paths: AttemptPaths) -> str:
@@ -89,9 +90,9 @@ def security(paths: AttemptPaths) -> Security:
 def dask_settings(paths: AttemptPaths, address: str, protocol: str) -> dict[str, Any]:
     """Return Dask's settings that let a client into the cluster, also one made inside a task.
 
-    ``address`` is the scheduler's, ``protocol`` what the workers move data by. Settings of TLS do nothing for
-    ``ucx://`` but say that every other connection must be encrypted; there Dask has to import what authenticates
-    UCX first, before modules that the user has it import.
+    ``address`` is the scheduler's, ``protocol`` what the workers move data by. Settings of TLS do nothing for UCX and
+    TCP but say that every other connection must be encrypted; there Dask has to import what authenticates the
+    connections first, before modules that the user has it import.
     """
     settings: dict[str, Any] = {
         "scheduler-address": address,
@@ -101,7 +102,7 @@ def dask_settings(paths: AttemptPaths, address: str, protocol: str) -> dict[str,
     for role in _CONFIG_ROLES:
         settings[f"distributed.comm.tls.{role}.cert"] = str(paths.certificate)
         settings[f"distributed.comm.tls.{role}.key"] = str(paths.key)
-    if protocol == "ucx":
+    if protocol in BY_KEY:
         import dask.config
 
         chosen = dask.config.get("distributed.client.preload", []) or []
@@ -127,6 +128,8 @@ def explanation(
         ways = [f"UCX's TCP on {' and '.join(sorted(tcp_devices))}"] if tcp_devices else []
         ways += [f"UCX's RDMA on {' and '.join(sorted(rdma))}"] if rdma else []
         ways += ["UCX's System V shared memory, open to your group (UCX_TLS)"] if group_memory else []
+    elif protocol == "tcp":
+        protection, ways = "mutual TLS to the scheduler; data over TCP needs the run's key but is not encrypted", []
     else:
         protection, ways = "mutual TLS", []
     ways += ["NCCL", "raft-dask"] if gpus else []
@@ -139,8 +142,8 @@ def client_environment(paths: AttemptPaths, address: str, protocol: str) -> dict
     The dashboard has no address that a link could hold, so the client's link is the command that leads there.
     """
     link = {"distributed.dashboard.link": f"hpcml tunnel {paths.directory.parents[1].name}"}
-    ucx = {"HPCML_UCX_KEY": str(paths.ucx_key)} if protocol == "ucx" else {}
-    return as_variables(dask_settings(paths, address, protocol) | link) | ucx
+    key = {"HPCML_DATA_KEY": f"{protocol}:{paths.data_key}"} if protocol in BY_KEY else {}
+    return as_variables(dask_settings(paths, address, protocol) | link) | key
 
 
 def as_variables(settings: dict[str, Any]) -> dict[str, str]:

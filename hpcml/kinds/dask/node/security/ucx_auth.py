@@ -1,10 +1,9 @@
 """Let nobody without the run's key talk to Dask over UCX: both ends prove it before either reads a message of Dask's.
 
 Dask's TLS settings do nothing on ``ucx://``: its backend ignores them, and its listener answers everybody on every
-interface and unpickles what comes. :func:`install` puts another backend in its place, which runs
-:class:`Handshake` on each raw endpoint right after it is there. What comes after is as Dask's
-backend does it, and no slower: authenticated at its beginning, neither encrypted nor safe from who can change packets
-on their way.
+interface and unpickles what comes. :func:`install` puts another backend in its place, which runs the handshake of
+:mod:`.key_proof` on each raw endpoint right after it is there. What comes after is as Dask's backend does it, and no
+slower.
 
 UCX itself trusts whoever reaches it, before any handshake. With the features that UCXX asks for, a peer may read and
 write any memory of the process (``ucp_get_req_handler``, ``ucp_put_handler``). So UCX is started here with those only
@@ -14,16 +13,10 @@ that Dask uses (:data:`FEATURES`), and a peer cannot read. **UCX's TCP transport
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import hmac
-import ipaddress
 import logging
-import os
 import re
-import secrets
-import stat
-import struct
 import sys
 import threading
 from collections.abc import Iterator
@@ -32,17 +25,25 @@ from typing import Any
 
 import psutil
 from distributed.comm import registry
-from distributed.comm.addressing import parse_host_port
-from distributed.comm.core import CommClosedError, FatalCommClosedError
+from distributed.comm.core import CommClosedError
 from distributed.utils import ensure_ip
 
 from hpcml.kinds.dask.node.security.connection_limits import HalfOpen, LineLimit
+from hpcml.kinds.dask.node.security.key_proof import (
+    DEADLINE,
+    Handshake,
+    KeyProofError,
+    RefusedError,
+    pack,
+    prove_as_connector,
+    read_key,
+    reason,
+)
 from hpcml.units import RDMA
 
 logger = logging.getLogger("hpcml.ucx")
 logger.addFilter(LineLimit())  # so that nobody can fill the disk by knocking
 
-DEADLINE = 10.0  # seconds for the three messages: a busy process on the other side may take some
 MOST_HALF_OPEN = 256  # handshakes under way at one listener
 OPEN_TCP = (
     "through UCX's tcp, users who can connect write to this process's memory without the key (docs/security.md). "
@@ -53,28 +54,13 @@ FEATURES = ("TAG", "STREAM", "WAKEUP")  # messages, the exchange of their tags, 
 _BACKENDS = {"ucx": "UCXXBackend", "ucxx": "UCXXBackendLegacyPrefix"}  # as distributed-ucxx registers them
 _EVERYWHERE = ("", "0.0.0.0", "::")  # noqa: S104 - recognized, not bound
 _LOCK = threading.RLock()
-KEY_BYTES = 32
-
-_VERSION = b"\x01"
-_ADDRESS = struct.Struct("!16sH")
-_HELLO = struct.Struct(f"!c{_ADDRESS.size}s32s")
-_ANSWER = struct.Struct("!c32s32s")
-_PROOF = struct.Struct("!c32s")
-
-
-class UcxAuthError(RuntimeError):
-    """A connection cannot be made safely in this process; the sentence says why."""
-
-
-class RefusedError(Exception):
-    """The peer did not prove that it holds the key."""
 
 
 def install(key_file: Path) -> None:
     """Let Dask make and accept UCX connections in this process with the run's key only.
 
     It must come before the first connection and the first listener; again with the same key it does nothing. A
-    UcxAuthError if the key file is no good, if UCX was used in this process before, or if another key is installed.
+    KeyProofError if the key file is no good, if UCX was used in this process before, or if another key is installed.
     """
     key = read_key(key_file)
     try:
@@ -86,10 +72,10 @@ def install(key_file: Path) -> None:
         current = registry.backends.get("ucx")
         if isinstance(current, _Backend):
             if not hmac.compare_digest(current.key, key):
-                raise UcxAuthError("This process already uses the key of another run for its UCX connections")
+                raise KeyProofError("This process already uses the key of another run for its UCX connections")
             return
         if distributed_ucxx.ucxx.ucxx is not None or _context() is not None:
-            raise UcxAuthError("This process used UCX before hpcml could protect the connections with the run's key")
+            raise KeyProofError("This process used UCX before hpcml could protect the connections with the run's key")
         for scheme, name in _BACKENDS.items():
             registry.backends[scheme] = _authenticating(getattr(distributed_ucxx, name), key)
 
@@ -127,36 +113,17 @@ class _Connector:
     key: bytes
 
     async def connect(self, address: str, deserialize: bool = True, **arguments: Any) -> Any:
-        """Connect and prove.
-
-        After a CommClosedError (nobody answers, or not in time) Dask tries again until
-        ``distributed.comm.timeouts.connect``; after a FatalCommClosedError (no key) it does not, as with TLS.
-        """
+        """Connect and prove (:func:`.key_proof.prove_as_connector`)."""
         start_ucx()
         from ucxx.exceptions import UCXError, UCXMessageTruncatedError
 
         try:
             comm = await super().connect(address, deserialize=deserialize, **arguments)  # type: ignore[misc]
         except (UCXError, TimeoutError) as error:  # ucxx gives the exchange of tags 5 s, and no setting reaches it
-            raise CommClosedError(f"the UCX connection to {address} failed: {_reason(error)}") from error
-        host, port = parse_host_port(address)
-        handshake = Handshake(comm.ep)
-        try:
-            async with asyncio.timeout(DEADLINE):
-                await handshake.prove_as_connector(self.key, pack(ensure_ip(host), port))
-        except (RefusedError, UCXMessageTruncatedError) as error:  # a message of another size is not of the handshake
-            comm.abort()
-            raise FatalCommClosedError(
-                f"{address} refused the connection: the peer has another key ({_reason(error)})"
-            ) from error
-        except (UCXError, TimeoutError, OSError) as error:
-            comm.abort()
-            raise CommClosedError(
-                f"{address} refused the connection: the peer has another key, or the peer has ended ({_reason(error)})"
-            ) from error
-        except BaseException:
-            comm.abort()
-            raise
+            raise CommClosedError(f"the UCX connection to {address} failed: {reason(error)}") from error
+        # A message of another size is not of the handshake.
+        errors: dict[str, Any] = {"wrong": (UCXMessageTruncatedError,), "lost": (UCXError,)}
+        await prove_as_connector(comm, comm.ep, self.key, address, **errors)
         return comm
 
 
@@ -186,7 +153,7 @@ class _Listener:
                 await handshake.prove_as_listener(self.key, self._own_addresses())
         except (RefusedError, UCXError, TimeoutError, OSError) as error:
             comm.abort()
-            _log_refusal(_reason(error))
+            _log_refusal(reason(error))
             raise CommClosedError("refused: the peer has another key") from error
         except BaseException:
             comm.abort()
@@ -199,14 +166,6 @@ class _Listener:
             return {pack(ensure_ip(self.ip), self.port)}
         entries = [entry for several in psutil.net_if_addrs().values() for entry in several]
         return {pack(entry.address, self.port) for entry in entries if entry.family.name in ("AF_INET", "AF_INET6")}
-
-
-def _reason(error: BaseException) -> str:
-    if isinstance(error, TimeoutError):
-        return "no answer in time"
-    return (
-        str(error) if isinstance(error, RefusedError) else f"the connection was lost: {error or type(error).__name__}"
-    )
 
 
 def _log_refusal(reason: str) -> None:
@@ -226,7 +185,7 @@ def _no_traceback(record: logging.LogRecord) -> bool:
 
 
 def start_ucx() -> None:
-    """Start UCX in this process, unless it runs, with no features but :data:`FEATURES`; a UcxAuthError with others.
+    """Start UCX in this process, unless it runs, with no features but :data:`FEATURES`; a KeyProofError with others.
 
     With those, whoever can connect may read and write this process's memory.
     """
@@ -239,7 +198,7 @@ def start_ucx() -> None:
             logging.getLogger("ucx").addFilter(_no_traceback)
         context = _context()
         if context is None or context.context.feature_flags != sum(feature.value for feature in _features()):
-            raise UcxAuthError(
+            raise KeyProofError(
                 "UCX was started in this process with features that give peers access to the process's memory"
             )
 
@@ -282,91 +241,3 @@ def group_memory() -> bool:
 def _context() -> Any:
     """Return the context in which ucxx runs in this process, None if it does not run."""
     return getattr(sys.modules.get("ucxx.core"), "_ctx", None)
-
-
-class Handshake:
-    """The messages with which both ends of a connection prove that they hold the run's key, on a ``ucxx.Endpoint``.
-
-    Three messages of fixed size::
-
-        connector -> listener   version, address dialled, nonce C
-        listener  -> connector  version, nonce L, HMAC(key, "server", version, address, nonce C, nonce L)
-        connector -> listener   version,          HMAC(key, "client", version, address, nonce C, nonce L)
-
-    Nonces are fresh, so nothing can be replayed; the labels differ, so nothing can be reflected; the listener accepts
-    only its own address, so nobody can take the port of a worker that died and pass the messages on to a living one.
-
-    It keeps what it receives into, and must be kept until the endpoint is aborted: UCX writes to a buffer also when
-    nobody waits for the message any more.
-    """
-
-    def __init__(self, endpoint: Any) -> None:
-        self._endpoint = endpoint
-        self._buffers: list[bytearray] = []
-
-    async def prove_as_connector(self, key: bytes, address: bytes) -> None:
-        """Prove to the listener at an address (:func:`pack`) that this end holds the key, after it has done so.
-
-        A RefusedError if it has not; the endpoint's own errors pass through.
-        """
-        mine = secrets.token_bytes(32)
-        await self._send(_HELLO, address, mine)
-        theirs, proof = await self._receive(_ANSWER)
-        if not hmac.compare_digest(proof, _mac(key, b"server", address, mine, theirs)):
-            raise RefusedError("the other end has another key or no key")
-        await self._send(_PROOF, _mac(key, b"client", address, mine, theirs))
-
-    async def prove_as_listener(self, key: bytes, addresses: set[bytes]) -> None:
-        """Prove it to who has connected to one of the own addresses, and have it prove it; errors as above."""
-        address, theirs = await self._receive(_HELLO)
-        if address not in addresses:
-            raise RefusedError(f"the peer requested {_unpack(address)}, which is not this process's address")
-        mine = secrets.token_bytes(32)
-        await self._send(_ANSWER, mine, _mac(key, b"server", address, theirs, mine))
-        (proof,) = await self._receive(_PROOF)
-        if not hmac.compare_digest(proof, _mac(key, b"client", address, theirs, mine)):
-            raise RefusedError("the peer has another key or no key")
-
-    async def _send(self, form: struct.Struct, *fields: bytes) -> None:
-        await self._endpoint.send(form.pack(_VERSION, *fields))
-
-    async def _receive(self, form: struct.Struct) -> tuple[bytes, ...]:
-        buffer = bytearray(form.size)  # a shorter message leaves zeros at its end, which no proof survives
-        self._buffers.append(buffer)
-        await self._endpoint.recv(buffer)
-        version, *fields = form.unpack(buffer)
-        if version != _VERSION:
-            raise RefusedError("the peer does not use hpcml's handshake")
-        return tuple(fields)
-
-
-def _mac(key: bytes, label: bytes, address: bytes, connector: bytes, listener: bytes) -> bytes:
-    return hmac.digest(key, label + _VERSION + address + connector + listener, "sha256")  # each of them of fixed size
-
-
-def pack(host: str, port: int) -> bytes:
-    """Return a numeric address and a port as the bytes that both ends compare: IPv6, or IPv4 as IPv6 maps it."""
-    address = ipaddress.ip_address(host.partition("%")[0])
-    whole = address.packed if address.version == 6 else b"\0" * 10 + b"\xff\xff" + address.packed
-    return _ADDRESS.pack(whole, port)
-
-
-def _unpack(address: bytes) -> str:
-    whole, port = _ADDRESS.unpack(address)
-    long = ipaddress.IPv6Address(whole)
-    return f"{long.ipv4_mapped or long} port {port}"
-
-
-def read_key(path: Path) -> bytes:
-    """Return the key in a file; a UcxAuthError if it is not this user's alone, or holds no key."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
-    with os.fdopen(descriptor, "rb") as file:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
-            raise UcxAuthError(f"{path}: the file with the key of the UCX connections must belong to you")
-        if (mode := stat.S_IMODE(status.st_mode)) & 0o077:
-            raise UcxAuthError(f"{path}: other users can read the key of UCX connections (mode {mode:04o}, not 0600)")
-        key = file.read(KEY_BYTES + 1)
-    if len(key) != KEY_BYTES:
-        raise UcxAuthError(f"{path}: the file is not a key of {KEY_BYTES} bytes")
-    return key

@@ -11,7 +11,7 @@ import hmac
 import os
 from pathlib import Path
 
-from hpcml import files, written
+from hpcml import files, written_files
 from hpcml.paths import RunPaths
 from hpcml.sites.layers import process_environment
 
@@ -28,10 +28,10 @@ def begin(run: RunPaths, directory: Path, home: Path, why: str = "") -> None:
     why
         Why nothing can be brought to the folder, in a clause; empty: it can.
     """
-    written.begin(run, home, why, _proof(directory, str(home), make=True))
+    written_files.begin(run, home, why, _proof(directory, str(home), make=True))
 
 
-def settle(run: RunPaths, attempt: int) -> written.Written | None:
+def settle(run: RunPaths, attempt: int) -> written_files.Written | None:
     """Bring a run's files; return what became of them, None if the run has no record of its copy.
 
     Raises
@@ -39,9 +39,9 @@ def settle(run: RunPaths, attempt: int) -> written.Written | None:
     OSError
         If the record cannot be written.
     """
-    home, proof = written.claimed(run)
+    home, proof = written_files.claimed(run)
     own = _proof(run.directory, home, make=False)
-    return written.bring(run, attempt, trusted=bool(own) and hmac.compare_digest(own, proof))
+    return written_files.bring(run, attempt, trusted=bool(own) and hmac.compare_digest(own, proof))
 
 
 def _proof(directory: Path, home: str, *, make: bool) -> str:

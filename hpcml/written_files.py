@@ -79,6 +79,7 @@ class _Copy(NamedTuple):
     why: str  # nothing can be brought there, in a clause; empty: it can
     files: Mapping[str, str]  # digests
     others: frozenset[str]  # links and folders
+    proof: str
 
 
 def begin(run: RunPaths, home: Path, why: str = "", proof: str = "") -> None:
@@ -89,7 +90,7 @@ def begin(run: RunPaths, home: Path, why: str = "", proof: str = "") -> None:
     why
         Why nothing can be brought there, in a clause; empty: it can.
     proof
-        By which the login node knows its own record again (:mod:`hpcml.runs.settling`).
+        By which the login node knows its own record again (:mod:`hpcml.runs.files_of_killed_runs`).
     """
     digests, others = {}, []
     with contextlib.suppress(_TooManyError):  # the others count as written, and have the same digests there
@@ -104,11 +105,8 @@ def begin(run: RunPaths, home: Path, why: str = "", proof: str = "") -> None:
 
 def claimed(run: RunPaths) -> tuple[str, str]:
     """Return the original folder that a run's record names, and the record's proof; both empty without a record."""
-    try:
-        table = files.read_json(run.copied)
-        return str(table["home"]), str(table["proof"])
-    except (OSError, ValueError, TypeError, KeyError):
-        return "", ""
+    copy = _copy(run)
+    return (copy.home, copy.proof) if copy else ("", "")
 
 
 def of(run: RunPaths) -> Written | None:
@@ -186,7 +184,8 @@ def _copy(run: RunPaths) -> _Copy | None:
     try:
         table = files.read_json(run.copied)
         digests = {str(name): str(digest) for name, digest in table["files"].items()}
-        return _Copy(str(table["home"]), str(table["why"]), digests, frozenset(map(str, table["others"])))
+        others = frozenset(map(str, table["others"]))
+        return _Copy(str(table["home"]), str(table["why"]), digests, others, str(table.get("proof", "")))
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None  # of a version without it, or damaged
 

@@ -46,7 +46,7 @@ class Budget(NamedTuple):
         return max(0.0, self.total - self.used)
 
 
-class Outlook(NamedTuple):
+class Forecast(NamedTuple):
     """What is known before a submission; what nobody told is None or empty, and ``problems`` say why.
 
     ``most`` is the most node-hours that all attempts of a run may take that goes on until it is done, by ``limit``.
@@ -67,7 +67,7 @@ class Outlook(NamedTuple):
     terms: tuple[str, ...] = ()
 
 
-def look(prepared: Prepared, *, whole: bool, jobs: int = 1) -> Outlook:
+def look(prepared: Prepared, *, whole: bool, jobs: int = 1) -> Forecast:
     """Return what a submission would cost, of so many jobs alike, and when it may start.
 
     The site's commands are asked where its profile says so (``cost``), all within ``DEADLINE``; whatever fails
@@ -77,7 +77,7 @@ def look(prepared: Prepared, *, whole: bool, jobs: int = 1) -> Outlook:
     request = cost.request(site, made.directives, made.inside.job.nodes, made.inside.job.time_limit).times(jobs)
     billed, problems = request_cost.bill(site, request)
     hours = request.seconds / 3600
-    outlook = Outlook(request, billed, site.cost.unit or "billing-h", account=request.account)
+    forecast = Forecast(request, billed, site.cost.unit or "billing-h", account=request.account)
     questions: dict[str, Callable[[], object]] = {}
     command, named = budget_command(prepared.loaded, request.partition)
     if command and request.account:
@@ -88,18 +88,18 @@ def look(prepared: Prepared, *, whole: bool, jobs: int = 1) -> Outlook:
     problems += [f"{_ANSWERS[name]} did not answer within {DEADLINE:g} s" for name in questions if name not in answers]
     problems += [str(answer) for answer in answers.values() if isinstance(answer, str)]
     if isinstance(budget := answers.get("budget"), Budget):
-        outlook = outlook._replace(budget=budget)
+        forecast = forecast._replace(budget=budget)
     if isinstance(said := answers.get("slurm"), schedulers.Prospect):
-        outlook = outlook._replace(start=said.start)
+        forecast = forecast._replace(start=said.start)
         theirs, more = cost.weights(said.weights)
         if hours and theirs and not more:
-            outlook = outlook._replace(by_slurm=cost.billing(request, theirs, largest=said.largest) * hours)
+            forecast = forecast._replace(by_slurm=cost.billing(request, theirs, largest=said.largest) * hours)
     most, limit = None, ""
     if made.inside.attempts.several_jobs:
         limits = made.inside.attempts
         most, limit = request_cost.most_hours(limits.max_restarts, limits.max_node_hours, request.node_hours)
     terms = _terms(prepared.loaded, made.directives, request.partition)
-    return outlook._replace(advice=shorter(prepared), problems=tuple(problems), most=most, limit=limit, terms=terms)
+    return forecast._replace(advice=shorter(prepared), problems=tuple(problems), most=most, limit=limit, terms=terms)
 
 
 def _terms(loaded: LoadedSite, directives: Sequence[tuple[str, str]], names: str) -> tuple[str, ...]:
@@ -221,49 +221,47 @@ def _runs_like(prepared: Prepared) -> Iterator[directories.Run]:
             yield run
 
 
-def lines(outlook: Outlook, now: datetime.datetime, *, whole: bool) -> list[tuple[str, str]]:
+def lines(forecast: Forecast, now: datetime.datetime, *, whole: bool) -> list[tuple[str, str]]:
     """Return what a submission asks for and costs at most, as titles and texts; ``whole``: all that is known."""
-    request = outlook.request
-    start = _start(outlook.start, now, "the job" if request.jobs == 1 else "the first job")
+    request = forecast.request
+    start = _start(forecast.start, now, "the job" if request.jobs == 1 else "the first job")
     asked = {"nodes": request.nodes, "partition": request.partition, "gpus": request.gpus}
-    text = request_cost.sentence({**asked, "time_limit": request.seconds, "cost": _cost(outlook)})
+    text = request_cost.sentence({**asked, "time_limit": request.seconds, "cost": _cost(forecast)})
     text = text if request.jobs == 1 else f"{text}, for {request.jobs} jobs"
     text = text if request.seconds else f"{text}; the cost is unknown, because the request has no time limit"
     said = [("asks for", f"{text}; {start}" if start and not whole else text)]
-    said += [("", term) for term in outlook.terms if whole]
-    if outlook.most is not None:
-        hours = request_cost.amount(outlook.most)
+    said += [("", term) for term in forecast.terms if whole]
+    if forecast.most is not None:
+        hours = request_cost.amount(forecast.most)
         said.append(
-            ("", f"this cost is for one attempt; all attempts together use at most {hours} node-h ({outlook.limit})")
+            ("", f"this cost is for one attempt; all attempts together use at most {hours} node-h ({forecast.limit})")
         )
-    if whole and outlook.by_slurm is not None:
-        theirs = f"Slurm's billing weights give a cost of {request_cost.amount(outlook.by_slurm)} {outlook.unit}"
-        differs = outlook.billed is not None and not math.isclose(outlook.by_slurm, outlook.billed, rel_tol=0.01)
+    if whole and forecast.by_slurm is not None:
+        theirs = f"Slurm's billing weights give a cost of {request_cost.amount(forecast.by_slurm)} {forecast.unit}"
+        differs = forecast.billed is not None and not math.isclose(forecast.by_slurm, forecast.billed, rel_tol=0.01)
         said.append(("", f"{theirs}; the profile's weights give another cost" if differs else theirs))
     if whole and start:
         said.append(("start", start))
-    if outlook.advice:
-        said.append(("time", outlook.advice))
+    if forecast.advice:
+        said.append(("time", forecast.advice))
     if whole:
-        said += [("not known", problem) for problem in outlook.problems]
+        said += [("not known", problem) for problem in forecast.problems]
     return said
 
 
-def _cost(outlook: Outlook) -> str:
+def _cost(forecast: Forecast) -> str:
     """Return the highest cost and its share of the grant, empty without a time limit."""
-    if not outlook.request.seconds:
+    if not forecast.request.seconds:
         return ""
-    text = request_cost.price(outlook.request, outlook.request.node_hours, outlook.billed, outlook.unit)
-    if outlook.budget is None:
+    text = request_cost.price(forecast.request, forecast.request.node_hours, forecast.billed, forecast.unit)
+    if forecast.budget is None:
         return text
-    if outlook.billed is None:
-        return (
-            f"{text} ({request_cost.amount(outlook.budget.left)} {outlook.unit} of account {outlook.account} are left)"
-        )
-    share = 100 * outlook.billed / outlook.budget.total if outlook.budget.total else 100.0
-    left = f"{request_cost.amount(outlook.budget.left)} {outlook.unit} left"
-    left = f"only {left}" if outlook.billed > outlook.budget.left else left
-    return f"{text}, {request_cost.amount(share)} % of the grant of account {outlook.account} ({left})"
+    left = f"{request_cost.amount(forecast.budget.left)} {forecast.unit}"
+    if forecast.billed is None:
+        return f"{text} ({left} of account {forecast.account} are left)"
+    share = 100 * forecast.billed / forecast.budget.total if forecast.budget.total else 100.0
+    left = f"only {left}" if forecast.billed > forecast.budget.left else left
+    return f"{text}, {request_cost.amount(share)} % of the grant of account {forecast.account} ({left} left)"
 
 
 def _start(text: str, now: datetime.datetime, source: str) -> str:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from hpcml.failures import job_log
 from hpcml.failures.evidence import Piece
 from hpcml.failures.rules import ERROR
 
@@ -35,10 +36,6 @@ _EXPLAINS = re.compile(
     r"timed? ?out|exceed|not (?:found|permitted|supported|available)"
 )
 _COMPLAINS = re.compile(r"(?i)\b(?:\w*error|fatal|failed|failure|cannot|\w*exception|not found|no such)\b")
-_TASK = re.compile(
-    r"(?m)^srun: error: (?P<node>\S+): (?P<task>tasks? [\d,-]+): "
-    r"(?P<how>Exited with exit code \d+|Segmentation fault|Aborted|Bus error|Killed|Terminated)"
-)
 _WHAT = re.compile(r"\s+what\(\): +(\S.*)")
 _FRAME = re.compile(r"frame #\d+: ")
 _PREFIX = re.compile(r"\[rank(\d+)\]:(?:\s|$)")  # which PyTorch writes before each line of a traceback
@@ -87,10 +84,7 @@ def last_complaint(output: Piece) -> Words | None:
 
 def failed_task(output: Piece) -> str:
     """Return the first report of srun, near the end, on a task that failed, as a clause; empty if there is none."""
-    near = "\n".join(output.text.rstrip().split("\n")[-NEAR:])
-    if not (task := _TASK.search(near)):
-        return ""
-    return f"srun reported of {task['task']} on {task['node']}: {task['how']}"
+    return job_log.failed_task("\n".join(output.text.rstrip().split("\n")[-NEAR:]))
 
 
 def printed_error(output: Piece) -> ChildError | None:

@@ -46,11 +46,10 @@ class FileSystemHang:
         """Return what the process has waited for, empty if it has not, or not long; ``now`` is in seconds."""
         waiting = {}
         for thread in self._threads():
-            function = _kernel_text(thread / "wchan")
+            function = sysfs.read(thread / "wchan")
             if _WAITS.fullmatch(function):
-                woken = _kernel_text(thread / "status").rpartition("\nvoluntary_ctxt_switches:")[
-                    2
-                ]  # counts of two kinds
+                counts = sysfs.read(thread / "status")
+                woken = counts.rpartition("\nvoluntary_ctxt_switches:")[2]  # counts of two kinds
                 began, before = self.since.get(thread.name, (now, woken))
                 waiting[thread.name] = (began if before == woken else now, woken)
         self.since = waiting
@@ -58,7 +57,7 @@ class FileSystemHang:
         if not longest or now - waiting[longest][0] < HUNG_AFTER:
             return ""
         thread = self.place / "task" / longest
-        return f"{self._file(thread)}{_kernel_text(thread / 'wchan')}"
+        return f"{self._file(thread)}{sysfs.read(thread / 'wchan')}"
 
     def _threads(self) -> list[Path]:
         try:
@@ -68,7 +67,7 @@ class FileSystemHang:
 
     def _file(self, thread: Path) -> str:
         """Return the file that a thread reads or writes, with a comma; empty where the kernel does not tell it."""
-        call = _kernel_text(thread / "syscall").split()
+        call = sysfs.read(thread / "syscall").split()
         if len(call) < 2 or call[0] not in _READS:
             return ""
         try:
@@ -76,10 +75,3 @@ class FileSystemHang:
         except (OSError, ValueError):
             return ""
         return f"{str(path)[:300]}, "
-
-
-def _kernel_text(path: Path) -> str:
-    try:
-        return path.read_text().strip()
-    except OSError:
-        return ""  # it has ended, or the kernel does not tell

@@ -1,0 +1,59 @@
+"""``hpcml submit`` of a batch script that is a job array: each task is a run."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from typing import TYPE_CHECKING
+
+from hpcml.cli import common, wait
+from hpcml.errors import UsageError
+from hpcml.runs import directories, notes
+from hpcml.terminal import say_fitted
+from hpcml.units import counted
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+
+    from hpcml.runs.submit import Prepared
+
+
+def hand_over(options: Namespace, prepared: Prepared, *, waits: bool) -> int:
+    """Submit the array, and wait for the ends of its tasks or not."""
+    from hpcml.runs import submit as submission
+
+    made = prepared.plan
+    if options.prepare:
+        hint = f"Submit it now, or print its script: hpcml submit --dry-run=script {prepared.spec.code.script.name}."
+        raise UsageError("hpcml prepares no job array", place="--prepare", hint=hint)
+    with options.caller.handing_over(made.run_id) if options.caller else contextlib.nullcontext():
+        runs = submission.submit_all(prepared)
+    if not options.json:
+        _announce(options, runs, waits=waits)
+    elif not waits:
+        rows = [
+            {"run": run.id, "directory": str(run.paths.directory), **run.submission.as_json()}
+            for run in runs
+            if run.submission
+        ]
+        common.print_json({"array": made.run_id, "job": runs[0].job.partition("_")[0], "runs": rows})
+    return wait.wait_for(runs, as_json=options.json) if waits else 0
+
+
+def _announce(options: Namespace, runs: list[directories.Run], *, waits: bool) -> None:
+    """Say which runs they are, and how to list, read and end them."""
+    first, last = runs[0], runs[-1]
+    job, name = first.job.partition("_")[0], first.name.rpartition("_")[0]
+    which = first.id if len(runs) == 1 else f"{first.id} … {last.name}"
+    host = common.host_of(options)
+    lines = [("runs", f"{which}  job {job}, {counted(len(runs), 'task')}")]
+    if not waits:
+        listed, read, end = (
+            common.from_host(host, f"hpcml {words}")
+            for words in (f"ls --name '{name}_*'", f"logs {first.name}", f"cancel {job}")
+        )
+        lines.append(("next", f"{listed}, then {read}. To end all tasks: {end}"))
+    for title, text in lines:
+        say_fitted(text, sys.stderr, first=f"  {title:<11}", rest=" " * 13)
+    if first.submission:
+        notes.show_submitted(first.submission)

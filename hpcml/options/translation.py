@@ -1,0 +1,443 @@
+"""A batch script as one line of hpcml: the options, what its lines prepare, and the one command that it starts.
+
+Nothing of the script is run. What is not certain to do the same work is refused with the number of its line.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from hpcml.gpu_vendor import VENDOR
+from hpcml.options import launched
+from hpcml.options.launched import Launch
+from hpcml.options.sbatch_translated import Layout, Row, Taken, layout, read, taken
+from hpcml.options.shell_lines import Statement, UntranslatedError, Word, statements, text_of, words
+from hpcml.options.shell_values import Values, assignment, names, rendered
+from hpcml.schedulers import batch_variables
+from hpcml.terminal import json_text, shown
+
+_SHELLS = re.compile(r"#![ \t]*(?:\S*/)?(?:env[ \t]+)?(?:ba|da)?sh((?:[ \t]+-[euvx]+)*)[ \t]*")
+_PRINT = {
+    "echo", "printf", "date", "hostname", "pwd", "whoami", "env", "printenv", "which", "type", VENDOR.tool, "lscpu",
+    "free", "uptime", "ls", "df", "id", "uname", "nproc", "squeue", "sinfo", "sacct", "sstat", "scontrol", "true", ":",
+}  # fmt: skip
+_PREPARE = {
+    "module", "ml", "source", ".", "conda", "mamba", "micromamba", "ulimit", "mkdir", "cp", "mv", "rm", "ln",
+    "touch", "tar", "unzip", "gunzip", "rsync", "chmod", "virtualenv", "pip", "pip3", "spack",
+}  # fmt: skip
+_PREPARES = re.compile(
+    r"""python3? -m (?:venv|pip) .*|uv (?:venv|pip|sync)\b.*|eval "?\$\((?:conda|mamba|micromamba) [\w. -]+\)"?"""
+)
+_BUILTINS = {
+    "trap", "alias", "shopt", "umask", "eval", "pushd", "popd", "exit", "return", "declare", "read", "shift", "let",
+}  # fmt: skip
+_UNLOADS = re.compile(
+    r"(?:module|ml) (?:purge|unload|list)\b.*|(?:(?:conda|mamba|micromamba) )?deactivate|wait|exit(?: 0| \$\?)?"
+)
+# Files that set no variable of a script's but those of the environment.
+_ACTIVATES = re.compile(r"(?:source|\.) (?:\S*/)?(?:bin/activate|conda\.sh)(?: \S+)?")
+_READS_FILE = re.compile(r"(?:source|\.)\s")
+_PURE = {
+    "scontrol", "hostname", "head", "tail", "echo", "expr", "sed", "awk", "cut", "tr", "shuf", "seq", "getent", "host",
+    "nslookup", "ip", "date", "printf", "wc", VENDOR.tool, "sort", "uniq", "grep", "basename", "dirname", "realpath",
+    "pwd", "nproc", "xargs", "whoami", "cat", "nodeset", "uname", "which", "srun", "",
+}  # fmt: skip
+_SUBSTITUTION = re.compile(r"\$\(|`|<\(")
+_PROGRAM = re.compile(r"(?:\$\(|<\(|`(?=\w)|\||;|&&)\s*([\w./-]*)")
+_STEP = re.compile(r"\bsrun\b(?![^|;)]*\bhostname\b)")  # a step that does more than name a node
+_WRITES = re.compile(r">(?!&\d|\s*/dev/null)")
+# What hpcml sets in each rank.
+_RENDEZVOUS = {"MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE"}
+_OF_SHELL = {"IFS", "BASH_ENV", "PS4", "RANK", "LOCAL_RANK", "NODE_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK"}
+_SECRET = re.compile(r"TOKEN|SECRET|PASS|CREDENTIAL|(?:^|_)KEY$|API_?KEY", re.IGNORECASE)
+_SIZES = ("--nodes", "--gpus-per-node", "--cpus-per-node", "--memory-per-node", "--ranks")
+
+
+class Translation(NamedTuple):
+    """What of hpcml's does the same as a batch script, and where each of its lines went."""
+
+    options: tuple[Taken, ...]
+    command: tuple[str, ...]  # after --
+    number: int  # the line of the command
+    rows: tuple[Row, ...]
+
+    @property
+    def line(self) -> str:
+        """The line to type; of a variable that looks like a secret only the name."""
+        options = [word for taken in self.options for word in public(taken.words)]
+        return " ".join(map(quoted, ["hpcml", "submit", *options, "--", *self.command]))
+
+
+def public(words: tuple[str, ...]) -> tuple[str, ...]:
+    """Return an option without the value of a variable that looks like a secret."""
+    name, equals, _ = words[-1].partition("=")
+    return ("--env", name) if words[0] == "--env" and equals and _SECRET.search(name) else words
+
+
+def quoted(word: str) -> str:
+    """Return a word as bash reads it, all in printable characters."""
+    if shown(word) == word:
+        return shlex.quote(word)
+    escaped = word.replace("\\", "\\\\").replace("'", "\\'")
+    return f"$'{''.join(one if shown(one) == one else _escape(ord(one)) for one in escaped)}'"
+
+
+def _escape(code: int) -> str:
+    if 0xDC80 <= code < 0xDD00:  # a byte that is no text
+        return f"\\x{code - 0xDC00:02x}"
+    return f"\\x{code:02x}" if code < 0x80 else f"\\U{code:08x}"
+
+
+def translate(
+    text: str, arguments: Sequence[str], typed: Mapping[str, Any], variables: Mapping[str, str], *, slurm: bool
+) -> Translation:
+    """Return what of hpcml's does the same as a batch script.
+
+    Parameters
+    ----------
+    text, arguments
+        The script, and its arguments.
+    typed
+        The options of hpcml's that are typed beside it: ``nodes`` and ``mpi`` decide what lines leave open.
+    variables
+        Variables of the shell that have the same value in the job.
+    slurm
+        Whether the site has Slurm, and the job its variables.
+
+    Raises
+    ------
+    UntranslatedError
+        The first line that hpcml has no word for.
+    """
+    if not (match := _SHELLS.fullmatch(text.partition("\n")[0])):
+        raise UntranslatedError(1, "another shell, or options of the shell that change what lines do")
+    asked = read(text)
+    made = layout(asked, str(typed.get("nodes") or ""))
+    options, rows = taken(text, asked, made)
+    numbered = {str(number): word for number, word in enumerate(arguments[:9], 1)}
+    values = Values({**variables, **made.variables, **numbered, "#": str(len(arguments))}, arguments)
+    script = _Script(text, made, values, slurm=slurm)
+    script.ends_early = "e" in match[1]
+    return script.translated(options, rows, str(typed.get("mpi") or ""))
+
+
+class _Item(NamedTuple):
+    """A statement: what it is, its text, the variables that it reads, and the one that it sets."""
+
+    number: int
+    kind: str  # setup, assigned, exported (as --env takes it), cd, print, step, exit, unload or command
+    text: str
+    reads: frozenset[str] = frozenset()
+    sets: str = ""
+    words: tuple[Word, ...] = ()
+    redirections: tuple[tuple[str, Word], ...] = ()
+    note: str = ""
+
+
+class _Script:
+    """The statements of a script."""
+
+    def __init__(self, text: str, made: Layout, values: Values, *, slurm: bool) -> None:
+        self.text, self.made, self.values, self.slurm = text, made, values, slurm
+        self.exported = {*values.words}
+        self.ends_early = False
+        self.mpi = ""
+
+    def translated(self, options: list[Taken], rows: list[Row], mpi: str) -> Translation:
+        """Return the whole translation, with the options of the #SBATCH lines and their rows."""
+        items = list(self._items())
+        at = _command_of(items)
+        command, before, after = items[at], items[:at], items[at + 1 :]
+        for item in after:
+            if item.kind not in ("print", "unload", "assigned") or not _does_no_work(item):
+                raise UntranslatedError(item.number, "a command after the one that hpcml starts")
+        launch = launched.of(command.words, self.made, mpi or self.mpi, command.number, slurm=self.slurm)
+        by_shell, needed = self._command(command, launch, [item for item in before if item.kind == "cd"])
+        kept = self._kept(before, needed, has_ranks=bool(launch.ranks))
+        options += self._prepared(kept, needed)
+        ranks = (("--ranks", launch.ranks),) if launch.ranks else ()
+        options += [Taken(words, command.number) for words in (*ranks, *launch.options)]
+        sizes = " ".join(word for taken in options for word in taken.words if taken.words[0] in _SIZES)
+        rows = [row._replace(goes_to=row.goes_to or sizes) for row in rows]
+        rows += [_row(item, kept, launch) for item in (*before, *after)]
+        rows.append(Row(command.number, rendered(command.words), launch.note or "the command"))
+        words = tuple(by_shell or [text_of(word) or "" for word in launch.words])
+        return Translation(tuple(options), words, command.number, tuple(sorted(rows, key=lambda row: row.number)))
+
+    # -- statements ------------------------------------------------------------------------------------------------
+
+    def _items(self) -> Iterator[_Item]:
+        """Yield what each statement is."""
+        group, operators = list[_Item](), list[str]()
+        for statement in statements(self.text):
+            prefix = list(itertools.takewhile(assignment, statement.words))
+            found = [self._assignment(statement.number, word, exports=False) for word in prefix]
+            if len(prefix) < len(statement.words):
+                yield from (self._for_command(item) for item in found)
+                found = [self._item(statement._replace(words=statement.words[len(prefix) :]))]
+                is_read = {name for name, _, _ in filter(None, map(assignment, prefix))} & found[0].reads
+                if prefix and (found[0].kind != "command" or is_read):
+                    raise UntranslatedError(statement.number, "variables for one command")
+            if len(found) != 1 or (
+                statement.redirections and found[0].kind == "assigned" and not found[0].redirections
+            ):
+                raise UntranslatedError(statement.number, "several variables in one line, or a redirection alone")
+            if found[0].kind == "cd" and not group and statement.after in ("", "&&"):
+                yield found[0]
+                continue
+            group += found
+            operators += [statement.after] if statement.after else []
+            if not statement.after:
+                yield _list(group, operators)
+                group, operators = [], []
+        if group:
+            raise UntranslatedError(group[0].number, "a list of commands that does not end")
+
+    def _for_command(self, item: _Item) -> _Item:
+        """Return a variable that is set for the command alone."""
+        value = self.values.text(item.sets)
+        if value is None:
+            raise UntranslatedError(item.number, "variables for one command")
+        self.values.forget(item.sets)  # its own words do not have it
+        return item._replace(kind="exported", text=f"{item.sets}={value}")
+
+    def _item(self, statement: Statement) -> _Item:
+        """Return what a statement is that does more than set variables."""
+        number, redirections = statement.number, statement.redirections
+        found = tuple(word for one in statement.words for word in self.values.divided(one))
+        name = text_of(found[0]) or "" if found else ""
+        ends = "".join(f" {sign}{' ' * (sign == '<')}{rendered([word])}" for sign, word in redirections)
+        reads = names([*found, *(word for _, word in redirections)])
+        item = _Item(number, "command", f"{rendered(found)}{ends}", reads, "", found, redirections)
+        if name in ("export", "readonly"):
+            return self._exported(statement, name)
+        if name in ("mapfile", "readarray", "unset"):
+            return self._changed(item, name)
+        if name == "set":
+            return self._set(item)
+        if name in _PREPARE or _PREPARES.fullmatch(item.text):
+            if _READS_FILE.match(item.text) and not _ACTIVATES.fullmatch(item.text):
+                self.values.forget_all()
+            if name in ("module", "ml"):
+                self.mpi = launched.mpi_of_modules(item.text) or self.mpi
+            return item._replace(kind="unload" if _UNLOADS.fullmatch(item.text) else "setup")
+        kind = _kind(name, item)
+        if kind == "command" and name in _BUILTINS:
+            raise UntranslatedError(number, f"{name}, which hpcml has no word for")
+        return item._replace(kind=kind)
+
+    def _set(self, item: _Item) -> _Item:
+        """Return ``set -euo pipefail`` as what it is: a part of how the lines that prepare end."""
+        flags = [text_of(word) or "?" for word in item.words[1:]]
+        if not all(re.fullmatch(r"[-+][a-zA-Z]*|pipefail|errexit|nounset|xtrace", flag) for flag in flags):
+            raise UntranslatedError(item.number, "set with arguments")
+        self.ends_early = self.ends_early or bool(re.search(r"-\w*e|-\w*o errexit", item.text))
+        ends_unset = "+" not in item.text and re.search(r"-\w*u|nounset", item.text)
+        return item._replace(kind="setup", text="set -u") if ends_unset else item._replace(kind="print")
+
+    def _exported(self, statement: Statement, name: str) -> _Item:
+        """Return ``export A=b`` or ``export A``."""
+        if len(statement.words) != 2 or statement.redirections:
+            raise UntranslatedError(statement.number, f"{name} of several variables in one line")
+        word = statement.words[1]
+        if assignment(word):
+            return self._assignment(statement.number, word, exports=name == "export")
+        variable = text_of(word) or ""
+        if name != "export" or not variable.isidentifier():
+            raise UntranslatedError(statement.number, f"{name} {variable}, which hpcml has no word for")
+        self.exported.add(variable)
+        if (value := self.values.text(variable)) is not None:
+            return _Item(statement.number, "exported", f"{variable}={value}", sets=variable)
+        return _Item(statement.number, "setup", f"export {variable}", frozenset([variable]))
+
+    def _changed(self, item: _Item, name: str) -> _Item:
+        """Return a statement that changes variables by a program's output, or removes them."""
+        targets = [text_of(word) or "" for word in (item.words[-1:] if name != "unset" else item.words[1:])]
+        for target in targets:
+            if batch_variables.is_slurms(target) or target in (*_RENDEZVOUS, "PATH"):
+                raise UntranslatedError(item.number, f"{name} of a variable that hpcml needs")
+            self.values.forget(target)
+        if name == "unset":
+            return item._replace(kind="setup")
+        self.values.lost.add(targets[0])
+        return item._replace(kind="assigned", sets=targets[0])
+
+    def _assignment(self, number: int, word: Word, *, exports: bool) -> _Item:
+        name, plus, rest = assignment(word) or ("", "", ())
+        if batch_variables.is_of_steps(name):
+            return _Item(number, "print", rendered([word]), note="left out (only for srun)")
+        if plus or name in _OF_SHELL or batch_variables.is_slurms(name) or name.startswith("HPCML_"):
+            raise UntranslatedError(number, f"{name}{plus}=, which hpcml has no word for")
+        value, elements = self.values.joined(rest), None
+        if rest and rest[0].kind == "array":
+            elements = [one for part in words(rest[0].text[1:-1], number) for one in self.values.divided(part)]
+        self.values.assign(name, value, elements)
+        text = text_of(value)
+        if exports:
+            self.exported.add(name)
+            if text is not None:
+                return _Item(number, "exported", f"{name}={text}", sets=name)
+        said = f"{name}={rendered([value]) if value else ''}"
+        return _Item(number, "setup" if exports else "assigned", f"{'export ' * exports}{said}", names([value]), name)
+
+    # -- what is kept ----------------------------------------------------------------------------------------------
+
+    def _kept(self, before: list[_Item], needed: frozenset[str], *, has_ranks: bool) -> list[_Item]:
+        """Return the items of hpcml's line: those that prepare, and the variables that they or the command need."""
+        kept: list[_Item] = []
+        is_last = True  # of variables, after which nothing changes them
+        for item in reversed(before):
+            is_read = any(item.sets in one.reads for one in kept)
+            of_ranks = item.sets in _RENDEZVOUS and has_ranks and not is_read
+            if of_ranks or (item.kind == "assigned" and not is_read and item.sets not in needed):
+                self._check_left_out(item)
+            elif item.kind == "exported":
+                if is_last or _SECRET.search(item.sets):
+                    kept.append(item)
+                else:
+                    name, _, value = item.text.partition("=")
+                    kept.append(item._replace(kind="setup", text=f"export {name}={shlex.quote(value)}"))
+            elif item.text.startswith("exit"):
+                raise UntranslatedError(item.number, "an exit before the command")
+            elif item.kind in ("setup", "cd", "assigned") or (item.kind == "unload" and item.text != "wait"):
+                kept.append(item)
+                is_last = False
+        kept.reverse()
+        while kept and kept[-1].kind == "cd":  # the command has these
+            kept.pop()
+        return kept if any(item.text != "set -u" for item in kept) else []
+
+    def _check_left_out(self, item: _Item) -> None:
+        value = item.text.partition("=")[2]
+        if item.sets == "WORLD_SIZE" and value.isdecimal() and int(value) != self.made.tasks:
+            raise UntranslatedError(item.number, f"WORLD_SIZE={value}, but {self.made.tasks} tasks")
+        if not _does_no_work(item):
+            raise UntranslatedError(item.number, f"{item.sets}, whose command may do more than print")
+
+    def _prepared(self, kept: list[_Item], needed: frozenset[str]) -> Iterator[Taken]:
+        """Yield the options for what prepares the command, and for the variables that it has."""
+        setup = [item for item in kept if item.kind != "exported"]
+        for item in setup:
+            self._check_variables(item.number, item.reads)
+        unknown = {name for name in needed - self.exported - self.values.lost if not _is_set_by_job(name)}
+        added = needed & {item.sets for item in setup if item.kind == "assigned"}
+        added |= unknown if any(_READS_FILE.match(item.text) for item in setup) else frozenset()
+        if setup:
+            lines = [item.text for item in setup] + ([f"export {' '.join(sorted(added))}"] if added else [])
+            yield Taken(("--set", f"runtime.setup={json_text(lines)}"), setup[0].number)
+            if self.ends_early:
+                yield Taken(("--set", "runtime.setup_errors=end"), setup[0].number)
+        yield from (Taken(("--env", item.text), item.number) for item in kept if item.kind == "exported")
+
+    # -- the command -----------------------------------------------------------------------------------------------
+
+    def _command(self, item: _Item, launch: Launch, folders: list[_Item]) -> tuple[list[str], frozenset[str]]:
+        """Return the command for the shell of each process, empty if it needs none, and the variables that it reads."""
+        redirections = () if all(_is_quiet(*one) for one in item.redirections) else item.redirections
+        if redirections and launch.ranks and self.made.tasks > 1:
+            raise UntranslatedError(item.number, "a file for the output of several tasks. hpcml logs RUN has it")
+        if folders and text_of(folders[-1].words[1]) in (".", self.values.text(batch_variables.FOLDER)):
+            folders = []
+        parts = [*launch.words, *(word for _, word in redirections), *(folder.words[1] for folder in folders)]
+        self._check_variables(item.number, names(parts))
+        if any(piece.kind == "sub" for word in parts for piece in word):
+            raise UntranslatedError(item.number, "a command in the words of the one that hpcml starts")
+        if not folders and not redirections and all(text_of(word) is not None for word in parts):
+            return [], frozenset()
+        if text_of(launch.words[0]) is None:
+            raise UntranslatedError(item.number, "a program whose name is not known before the job")
+        moves = "".join(f"cd {rendered([folder.words[1]])} && " for folder in folders)
+        ends = "".join(f" {sign}{rendered([word])}" for sign, word in redirections)
+        return ["bash", "-c", f"{moves}exec {rendered(launch.words)}{ends}"], names(parts)
+
+    def _check_variables(self, number: int, read: frozenset[str]) -> None:
+        for name in sorted(read):
+            if not name.isidentifier():
+                raise UntranslatedError(number, f"${name}, whose value only the batch script's shell knows")
+            if batch_variables.is_slurms(name) and not (self.slurm and batch_variables.is_same(name)):
+                where = "in hpcml's job" if self.slurm else "without Slurm"
+                raise UntranslatedError(number, f"{name}, which has another value {where}")
+
+
+def _kind(name: str, item: _Item) -> str:
+    """Return what a command is that only prints, moves, or ends the script; else ``command``."""
+    is_quiet = all(_is_quiet(*one) for one in item.redirections)
+    if name == "cd" and len(item.words) == 2 and is_quiet:
+        return "cd"
+    if _UNLOADS.fullmatch(item.text):
+        return "unload"
+    if re.fullmatch(r"exit [0-9]+", item.text):
+        return "exit"
+    if name in _PRINT and is_quiet and not (name == "env" and len(item.words) > 1) and _does_no_work(item):
+        return "print"
+    if name in ("srun", "mpirun") and is_quiet and text_of(item.words[-1]) in ("hostname", "date", VENDOR.tool):
+        return "step"
+    return "command"
+
+
+def _list(group: list[_Item], operators: list[str]) -> _Item:
+    """Return commands with ``&&`` and ``||`` between them as one of the lines that prepare."""
+    kinds = [item.kind for item in group]
+    if kinds != ["exit"] and (len(group) == 1 or (kinds == ["cd", "exit"] and operators == ["||"])):
+        return group[0]
+    for item in group:
+        if len(group) == 1 or item.kind not in ("setup", "print", "exit"):
+            what = "a command that depends on another (&&, ||)" if len(group) > 1 else item.text
+            raise UntranslatedError(item.number, what)
+    text = " ".join(f"{item.text} {operator}".strip() for item, operator in zip(group, [*operators, ""], strict=True))
+    return _Item(group[0].number, "setup", text, frozenset(name for item in group for name in item.reads))
+
+
+def _command_of(items: list[_Item]) -> int:
+    """Return which statement is the command: the only one that does work, or the only one that prints in a step."""
+    work = [at for at, item in enumerate(items) if item.kind == "command"]
+    steps = [at for at, item in enumerate(items) if item.kind == "step"]
+    if len(work or steps) > 1:
+        raise UntranslatedError(items[(work or steps)[1]].number, "a second command; hpcml starts one")
+    if not work and not steps:
+        raise UntranslatedError(items[-1].number if items else 1, "no command that hpcml could start")
+    for at in steps if work else ():
+        items[at] = items[at]._replace(kind="print")
+    return (work or steps)[0]
+
+
+def _does_no_work(item: _Item) -> bool:
+    """Return whether the substitutions of a line do no work, so that it can be left out."""
+    text = re.sub(r"'[^']*'", "''", item.text)
+    if not _SUBSTITUTION.search(text):
+        return True
+    programs = {match[1] for match in _PROGRAM.finditer(text)}
+    if item.sets in _RENDEZVOUS:
+        programs -= {"python", "python3"}
+    return programs <= _PURE and not _WRITES.search(text) and not _STEP.search(text)
+
+
+def _is_set_by_job(name: str) -> bool:
+    return batch_variables.is_slurms(name) or name in _RENDEZVOUS
+
+
+def _is_quiet(sign: str, word: Word) -> bool:
+    """Return whether a redirection loses nothing: one stream joins another, or there is no input."""
+    return text_of(word) == "/dev/null" or (sign == "2>&" and text_of(word) == "1")
+
+
+def _row(item: _Item, kept: list[_Item], launch: Launch) -> Row:
+    """Return where a statement beside the command went."""
+    same = next((one for one in kept if one.number == item.number and one.sets == item.sets), None)
+    if item.kind == "cd":
+        goes_to = "the command's folder"
+    elif same:
+        goes_to = f"--env {item.sets}" if same.kind == "exported" else "runtime.setup"
+    elif item.note:
+        goes_to = item.note
+    elif item.sets in _RENDEZVOUS and launch.ranks:
+        goes_to = f"left out (hpcml sets {item.sets})"
+    elif item.kind == "assigned":
+        goes_to = "left out (its value is in the line, or nothing needs it)"
+    else:
+        goes_to = "left out (it only prints, or ends the script)"
+    return Row(item.number, public(("--env", item.text))[1] if item.kind == "exported" else item.text, goes_to)

@@ -1,0 +1,131 @@
+"""A batch script submitted as the line of hpcml's that does the same (``--translate``); nothing of it runs here."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hpcml import files, kinds, schedulers
+from hpcml.errors import UsageError
+from hpcml.forms import Form
+from hpcml.options import batch_scripts, script_lines
+from hpcml.options.reading import request_of
+from hpcml.options.shell_lines import UntranslatedError
+from hpcml.options.translation import Translation, translate
+from hpcml.request.record import RunRequest, job_name
+from hpcml.runs import dask_named, programs
+from hpcml.schedulers import batch_variables
+from hpcml.sites import layers, lookup
+
+if TYPE_CHECKING:
+    from hpcml.options.parser import Parser
+
+_MOST = 1 << 16  # bytes of a batch script
+_PAGE = "hpcml help from-batch-scripts"
+
+
+def of_file(script: Path, arguments: Sequence[str], typed: Mapping[str, Any], *, slurm: bool) -> Translation:
+    """Return what of hpcml's does the same as a batch script, without what is typed beside it.
+
+    Raises
+    ------
+    UntranslatedError
+        The first line that hpcml has no word for.
+    """
+    try:
+        content = files.read(script, _MOST, ours=False, follow=True)
+    except files.ForeignError as error:
+        raise UntranslatedError(1, error.why) from error
+    except OSError as error:
+        raise UntranslatedError(1, f"it cannot be read: {error.strerror}") from error
+    variables = {name: value for name, value in layers.process_environment().items() if name in ("HOME", "USER")}
+    if script.is_relative_to(here := layers.here()):  # one that a laptop sent was submitted in another folder
+        variables[batch_variables.FOLDER] = str(here)
+    made = translate(content.decode(errors="surrogateescape"), arguments, typed, variables, slurm=slurm)
+    _check_files(made)
+    return made
+
+
+def _check_files(made: Translation) -> None:
+    """Refuse a file that a line reads and that starts tasks: in hpcml's job it would start others."""
+    for row in made.rows:
+        match = re.fullmatch(r"(?:source|\.) ([\w./~-]+)", row.text)
+        if not match:
+            continue
+        with contextlib.suppress(OSError, RuntimeError):  # on the nodes alone, or nobody's home
+            path = layers.here() / Path(match[1]).expanduser()
+            text = files.read(path, _MOST, ours=False, follow=True).decode(errors="replace")
+            if found := next(batch_scripts.launchers(text), ""):
+                raise UntranslatedError(row.number, f"{match[1]}, which has a line with {found}")
+
+
+def in_words(script: Path, arguments: Sequence[str], *, slurm: bool) -> str:
+    """Return hpcml's line for a batch script, or the first line of it that hpcml has no word for."""
+    try:
+        return of_file(script, arguments, {}, slurm=slurm).line
+    except UntranslatedError as error:
+        return f"none: line {error.number} of {script.name} has {error.what}"
+
+
+def hint(script: Path, arguments: Sequence[str]) -> str:
+    """Return what to type on a site without Slurm."""
+    try:
+        line = of_file(script, arguments, {}, slurm=False).line
+    except UntranslatedError as error:
+        why = f"hpcml has no line that does the same: line {error.number} has {error.what}."
+        return f"{why} To start it on one node: hpcml submit -- bash {shlex.quote(script.name)}. More: {_PAGE}."
+    return f"Add --translate, or type: {line}. More: {_PAGE}."
+
+
+def request(
+    given: dict[str, Any], arguments: Sequence[str], parser: Parser, folder: Path | None = None
+) -> tuple[RunRequest, Translation]:
+    """Return the request for the line that does the same as a batch script, and the translation.
+
+    Parameters
+    ----------
+    given
+        The typed options, which count more; it gets those of the script's lines.
+    arguments
+        The batch script and its arguments.
+    folder
+        Of a script that a laptop sent: the folder that it runs in.
+
+    Raises
+    ------
+    UsageError
+        If the script is none, or a line of it has no word of hpcml's.
+    """
+    here = folder or layers.here()
+    script = here / arguments[0]
+    if programs.as_batch_script(programs.code([str(script)], here)).form is not Form.BATCH:
+        problem = "--translate is for a batch script with #SBATCH lines"
+        raise UsageError(problem, place=arguments[0], hint="Remove --translate.")
+    origins = script_lines.lay_below(given, script, parser, as_is=True)
+    site = lookup.load_here(given.get("site") or "", here, given.get("set") or (), given.get("line_set") or ()).site
+    slurm = schedulers.get(site.scheduler).BATCH_SCRIPTS
+    try:
+        made = of_file(script, arguments[1:], given, slurm=slurm)
+    except UntranslatedError as error:
+        way = f"To run the script as it is: hpcml submit {shlex.quote(script.name)}. " if slurm else ""
+        problem = f"hpcml has no line that does the same as {script.name}: it has {error.what}"
+        raise UsageError(problem, place=f"line {error.number} of {script.name}", hint=f"{way}More: {_PAGE}.") from error
+    lines = [(f"line {taken.number} of {script.name}", shlex.join(taken.words)) for taken in made.options]
+    origins += script_lines.lay_translated(given, lines, parser)
+    code = programs.code(["--", *made.command], here)
+    if folder and not (code.script.is_absolute() and code.script.is_relative_to(folder)):
+        refused = f"A laptop sends only a script or a program of its folder, but {script.name} starts {code.script}"
+        way = "Copy the folder to the cluster, and submit there."
+        raise UsageError(refused, place=f"line {made.number} of {script.name}", hint=way)
+    if made.command[0] == "bash" and not given.get("name"):
+        given["name"] = job_name(RunRequest.of(script))
+    spec = request_of(given, code._replace(batch_words=(str(script), *arguments[1:])))._replace(origins=origins)
+    prepares = any("runtime.setup" in word for taken in made.options for word in taken.words)
+    if prepares and not spec.python and kinds.get(spec.kind).has_cluster and dask_named.names_dask(spec):
+        problem = f"{code.script.name} uses Dask, whose workers would not have the Python that {script.name} prepares"
+        raise UsageError(problem, place=f"line {made.number} of {script.name}", hint="Add --python PATH or NAME.")
+    return spec, made

@@ -1,0 +1,155 @@
+"""``hpcml submit --translate``: what is shown, recorded and refused, and what is never started."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from hpcml import errors
+from remote_world import Laptop
+from tests.said import in_order, says
+from world import World
+
+JOB = """#!/bin/bash
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=2 --time=10
+export LEVEL=3
+touch made-by-a-line
+srun python job.py "$1"
+echo done
+"""
+LINE = ("--nodes 2 --cpus-per-node 2 --time 10 --set 'runtime.setup=[\"export LEVEL=3\", \"touch made-by-a-line\"]' "
+        "--ranks 2 -- python job.py 'a b'")  # fmt: skip
+
+
+@pytest.fixture
+def job(world: World) -> Path:
+    path = world.project / "job.sh"
+    path.write_text(JOB)
+    return path
+
+
+def test_a_dry_run_shows_the_line_and_the_table_where_each_line_went(world: World, job: Path) -> None:
+    as_it_is = world.run("submit", "--site", "slurm", "--dry-run", "job.sh", "a b")
+    assert as_it_is.returncode == 0, as_it_is.stderr
+    assert f"\nin hpcml   hpcml submit {LINE}\n" in as_it_is.stdout
+    assert "batch: none beside" in as_it_is.stdout
+    done = world.run("submit", "--site", "slurm", "--dry-run", "--translate", "job.sh", "a b")
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0] == f"in hpcml   hpcml submit {LINE}"
+    assert [line[:10].strip() for line in lines[1:8]] == [
+        "line 2",
+        "line 3",
+        "line 3",
+        "line 4",
+        "line 5",
+        "line 6",
+        "line 7",
+    ]
+    assert "4 ranks" in done.stdout
+    assert not list(world.project.glob("made-by*"))
+    assert not world.jobs()
+
+
+def test_the_first_line_without_a_word_is_named(world: World, job: Path) -> None:
+    job.write_text(f"{JOB}srun other\n")
+    done = world.run("submit", "--site", "slurm", "--dry-run", "job.sh")
+    assert says(done.stdout, "in hpcml none: line 6 of job.sh has arguments")
+    refused = world.run("submit", "--site", "slurm", "--translate", "job.sh", "a")
+    assert refused.returncode == errors.USAGE
+    in_order(refused.stderr, "second command", "line 8 of job.sh", "hpcml submit job.sh")
+    assert not world.jobs()
+
+
+def test_a_site_without_slurm_names_the_option_and_the_line(world: World, job: Path) -> None:
+    done = world.run("submit", "--site", "local", "job.sh", "a b")
+    assert done.returncode == errors.USAGE
+    in_order(" ".join(done.stderr.split()), "'local'", "--translate", LINE)
+
+
+def test_the_run_records_what_was_typed_and_rerun_repeats_the_line(world: World, job: Path) -> None:
+    done = world.run("submit", "--site", "slurm", "--translate", "--name", "mine", "--time", "20", "job.sh", "a b")
+    assert done.returncode == 0, done.stderr
+    assert f"in hpcml   hpcml submit {LINE}\n" in done.stderr
+    first = world.directory()
+    again = world.run("rerun", "mine")
+    assert again.returncode == 0, again.stderr
+    second = next(path for path in first.parent.glob("mine-*") if path != first)
+    for folder in (first, second):
+        spec = json.loads((folder / "request.json").read_text())["spec"]
+        assert spec["batch_words"] == [str(job), "a b"]
+        inside = json.loads((folder / "plan.json").read_text())["inside"]
+        assert (inside["kind"], inside["job"]["nodes"], inside["workers"]["per_node"]) == ("ranks", 2, 2)
+        assert (inside["code"]["arguments"], inside["job"]["time_limit"]) == (["a b"], 1200)
+        assert "touch made-by-a-line" in (folder / "job.sh").read_text()
+    spec = json.loads((first / "request.json").read_text())["spec"]
+    assert ["--ranks 2", "line 6 of job.sh"] in spec["origins"]
+
+
+def test_a_laptop_sends_the_script_and_the_login_node_translates_it(laptop: Laptop) -> None:
+    (laptop.world.project / "job.sh").write_text(JOB)
+    done = laptop.run("submit", "--translate", "job.sh", "a b")
+    assert done.returncode == 0, done.stderr
+    (run,) = laptop.runs()
+    inside = json.loads((laptop.far / ".hpcml/runs" / run / "plan.json").read_text())["inside"]
+    assert (inside["kind"], inside["code"]["arguments"]) == ("ranks", ["a b"])
+    assert (laptop.far / ".hpcml/runs" / run / "code/job.py").is_file()
+    (laptop.world.project / "job.sh").write_text(JOB.replace("srun python job.py", "srun torchrun"))
+    refused = laptop.run("submit", "--translate", "job.sh", "a b")
+    assert refused.returncode == errors.USAGE
+    in_order(refused.stderr, "A laptop sends only", "line 6 of job.sh")
+    assert laptop.staged() == []
+
+
+def test_what_is_no_batch_script_is_refused_and_nothing_waits(world: World, job: Path) -> None:
+    os.mkfifo(world.project / "pipe.sh")
+    (world.project / "link.sh").symlink_to("nowhere")
+    (world.project / "large.sh").write_bytes(JOB.encode() + b"# x\n" * (1 << 15))
+    for name in ("pipe.sh", "link.sh", "job.py", "missing.sh"):
+        done = world.run("submit", "--site", "slurm", "--translate", name, timeout=60)
+        assert done.returncode == errors.USAGE, done.stderr
+        assert "Traceback" not in done.stderr
+    large = world.run("submit", "--site", "slurm", "--translate", "large.sh", "a")
+    assert (large.returncode, "larger than" in large.stderr) == (errors.USAGE, True), large.stderr
+    assert not world.jobs()
+
+
+def test_what_a_line_prepares_must_fit_what_hpcml_starts(world: World, job: Path) -> None:
+    """A file that starts tasks itself, and Dask's workers, which would have another Python than the script."""
+    (world.project / "more.sh").write_text("srun ./other\n")
+    job.write_text("#!/bin/bash\n#SBATCH -N 1 -n 2\nsource more.sh\nsrun python job.py\n")
+    refused = world.run("submit", "--site", "slurm", "--translate", "--dry-run", "job.sh")
+    assert refused.returncode == errors.USAGE
+    in_order(refused.stderr, "more.sh", "srun", "line 3 of job.sh")
+    (world.project / "cluster.py").write_text("from distributed import Client\nClient()\n")
+    job.write_text("#!/bin/bash\n#SBATCH -n 1\nconda activate env\npython cluster.py\n")
+    refused = world.run("submit", "--site", "slurm", "--translate", "--dry-run", "job.sh")
+    assert refused.returncode == errors.USAGE
+    in_order(refused.stderr, "cluster.py uses Dask", "line 4 of job.sh", "--python")
+
+
+def test_another_user_s_script_starts_nothing_here(world: World, job: Path) -> None:
+    """Neither its Python, for a script that does not compile, nor a line; a terminal obeys nothing of it."""
+    program = world.project / "own/bin/python3"
+    program.parent.mkdir(parents=True)
+    program.write_text('#!/bin/sh\n: >"${0%/*}/started"\n')
+    program.chmod(0o755)
+    (world.project / "new.py").write_text("match = = 1\n")
+    hostile = "$(: >started)`: >started`;: >started '\\\"\nrm -r x"
+    job.write_text(f"#!/bin/bash\n#SBATCH -n 1 -J '$(: >started)'\nexport A='{hostile.replace(chr(39), '')}'\n"
+                   f"{shlex.quote(str(program))} new.py \"$1\"\n")  # fmt: skip
+    for mode in ((), ("--dry-run",)):
+        done = world.run("submit", "--site", "slurm", "--translate", *mode, "job.sh", hostile)
+        assert "Traceback" not in done.stderr
+        shown = next(line for line in (done.stdout + done.stderr).splitlines() if line.startswith("in hpcml"))
+        line = shown.removeprefix("in hpcml   hpcml submit")
+        pasted = subprocess.run(["bash", "-c", f"hpcml() {{ printf '%s\\0' \"$@\"; }}; hpcml{line}"],
+                                capture_output=True, cwd=world.top, check=True)  # fmt: skip
+        assert pasted.stdout.split(b"\0")[-2].decode() == hostile
+    assert not list(world.top.rglob("started"))

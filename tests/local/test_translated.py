@@ -1,0 +1,81 @@
+"""Batch scripts translated and run on this machine: ranks, the lines that prepare, variables, folders, exit statuses."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from homes import Here, here
+
+pytestmark = pytest.mark.local
+__all__ = ["here"]
+
+PRINTS = """import json, os, sys
+names = ("LEVEL", "SOURCED", "GREETING", "OMP_NUM_THREADS")
+print(json.dumps([os.environ.get("RANK", "-"), os.environ.get("WORLD_SIZE", "-"), os.getcwd(), sys.argv[1:],
+                  [os.environ.get(name) for name in names]]), flush=True)
+"""
+RANKS = """#!/bin/bash
+#SBATCH --nodes=2 --ntasks-per-node=2 --cpus-per-task=1 --time=5
+set -euo pipefail
+echo "on $(hostname)"
+LEVEL_OF_ALL=$(echo 4)
+export LEVEL=$LEVEL_OF_ALL
+export GREETING="two  words; \\$HOME"
+export OMP_NUM_THREADS=$SLURM_CPUS_PER_TASK
+source settings.sh
+DATA=/data/$SOURCED
+mkdir -p made/by/lines
+MASTER_ADDR=$(hostname)
+srun --cpu-bind=none python prints.py "$1" $DATA/x "$NOT_EXPORTED" $((1 + 1))0 "$@"
+echo ended
+"""
+
+
+def submit(here: Here, text: str, *arguments: str, status: int = 0) -> list[list[object]]:
+    (here.folder / "job.sh").write_text(text)
+    (here.folder / "prints.py").write_text(PRINTS)
+    here.environment["PATH"] = f"{Path(sys.executable).parent}:{here.environment.get('PATH', os.environ['PATH'])}"
+    done = here.run("submit", "--wait", "--translate", "job.sh", *arguments)
+    assert done.returncode == status, done.stderr + done.stdout
+    lines = here.run("logs", "last", "rank").stdout if " ranks " in done.stderr else done.stdout
+    return [json.loads(line[line.index("[") :]) for line in lines.splitlines() if line.strip().endswith("]]")]
+
+
+def test_ranks_get_what_the_lines_prepare(here: Here) -> None:
+    (here.folder / "settings.sh").write_text("export SOURCED=s\nNOT_EXPORTED='not exported'\n")
+    text = RANKS.replace(" $((1 + 1))0", "")
+    found = submit(here, text, "a  b", "$(touch x)")
+    assert sorted(str(one[0]) for one in found) == ["0", "1", "2", "3"]
+    arguments = ["a  b", "/data/s/x", "not exported", "a  b", "$(touch x)"]
+    for _, size, folder, words, variables in found:
+        assert (size, folder, words) == ("4", str(here.folder), arguments)
+        assert variables == ["4", "s", "two  words; $HOME", "1"]
+    assert (here.folder / "made/by/lines").is_dir()
+    assert not (here.folder / "x").exists()
+
+
+def test_one_process_in_its_folder_writes_its_file(here: Here) -> None:
+    text = ("#!/bin/bash\n#SBATCH -n 1 -t 5\nexport LEVEL=7\nFOLDER=work-$USER\nmkdir -p $FOLDER\ncd $FOLDER\n"
+            "time python ../prints.py *.none > out.txt 2>&1\nexit $?\n")  # fmt: skip
+    here.environment["USER"] = "u"
+    assert submit(here, text) == []
+    [_, _, folder, words, variables] = json.loads((here.folder / "work-u/out.txt").read_text())
+    assert (folder, words, variables[0]) == (str(here.folder / "work-u"), ["*.none"], "7")
+
+
+@pytest.mark.parametrize(("code", "status"), [
+    ("python -c 'raise SystemExit(7)'\necho ended", 7), ("srun python -c 'raise SystemExit(3)'", 3), ("bash -c 'kill -9 $$'", 137),
+])  # fmt: skip
+def test_the_status_is_the_command_s(here: Here, code: str, status: int) -> None:
+    submit(here, f"#!/bin/bash\n#SBATCH -n 1 -t 5\n{code}\n", status=status)
+
+
+def test_a_line_that_fails_ends_the_run_only_with_set_e(here: Here) -> None:
+    lines = "#!/bin/bash\n#SBATCH -n 1 -t 5\n{}mkdir /proc/none\nexport LEVEL=1\npython prints.py\n"
+    assert submit(here, lines.format(""))[0][4][0] == "1"  # type: ignore[index]
+    submit(here, lines.format("set -e\n"), status=80)
