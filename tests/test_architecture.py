@@ -539,6 +539,7 @@ STARTERS = {"run", "stream", "Child", "start_in_background", "interactive", "bec
 FIRST_WORD_ELSEWHERE = {
     ("cli.help", "_show"): "PAGER of the user's shell",
     ("cli.shell", "run"): "srun, or SHELL of the user's shell on the local site",
+    ("cli.ssh_config", "run"): "ssh",
     ("remote.channel", "__init__"): "ssh",
     ("remote.channel", "_asked"): "ssh",
     ("remote.routes", "_is_missing"): "ssh",
@@ -548,7 +549,8 @@ FIRST_WORD_ELSEWHERE = {
     ("remote.ssh", "forward"): "ssh",
     ("remote.ssh", "run"): "ssh",
     ("remote.tunnel_server", "_silent"): "ssh",
-    ("remote.tunnel_server", "relay"): "srun",
+    ("remote.node_ssh", "prepare"): "srun",
+    ("remote.tunnel_server", "become"): "srun",
     ("schedulers.slurm", "ask"): "sbatch, squeue and the other commands of Slurm",
     ("doctor.checks", "_quotas"): "lfs or quota",
 }
