@@ -397,17 +397,12 @@ def _family(name: object, workers: int) -> str:
 def _without_ucx(loaded: LoadedSite) -> LoadedSite:
     """Return the site with workers that speak TLS; UsageError if the user asked for UCX or TCP."""
     network = loaded.site.network
-    is_asked = loaded.layers.origin("network.protocol") == "--set"
-    if network.protocol == "tcp" and is_asked:
-        hint = "Remove network.protocol=tcp: the workers then use TLS."
-        raise UsageError("An elastic cluster always uses TLS", place="network.protocol=tcp", hint=hint)
-    if network.protocol == "ucx" and is_asked:
-        problem = "UCX cannot connect jobs that start at different times"
+    if network.protocol in ("tcp", "ucx") and loaded.layers.origin("network.protocol") == "--set":
+        place = f"network.protocol={network.protocol}"
         hint = (
-            "Remove network.protocol=ucx: the workers then use TLS. "
-            "To use UCX or cuML's collective communication, submit a script with hpcml.submit()."
+            f"Remove {place}. To use UCX, TCP or cuML's collective communication, submit a script with hpcml.submit()."
         )
-        raise UsageError(problem, place="network.protocol=ucx", hint=hint)
+        raise UsageError("Workers of an elastic cluster always use TLS", place=place, hint=hint)
     return loaded._replace(site=loaded.site._replace(network=network._replace(protocol="tls")))
 
 

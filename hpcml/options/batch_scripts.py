@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcml.errors import UsageError
-from hpcml.options.sbatch_options import INSTEAD
+from hpcml.options.sbatch_options import INSTEAD, SWEEP
 from hpcml.schedulers import sbatch_lines
 
 PAGE = "hpcml help from-batch-scripts"
@@ -60,7 +60,7 @@ def _refuse_array(name: str, asked: Mapping[str, sbatch_lines.Option]) -> None:
     if array := asked.get("--array"):
         problem = f"hpcml starts no job array, but line {array.number} of {name} asks for one: {array.typed}"
         what = "" if name.endswith(".py") else f" SCRIPT is the Python script that {name} starts."
-        hint = f"{INSTEAD['--array']}{what} Or submit the array on a cluster: sbatch {name}. More: {PAGE}."
+        hint = f"{SWEEP}{what} Or submit the array on a cluster: sbatch {name}. More: {PAGE}."
         raise UsageError(problem, place="#SBATCH", hint=hint)
 
 

@@ -11,10 +11,8 @@ from hpcml.schedulers import gres as grammar
 _DIRECTIVE = re.compile(r"--[a-z][a-z0-9-]*")
 # What hpcml has an option for, by sbatch's long words.
 _NAMES = {one.slurm[0]: f"Use {one.word}." for one in reversed(table.OPTIONS.values()) if one.slurm}
-_SWEEP = (
-    "Use hpcml sweep SCRIPT --grid NAME=VALUES: it runs the script once for each value. "
-    "For a batch script: --sbatch=--array=0-9."
-)
+SWEEP = "Use hpcml sweep SCRIPT --grid NAME=VALUES: it runs the script once for each value."
+_ARRAY = f"{SWEEP} For a batch script: --sbatch=--array=0-9."
 _TASKS = (
     "For N ranks on each node (PyTorch, JAX, MPI), use --ranks N. "
     "For N Dask workers on each node, use --set workers.per_node=N."
@@ -36,8 +34,8 @@ INSTEAD = {
     "--cpus-per-gpu": "Use --cpus-per-node.",
     "--mem-per-cpu": 'Use --memory-per-node. With slurm.remove=["--mem"] in the profile, hpcml sets memory per CPU.',
     "--mem-per-gpu": "Use --memory-per-node.",
-    "--array": _SWEEP,
-    "-a": _SWEEP,
+    "--array": _ARRAY,
+    "-a": _ARRAY,
     "--output": "The output is in the run's logs: hpcml logs RUN.",
     "-o": "The output is in the run's logs: hpcml logs RUN.",
     "--error": "The output is in the run's logs: hpcml logs RUN.",

@@ -177,7 +177,7 @@ class Tunnel:
         HpcmlError
             If the tunnel ends by it, otherwise than with a good end of the run.
         """
-        self.service = run.service or self.service
+        self.service = self.request.service or run.service or self.service
         self.latest, service = run, run.services.get(self.service)
         if run.over:
             self._become(State.ENDED)
@@ -216,8 +216,9 @@ class Tunnel:
     def _follow(self, connection: Connection) -> None:
         """Act on what the login node says until the run has ended or the line is lost."""
         words = ["tunnel", "--serve", "feed"]
-        if self.request.service not in ("", *OWN):  # an older hpcml does not know the options
-            words += [f"--service={self.request.service}", f"--retry-for={self.request.retry_for:g}s"]
+        words += [f"--service={self.request.service}"] if self.request.service else []
+        if self.request.service not in ("", *OWN):  # an older hpcml may not know the option
+            words.append(f"--retry-for={self.request.retry_for:g}s")
         call = Call(connection, [*words, "--", self.request.run])
         try:
             call.begin()

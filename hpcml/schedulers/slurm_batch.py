@@ -63,6 +63,9 @@ def _array(request: JobRequest) -> sbatch_lines.Array:
         text, place = options[-1].value, f"{options[-1].typed} of {spec.code.script.name}"
     if not text:
         return sbatch_lines.Array()
+    if spec.code.staged:  # each run has a copy of its own, and sbatch's --chdir is one for all tasks
+        hint = "Copy the folder to the cluster, and submit the script there: hpcml submit SCRIPT."
+        raise UsageError("A laptop cannot submit a job array", place=place, hint=hint)
     if spec.attempts.several_jobs:
         hint = "Remove --until-done. To continue one task later: hpcml rerun RUN."
         raise UsageError("A job array cannot be continued by other jobs", place="--until-done", hint=hint)

@@ -12,6 +12,8 @@ from hpcml import errors
 from remote_world import Laptop
 from world import World
 
+LOCK = 'version = 1\n[[package]]\nname = "x"\nsource = { git = "y" }\n'  # of a package that must be built
+MODULE = 'module() {{ echo loading; [ "$2" = own ] && export PATH={}/bin:$PATH; }}'
 SLURM = ("--site", "slurm")
 VERSION = f"python{sys.version_info[0]}.{sys.version_info[1]}"
 
@@ -81,25 +83,25 @@ def test_hpcml_s_own_python_is_kept_in_a_shell_with_an_active_environment(world:
         done = world.run(*words)
         (new,) = set(world.left()) - before
         assert recorded(world.runs / new) == (sys.executable, "")
-        assert "because the repeated run used hpcml's own Python. To use it: --python" in " ".join(done.stderr.split())
+        assert "because the repeated run used hpcml's own" in " ".join(done.stderr.split())
     assert recorded(world.made("rerun", first.name, "--python", "mine")) == (f"{mine}/bin/python", "--python")
 
 
 def test_a_program_s_name_is_that_of_the_job_after_its_modules(world: World) -> None:
     """The modules run here, but not if a project's file names them; one that fails is quoted."""
     apps = environment(world.home / "apps")
-    setup = f'module() {{ echo loading; [ "$2" = own ] && export PATH={shlex.quote(str(apps))}/bin:$PATH; }}'
+    setup = MODULE.format(shlex.quote(str(apps)))
     words = ("--set", f"runtime.setup={json.dumps([setup])}", "--set", 'runtime.modules=["own"]', "--python", "python")
     assert recorded(world.submit(*words)) == (f"{apps}/bin/python", "--python")
     done = world.run("submit", *SLURM, *words[:2], "--set", 'runtime.modules=["other"]', *words[4:], "job.py")
     assert done.returncode == errors.USAGE
-    assert "runtime.setup and runtime.modules failed on this machine" in " ".join(done.stderr.split())
+    assert "runtime.setup and runtime.modules failed" in " ".join(done.stderr.split())
     assert "| loading" in done.stderr
     world.script.with_name("hpcml.toml").write_text(f"[runtime]\nsetup = [{json.dumps(setup)}]\nmodules = ['own']\n")
     path = f"{environment(world.home / 'shell')}/bin:{world.environment['PATH']}"
     done = world.run("submit", *SLURM, "--dry-run", "--python", "python", "job.py", env={"PATH": path})
     assert f"{world.home}/shell/bin/python (--python)" in done.stdout
-    assert "hpcml.toml: runtime.setup, so it looked on this shell's PATH" in " ".join(done.stderr.split())
+    assert "hpcml.toml: runtime.setup, so it looked on" in " ".join(done.stderr.split())
 
 
 def test_a_sweep_that_is_continued_keeps_its_python(world: World) -> None:
@@ -144,13 +146,13 @@ def test_a_dask_run_whose_python_lacks_dask_is_refused(world: World) -> None:
 def test_a_refusal_names_other_environments(world: World) -> None:
     """The active one and why it is not used, the project's uv.lock, and a .venv beside the script that has the module."""
     (world.project / "pyproject.toml").write_text('[project]\nname = "mine"\n')
-    (world.project / "uv.lock").write_text('version = 1\n[[package]]\nname = "x"\nsource = { git = "y" }\n')
+    (world.project / "uv.lock").write_text(LOCK)
     active = environment(world.home / "active")
     world.script.write_text("import tabulate_nobody_has\n")
     done = world.run("submit", *SLURM, "job.py", env={"VIRTUAL_ENV": str(active)})
     assert done.returncode == errors.REFUSED
     said = " ".join(done.stderr.split())
-    assert f"note: hpcml does not use the active environment {active}, because it lacks tabulate_nobody_has" in said
+    assert f"does not use the active environment {active}, because it lacks tabulate_nobody_has" in said
     assert "because uv must build x" in said
     assert said.index("uv must build") < said.index("The script imports 'tabulate_nobody_has'")
     (world.project / "uv.lock").unlink()
@@ -201,8 +203,8 @@ def test_a_laptop_sends_a_uv_project_and_names_a_lock_that_it_does_not_send(lapt
     (project / "scripts").mkdir()
     (project / "scripts/job.py").write_text("print(1)\n")
     done = laptop.run("submit", "--dry-run", "scripts/job.py")
-    assert "uv.lock of the project leads above the script's folder, so hpcml sends" in " ".join(done.stderr.split())
-    assert "uv, which makes this environment, is not on PATH" in done.stderr
+    assert "uv.lock of the project leads above" in " ".join(done.stderr.split())
+    assert "uv, which makes this environment" in done.stderr
     typed = laptop.run("submit", "--dry-run", "--python", "python3", "scripts/job.py")
     assert f"hpcml does not send {project}/uv.lock" in " ".join(typed.stderr.split())
     uv = laptop.far.parent / "far-bin/uv"

@@ -137,8 +137,8 @@ def test_a_scheduler_without_a_folder_of_its_own_is_refused() -> None:
 
 REFUSED: list[tuple[dict[str, Any], int, str]] = [
     ({"protocol": "ucx"}, 64, "no option 'protocol'"),
-    ({"set": {"network.protocol": "ucx"}}, 64, "UCX cannot connect jobs that start at different times"),
-    ({"set": {"network.protocol": "tcp"}}, 64, "An elastic cluster always uses TLS"),
+    ({"set": {"network.protocol": "ucx"}}, 64, "Remove network.protocol=ucx."),
+    ({"set": {"network.protocol": "tcp"}}, 64, "Remove network.protocol=tcp."),
     ({"site": "local"}, 65, "Use dask.distributed.LocalCluster()"),
     ({"partitoin": "x"}, 64, "Did you mean partition?"),
     ({"idle": "soon"}, 64, "Write idle='10m'."),

@@ -63,7 +63,7 @@ def test_a_role_starts_only_with_the_first_node_s_library(tmp_path: Path) -> Non
         assert (done.returncode, done.stdout) == ((0, "started\n") if starts else (74, "")), content
         note = RunPaths(tmp_path).attempt(0).note_of("worker", "n1")
         assert (read_note(note).reason if note.exists() else "") == ("" if starts else "damaged-library")
-    assert f"hpcml: damaged or missing: ls: cannot access '{library}'" in done.stderr
+    assert f"damaged or missing: ls: cannot access '{library}'" in done.stderr
     assert (RunPaths(tmp_path).attempt(0).exits / "worker@n1").read_text() == "74\n"
     assert step(tmp_path, "worker", "echo", "started").returncode == 0, "the first node could not compute a digest"
 

@@ -134,6 +134,16 @@ def test_a_run_is_waited_for_followed_to_its_next_node_and_ends_it(world: World)
     assert (world.are_open, world.said[-1]) == (0, f"{RUN} has ended: it succeeded.")
 
 
+def test_the_cluster_says_which_service_it_is_if_nobody_names_one(world: World) -> None:
+    both = {name: N1._replace(path=f"/{name}") for name in ("dashboard", "jupyter")}
+    session = facts()._replace(services=both, service="jupyter")
+    for service, path in (("", "/jupyter"), ("dashboard", "/dashboard")):
+        tunnel = Tunnel(world.connection, TunnelRequest(RUN, service), world.said.append, world.note)
+        tunnel.step(session)
+        assert tunnel.open is not None
+        assert tunnel.open.service.path == path
+
+
 def test_a_bad_end_is_an_error_and_closes_too(world: World) -> None:
     world.step(0, facts(N1))
     with pytest.raises(HpcmlError, match="ended with status 86") as error:
