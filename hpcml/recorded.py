@@ -39,6 +39,7 @@ class RecordedPlan(NamedTuple):
     setup: tuple[str, ...] = ()  # lines of runtime.setup
     environment: tuple[tuple[str, str], ...] = ()  # variables of all roles
     variables: tuple[str, ...] = ()  # names of the user's own
+    entry: tuple[str, ...] = ()  # the words into an image, before it
     forwarded: tuple[str, ...] = ()  # signals that are passed on to a batch script
     steps: tuple[RecordedStep, ...] = ()  # the supervisor's last
     after: tuple[str, ...] = ()  # runs that it waits for, as ``ID:ok``

@@ -93,6 +93,8 @@ GROUPS = {
             "last", "--open last", "--to 6006 last",
             values={"NAME": {"dashboard": "Dask's dashboard", "jupyter": "JupyterLab"},
                     "ROUTE": {"direct": "", "twohop": "", "srun": ""}}),
+        "ssh-config": Command(
+            "let ssh, editors and rsync connect to the nodes of a run", "[OPTIONS] [RUN]", "last"),
     },
     "Machine": {
         "doctor": Command("check this machine for problems", "[OPTIONS]", "", "--node --account astro"),
@@ -122,6 +124,7 @@ MEANT = {
     "dashboard": "tunnel",
     "delete": "rm",
     "download": "fetch",
+    "editor": "ssh-config",
     "example": "new",
     "examples": "new",
     "find": "ls",
@@ -132,18 +135,20 @@ MEANT = {
     "queue": "ls",
     "remove": "rm",
     "repeat": "rerun",
+    "rsync": "ssh-config",
     "share": "help colleague",
     "ssh": "shell",
     "start": "submit",
     "stop": "cancel",
     "tail": "logs -f",
+    "vscode": "ssh-config",
 }
 
 
 def module_of(verb: str) -> ModuleType:
     """Return the module of a command, or of help."""
     module = COMMANDS[verb].module if verb in COMMANDS else ""
-    return importlib.import_module(f"hpcml.cli.{module or verb}")
+    return importlib.import_module(f"hpcml.cli.{(module or verb).replace('-', '_')}")
 
 
 def run(verb: str, options: argparse.Namespace) -> int:

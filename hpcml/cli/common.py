@@ -43,6 +43,12 @@ def add_site(parser: ArgumentParser, text: str = "site whose runs folder (paths.
     add_set(parser)
 
 
+def add_host(parser: ArgumentParser) -> None:
+    """Add the login node, for a verb that connects by itself."""
+    text = "on a laptop: login node for ssh, or the name of a site whose profile sets login.host"
+    parser.add_argument("--host", metavar="HOST", default="", help=text)
+
+
 def add_set(parser: ArgumentParser) -> None:
     """Add single values of the profile."""
     text = "set a profile key: paths.runs=/scratch/runs"

@@ -29,7 +29,6 @@ def run(options: Namespace) -> int:
     """Start the shell on this terminal, and return its exit status."""
     from hpcml import script_api, subprocesses
     from hpcml.runs import handle
-    from hpcml.runs.record import Record
 
     if options.caller or not sys.stdin.isatty():
         hint = "Log in with a terminal (ssh -t HOST), and run hpcml shell in that terminal."
@@ -44,12 +43,7 @@ def run(options: Namespace) -> int:
     assert one.run.submission is not None
     owner = schedulers.get(one.run.submission.scheduler)
     environment = owner.clean_environment() | script_api.client_variables(*scheduler)
-    environment |= {
-        "HPCML_RUN_DIR": str(one.directory),
-        "HPCML_ATTEMPT": scheduler.attempt.directory.name,
-        "HPCML_NODES": str(len(status.allocation.nodes)),
-        "HPCML_GPUS": str(Record(one.run.paths).plan.gpus),
-    }
+    environment |= handle.node_variables(one.run, status)
     say_fitted(
         f"This shell is on node {node} of run {one.id}. The command exit ends the shell, not the run.", sys.stderr
     )

@@ -37,12 +37,7 @@ def add_options(parser: ArgumentParser) -> None:
     common.add_run(parser)
     common.add_site(parser)
     common.add_json(parser, "print JSON, one line each time the tunnel opens")
-    parser.add_argument(
-        "--host",
-        metavar="HOST",
-        default="",
-        help="on a laptop: login node for ssh, or the name of a site whose profile sets login.host",
-    )
+    common.add_host(parser)
     parser.add_argument(
         "--service",
         metavar="NAME",
@@ -88,11 +83,11 @@ def run(options: Namespace) -> int:
         check_name(options.service, "--service")
     if options.serve:
         return _serve(options)
-    run = None if options.host else _local_run(options)
+    run = None if options.host else local_run(options)
     if run is not None and not run.paths.status.exists():
         return _bridge(options, run)
     try:
-        login = _login(options)
+        login = login_of(options)
     except UsageError:
         if run is None:
             raise
@@ -100,7 +95,7 @@ def run(options: Namespace) -> int:
     return _print_commands(options) if login is None else _keep(options, login)
 
 
-def _local_run(options: Namespace) -> directories.Run | None:
+def local_run(options: Namespace) -> directories.Run | None:
     """Return the run if it is one of this machine's local site, whose sockets can be reached without ssh."""
     try:
         run = common.find_run(options)
@@ -154,25 +149,28 @@ def _until_its_end(tunnel: Tunnel, shown: _Shown, closed: Callable[[], str]) -> 
     return 0
 
 
-def _login(options: Namespace) -> Login | None:
+def login_of(options: Namespace, command: str = "tunnel") -> Login | None:
     """Return how the cluster is reached, None on the cluster itself.
 
     ``--host`` is a site's name or what ssh is called with; without it, ``login.host`` of this machine's settings
     counts, unless Slurm is right here.
     """
-    from hpcml.remote.ssh import login_of
+    from hpcml.remote import ssh
 
     site = options.site or ""
-    assignments = [*(options.set or ()), *([f"login.route={options.route}"] if options.route else [])]
+    assignments = [
+        *(options.set or ()),
+        *([f"login.route={route}"] if (route := getattr(options, "route", "")) else []),
+    ]
     if options.host:
-        return login_of(options.host, assignments, site=site, load=common.load_site)
+        return ssh.login_of(options.host, assignments, site=site, load=common.load_site)
     here = common.load_site(site, None, assignments).site
     if not schedulers.get(here.scheduler).ONE_MACHINE:
         return None
     if here.login.host:
         return here.login
-    hint = "Name the login node: hpcml --host user@login.example.org tunnel RUN. Or set login.host in config.toml."
-    raise UsageError("The login node is unknown", place="hpcml tunnel", hint=hint)
+    hint = f"Name the login node: hpcml --host user@login.example.org {command} RUN. Or set login.host in config.toml."
+    raise UsageError("The login node is unknown", place=f"hpcml {command}", hint=hint)
 
 
 # -- on the laptop -----------------------------------------------------------------------------------------------------
@@ -295,7 +293,8 @@ class _Shown:
 # -- on the login node -------------------------------------------------------------------------------------------------
 
 
-def _run_of(options: Namespace) -> directories.Run:
+def run_of(options: Namespace) -> directories.Run:
+    """Return the run that the options name, with the job that a person submitted for it."""
     from hpcml.runs import record
 
     return record.adopt(common.find_run(options))
@@ -309,7 +308,7 @@ def _print_commands(options: Namespace) -> int:
     from hpcml.remote.tunnel_service import Sought
 
     try:
-        run = _run_of(options)
+        run = run_of(options)
     except NotFoundError as error:
         hint = f"{error.hint} On a laptop, name the login node: hpcml --host HOST tunnel {options.run}."
         raise NotFoundError(error.message, place=error.place, hint=hint) from error
@@ -351,7 +350,7 @@ def _serve(options: Namespace) -> int:
     from hpcml.remote import tunnel_server
 
     session: RemoteSession | None = options.caller
-    run = _run_of(options)
+    run = run_of(options)
     if options.serve == "relay":  # its input and output are the tunnel's
         tunnel_server.relay(run, tunnel_server.service(run, options.service), options.relay)
     if session is None:

@@ -132,11 +132,20 @@ class RunFacts(NamedTuple):
         return table
 
 
+class RunNode(NamedTuple):
+    """A node of a run."""
+
+    name: Annotated[str, _node]
+
+
 class Relay(NamedTuple):
     """An sshd that the login node prepared for this laptop."""
 
     folder: Annotated[str, _relay_folder]  # of its files there
     host_key: Annotated[str, _host_key]  # as in known_hosts
+    run: Annotated[str, _or_empty(_run)] = ""  # the id of its run; this one and the next two are ssh-config's
+    nodes: tuple[RunNode, ...] = ()  # of the run, the first one first
+    ends: Annotated[float, _moment] | None = None  # when the run's time limit ends it, in seconds since 1970
 
 
 class CallFacts(TypedDict, total=False):

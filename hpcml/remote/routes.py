@@ -332,8 +332,8 @@ def _srun(connection: Connection, run: RunFacts, service: str) -> SshRoute:
     """Nobody is let in by the node: an sshd in a job step speaks over srun's input and output, and opens no port."""
     folder = process_folder(connection.places.files, "session-")
     try:
-        key, known_hosts, public = folder / "key", folder / "known_hosts", _session_key(folder)
-        remote, host_key = _prepared(connection, _serve("prepare", run, service, f"--key={public}"))
+        key, known_hosts, public = folder / "key", folder / "known_hosts", session_key(folder)
+        remote, host_key, *_ = _prepared(connection, _serve("prepare", run, service, f"--key={public}"))
         name, control = f"hpcml-job-{run.job}", _control(connection)
         files.write(known_hosts, f"{name} {host_key}\n")
         settings = ssh.options(
@@ -378,7 +378,7 @@ def _prepared(connection: Connection, command: list[str]) -> Relay:
     return relay
 
 
-def _session_key(folder: Path) -> str:
+def session_key(folder: Path) -> str:
     """Make a key for one tunnel; return its public half."""
     command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "hpcml", "-f", str(folder / "key")]
     answer = subprocesses.run(command, 20.0, program=HPCML)

@@ -244,7 +244,7 @@ class Tunnel:
             code = call.child.wait(0)  # asked before its last facts are read, so that none is missed
             standing = call.facts.get("standing")
             if code is not None and not (standing and standing.over):
-                raise _remote_failure(call, call.end())
+                raise remote_failure(call, call.end())
             if standing:
                 self.step(standing)
 
@@ -421,7 +421,7 @@ def _moved(name: str, before: Service, service: Service | None) -> str:
     return f"The run is now on {service.node}."
 
 
-def _remote_failure(call: Call, exit_status: int) -> HpcmlError:
+def remote_failure(call: Call, exit_status: int) -> HpcmlError:
     """Return why the login node's hpcml ended, in its own words."""
     lines = [line for line in call.errors.splitlines() if line.strip()]
     lines = lines[next((place for place, line in enumerate(lines) if _ERROR.match(line)), 0) :]  # a shell may say more

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from hpcml import files, schedulers, subprocesses
 from hpcml.errors import NotFoundError, ServiceGoneError, StorageError, TunnelError
+from hpcml.gpu_vendor import VENDOR
 from hpcml.origins import HPCML
 from hpcml.records import DamagedError, read
 from hpcml.remote import routes
@@ -102,7 +103,6 @@ def service(run: directories.Run, name: str) -> Service:
 
 def facts(run: directories.Run, status: run_status.Status, sought: Sought) -> RunFacts:
     """Return all that the other end of a tunnel has to know of a run; errors as of :meth:`Sought.look`."""
-    limit, began = run_record.planned(run).time_limit, status.progress.times.get("allocated")
     state, message, now = status.state, status.message, services(run)
     if status.allocation.job_state in PENDING and state in (State.RUNNING, State.UNKNOWN):
         state, message, now = State.PENDING, "requeued: the job will start again", {}
@@ -115,13 +115,19 @@ def facts(run: directories.Run, status: run_status.Status, sought: Sought) -> Ru
         message=message,
         estimate=status.allocation.estimate,
         services={name: now[name] for name in (*OWN, sought.name) if name in now},
-        ends=began + limit if limit and began else None,
+        ends=limit_of(run, status),
         exit_status=status.exit_status,
         hint=status.hint,
         quote=status.ending.quote,
         stuck=_is_stuck(status.allocation.wait),
         service=sought.name,
     )
+
+
+def limit_of(run: directories.Run, status: run_status.Status) -> float | None:
+    """Return when the time limit ends a run, in seconds since 1970; None without a limit, or before the run begins."""
+    limit, began = run_record.planned(run).time_limit, status.progress.times.get("allocated")
+    return began + limit if limit and began else None
 
 
 def _is_stuck(wait: Wait) -> bool:
@@ -274,9 +280,12 @@ ClientAliveInterval 15
 LogLevel ERROR
 """
 _STEP = """
-[ -S "$1" ] || { echo "hpcml: the socket is not on $(hostname)" >&2; exit 66; }
+[ -z "$1" ] || [ -S "$1" ] || { echo "hpcml: the socket is not on $(hostname)" >&2; exit 66; }
+config=$2 mode=$3 gpus=${GPUS+" GPUS=$GPUS"}; shift 3
 for sshd in /usr/sbin/sshd /usr/lib/ssh/sshd /usr/local/sbin/sshd; do
-  [ -x "$sshd" ] && exec "$sshd" -i -e -f "$2"
+  [ -x "$sshd" ] || continue
+  "$sshd" "$mode" -e -f "$config" ${1+-o "SetEnv=$* HPCML_NODE=$(uname -n)$gpus"}
+  status=$?; [ "$mode" = -t ] && exit $status; exit 0  # 255 as a client leaves, of which srun would speak
 done
 echo "hpcml: there is no sshd on $(hostname)" >&2; exit 69
 """
@@ -323,18 +332,39 @@ def relay(run: directories.Run, target: Service, folder: str) -> None:
     TunnelError
         If srun is missing.
     """
+    become(run, step(run, target.node, folder, target.socket))
+
+
+def step(
+    run: directories.Run,
+    node: str,
+    folder: str,
+    socket: str = "",
+    *variables: str,
+    mode: str = "-i",
+    whole: bool = False,
+) -> list[str]:
+    """Return the words that start an sshd of :func:`prepare` in a job step; StorageError if there is no such folder.
+
+    ``socket`` must be on the node, unless it is empty. ``variables`` are those of the sessions, as SetEnv of sshd takes
+    them. ``mode`` is sshd's: -i serves one connection, -t tests the files. ``whole``: with all the run's CPUs and GPUs.
+    """
     config = run.paths.attempt(run_record.newest_attempt(run.paths) or 0).secret / Path(folder).name / "config"
     if not config.is_file():
         raise StorageError(
             "The tunnel's temporary folder on the cluster does not exist", place=folder, hint="Start the tunnel again."
         )
     submission = run.submission or schedulers.Submission()
-    name = submission.scheduler
-    nodes = schedulers.nodes_of(name)
-    step = ["/bin/sh", "-c", _STEP, "sh", target.socket, str(config)]
-    command = [*(nodes.step_on(submission.key, target.node, "hpcml-tunnel") if nodes else ()), *step]
+    nodes = schedulers.nodes_of(submission.scheduler)
+    command = ["/bin/sh", "-c", _STEP.replace("GPUS", VENDOR.visible), "sh", socket, str(config), mode, *variables]
+    return [*(nodes.step_on(submission.key, node, "hpcml-tunnel", whole=whole) if nodes else ()), *command]
+
+
+def become(run: directories.Run, command: list[str]) -> None:
+    """Become a job step of :func:`step`; TunnelError if srun is missing."""
     try:
-        subprocesses.become(command, schedulers.get(name).clean_environment(), program=HPCML)
+        environment = schedulers.get((run.submission or schedulers.Submission()).scheduler).clean_environment()
+        subprocesses.become(command, environment, program=HPCML)
     except subprocesses.CommandMissingError as error:
         raise TunnelError(f"srun could not be started: {error}", place="srun") from error
 

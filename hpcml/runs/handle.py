@@ -311,6 +311,16 @@ def scheduler_of(run: directories.Run, status: Status) -> Scheduler:
         return Scheduler(attempt, table.get("address", str), table.get("protocol", str))
 
 
+def node_variables(run: directories.Run, status: Status) -> dict[str, str]:
+    """Return the variables that name a run to programs on its nodes."""
+    return {
+        "HPCML_RUN_DIR": str(run.paths.directory),
+        "HPCML_ATTEMPT": str(records.newest_attempt(run.paths) or 0),
+        "HPCML_NODES": str(len(status.allocation.nodes)),
+        "HPCML_GPUS": str(records.Record(run.paths).plan.gpus),
+    }
+
+
 class Standing(NamedTuple):
     """How one of many runs stands: ``alive`` also if it may be; ``problem`` is why nothing is known of it."""
 

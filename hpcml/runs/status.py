@@ -290,6 +290,8 @@ class Status(NamedTuple):
         """Return the status as a JSON-ready mapping, without the groups."""
         values = {"run": self.run, "state": self.state, "seconds": self.seconds(), **self.fields()}
         values |= {"in_image": self.planned.in_image, "service": self.planned.form.service}
+        session = (line for line in self.progress.services if line.name == "jupyter")  # an earlier key
+        values["jupyter"] = next((f"running on {line.node}; to open it: {line.command}" for line in session), "")
         values["times"] = earlier_names.with_earlier(self.progress.times)
         values |= {"idle_seconds": round(self.idle_seconds, 1)}
         left_out = (*_NOT_PRINTED, *((*Held._fields, "idle_seconds") if self.planned.form is not Form.HOLD else ()))

@@ -318,10 +318,11 @@ class Nodes(Protocol):
     def gpu_directives(self, site: Site, gpus: int, asked_type: str) -> list[tuple[str, str]]:
         """Return the directives that ask for GPUs on each node."""
 
-    def step_on(self, job: str, node: str, name: str) -> list[str]:
+    def step_on(self, job: str, node: str, name: str, *, whole: bool = False) -> list[str]:
         """Return the words that run a command on a node of a job, with its input and output, for `hpcml tunnel`.
 
-        ``job`` is the key of a Submission; SiteError if the job cannot be reached from this machine.
+        ``job`` is the key of a Submission; SiteError if the job cannot be reached from this machine. The command has
+        one CPU and no GPU, or as ``whole`` all those of the job, for `hpcml ssh-config`.
         """
 
     def shell_on(self, job: str, node: str) -> list[str]:

@@ -305,9 +305,9 @@ def check(script: Path) -> str:  # noqa: ARG001
     raise UsageError("hpcml run requests nothing from Slurm", place="--check", hint="Remove --check.")
 
 
-def step_on(job: str, node: str, name: str) -> list[str]:
+def step_on(job: str, node: str, name: str, *, whole: bool = False) -> list[str]:
     """Return srun and its options for a command on one node of the allocation."""
-    return slurm.step_on(job.partition(" ")[0], node, name)
+    return slurm.step_on(job.partition(" ")[0], node, name, whole=whole)
 
 
 def shell_on(job: str, node: str) -> list[str]:

@@ -518,9 +518,10 @@ def _here(job: str) -> str:
     return number
 
 
-def step_on(job: str, node: str, name: str) -> list[str]:
+def step_on(job: str, node: str, name: str, *, whole: bool = False) -> list[str]:
     """Return srun and its options for a command on one node of a job that runs."""
-    resources = ["--overlap", "--nodes=1", "--ntasks=1", "--cpus-per-task=1", "--mem=0", "--gres=none", "--mpi=none"]
+    resources = ["--overlap", "--nodes=1", "--ntasks=1", "--mem=0", "--mpi=none"]
+    resources += [] if whole else ["--cpus-per-task=1", "--gres=none"]
     quiet = ["--unbuffered", "--quiet", "--chdir=/", f"--job-name={name}", "--export=NONE"]
     return ["srun", f"--jobid={_here(job)}", f"--nodelist={node}", *resources, *quiet]
 

@@ -20,6 +20,12 @@ mkdir -p /tmp; mount -t tmpfs -o mode=1777,nosuid,nodev hpcml-private /tmp
 mkdir -p /dev/shm; mount -t tmpfs -o mode=1777,nosuid,nodev hpcml-private /dev/shm
 mkdir -p /run/user; mount -t tmpfs -o mode=755,nosuid,nodev hpcml-private /run/user
 mount --bind "$TOP/etc/hosts" /etc/hosts
+# As systemd mounts it: a terminal has the group tty, which an sshd of a user's own could not give it.
+case $NODE in
+  n[0-9]*)
+    mount -t devpts -o newinstance,gid=5,mode=620,ptmxmode=666 hpcml-private /dev/pts
+    mount --bind /dev/pts/ptmx /dev/ptmx ;;
+esac
 if [ -e "$TOP/dev/fuse" ]; then mount --bind "$TOP/dev/fuse" /dev/fuse; fi
 {runtime}
 {cgroups}

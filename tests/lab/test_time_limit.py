@@ -72,6 +72,28 @@ def test_each_rank_saves_once_before_the_time_limit(cluster: Cluster) -> None:
     assert [(saves.directory / "out" / rank).read_text() for rank in "01"] == ["0\n", "0\n"]
 
 
+DEAF = """setsid sh -c 'trap "" TERM HUP INT; exec sleep 29870' </dev/null >/dev/null 2>&1 & exec sleep 29871"""
+
+
+def test_what_an_editor_started_ends_at_the_time_limit(cluster: Cluster) -> None:
+    _, directory = cluster.detach("import time; time.sleep(300)", *SMALL, "--time", "1")
+    cluster.wait_event(directory, "script-started", 60)
+    done = cluster.run("hpcml", "ssh-config", "--json", directory.name)
+    name = json.loads(done.stdout)["hosts"][0]["name"]
+    place = cluster.lab.places.home("alice") / ".hpcml" / "ssh" / "nodes.conf"
+    editor = cluster.lab.popen(["ssh", "-F", str(place), name, DEAF])
+
+    def staying() -> list[str]:
+        return [line for _, line in cluster.lab.processes("alice") if line.startswith("sleep 2987")]
+
+    assert wait_for(lambda: len(staying()) == 2, 40)
+    cluster.wait_status(directory, 200)
+    assert wait_for(lambda: not staying(), 40), staying()
+    editor.communicate(timeout=60)
+    cluster.wait_gone(directory, 60)
+    assert not list(directory.glob("attempts/0/secret/*"))
+
+
 def at_rest(pids: list[int]) -> bool:
     """Whether none of these processes, which look around every second, has run for some."""
 

@@ -31,11 +31,12 @@ source settings.sh
 DATA=/data/$SOURCED
 mkdir -p made/by/lines
 MASTER_ADDR=$(hostname)
-srun --cpu-bind=none python prints.py "$1" $DATA/x "$NOT_EXPORTED" $((1 + 1))0 "$@"
+srun --cpu-bind=none python prints.py "$1" $DATA/x "$NOT_EXPORTED" "$@"
 echo ended
 """
 
 
+SETTINGS = "export SOURCED=s\nNOT_EXPORTED='not exported'\n"
 IN_A_FOLDER = ("#!/bin/bash\n#SBATCH -n 1 -t 5\nexport LEVEL=7\nFOLDER=work-$USER\nmkdir -p $FOLDER\ncd $FOLDER\n"
                "time python ../prints.py *.none > out.txt 2>&1\nexit $?\n")  # fmt: skip
 FAILS = "#!/bin/bash\n#SBATCH -n 1 -t 5\n{}mkdir /proc/none\nexport LEVEL=1\npython prints.py\n"
@@ -52,9 +53,8 @@ def submit(here: Here, text: str, *arguments: str, status: int = 0) -> list[list
 
 
 def test_ranks_get_what_the_lines_prepare(here: Here) -> None:
-    (here.folder / "settings.sh").write_text("export SOURCED=s\nNOT_EXPORTED='not exported'\n")
-    text = RANKS.replace(" $((1 + 1))0", "")
-    found = submit(here, text, "a  b", "$(touch x)")
+    (here.folder / "settings.sh").write_text(SETTINGS)
+    found = submit(here, RANKS, "a  b", "$(touch x)")
     assert sorted(str(one[0]) for one in found) == ["0", "1", "2", "3"]
     arguments = ["a  b", "/data/s/x", "not exported", "a  b", "$(touch x)"]
     for _, size, folder, words, variables in found:
@@ -71,6 +71,7 @@ def test_one_process_in_its_folder_writes_its_file(here: Here) -> None:
     assert (folder, words, variables[0]) == (str(here.folder / "work-u"), ["*.none"], "7")
 
 
+ONE_TASK = "#!/bin/bash\n#SBATCH -n 1 -t 5\n"
 ENDS = [
     ("python -c 'raise SystemExit(7)'\necho ended", 7), ("srun python -c 'raise SystemExit(3)'", 3), ("bash -c 'kill -9 $$'", 137),
 ]  # fmt: skip
@@ -78,7 +79,7 @@ ENDS = [
 
 @pytest.mark.parametrize(("code", "status"), ENDS)
 def test_the_status_is_the_command_s(here: Here, code: str, status: int) -> None:
-    submit(here, f"#!/bin/bash\n#SBATCH -n 1 -t 5\n{code}\n", status=status)
+    submit(here, f"{ONE_TASK}{code}\n", status=status)
 
 
 def test_a_line_that_fails_ends_the_run_only_with_set_e(here: Here) -> None:

@@ -138,8 +138,9 @@ def test_what_a_login_node_prepares() -> None:
         "folder": f"/home/me/.hpcml/runs/{RUN}/attempts/0/secret/relay-ab_1",
         "host_key": "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAA me",
     }
-    assert answers.of_call(json.dumps({"relay": good}), "x")["relay"] == (good["folder"], good["host_key"])
-    for name, evil in (("folder", "/"), ("folder", "/home/me"), ("folder", good["folder"] + "/.."), ("folder", good["folder"] + "\n"),
+    assert answers.of_call(json.dumps({"relay": good}), "x")["relay"][:2] == (good["folder"], good["host_key"])
+    for name, evil in (("run", "../x"), ("nodes", ["n1\n  ForwardAgent yes"]), ("nodes", "n1"), ("ends", "soon"),
+                       ("folder", "/"), ("folder", "/home/me"), ("folder", good["folder"] + "/.."), ("folder", good["folder"] + "\n"),
                        ("host_key", good["host_key"] + "\n* ssh-ed25519 AAAA"), ("host_key", "x"), ("host_key", None)):  # fmt: skip
         with pytest.raises(errors.ConfigError, match=name):
             answers.of_call(json.dumps({"relay": good | {name: evil}}), "x")
