@@ -287,7 +287,7 @@ MOST_LINES = {
     "doctor": 1542,
     "failures": 3140,
     "images": 1048,
-    "kinds": 11391,
+    "kinds": 11397,
     "node": 12021,
     "options": 2232,
     "plan": 879,

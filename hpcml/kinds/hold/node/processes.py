@@ -39,14 +39,20 @@ class Processes(Beside):
         self.state.clock.tick()
         news = self.agents.receive(TICK)
         if self.holding:
-            lost = {node for node in self.context.node_names if node in self.agents.lost or self.agents.is_silent(node)}
-            for node in sorted(lost - self.holding.lost):
-                self.state.warn(f"{node} does not answer. The hold continues, and starts no further run on {node}")
-            self.holding.lose(lost)
+            self._look_for_lost_nodes(self.holding)
             self.holding.step(used=any(message["event"] == "use" for _, message in news))
             if text := self.holding.warning():
                 self.state.warn(text)
                 self.agents.hub.send(do="say", text=text)
+
+    def _look_for_lost_nodes(self, holding: Holding) -> None:
+        """Name nodes whose agents are lost; at the hold's end all of them end."""
+        if holding.is_closed:
+            return
+        lost = {node for node in self.context.node_names if node in self.agents.lost or self.agents.is_silent(node)}
+        for node in sorted(lost - holding.lost):
+            self.state.warn(f"{node} does not answer. The hold continues, and starts no further run on {node}")
+        holding.lose(lost)
 
     def hindrance(self, status: int) -> Hindrance | None:  # noqa: ARG002 - it is the hold's own
         """Return why the hold took no further run, None if it had to end."""
