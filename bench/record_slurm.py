@@ -121,7 +121,7 @@ def _record_all(recorder: Recorder) -> None:
     lab.node_up("n4")
     jobs = ",".join(logs.values())
     recorder.record("squeue: ended", "squeue", "--all", "--states=all", f"--jobs={jobs}", ROW)
-    recorder.record("squeue: comments", "squeue", "--noheader", "--states=all", f"--user={USERS['alice']}",
+    recorder.record("squeue: comments", "squeue", "--noheader", "--array", "--states=all", f"--user={USERS['alice']}",
                     "--format=%i|%T|%k")  # fmt: skip
     sacct = [*SACCT, f"--jobs={jobs}", "--duplicates"]
 

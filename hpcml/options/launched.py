@@ -256,7 +256,7 @@ def _of_torchrun(found: tuple[Word, ...], begin: int, made: Layout, number: int)
         at = end
     if not has_count:  # hpcml's default is one for each GPU
         kept.insert(begin, (Piece("text", "--nproc-per-node=1"),))
-    note = "--ranks node, and the command without --nnodes, --rdzv… and the like, which hpcml sets"
+    note = "--ranks node, and the command without --nnodes and the rendezvous, which hpcml sets"
     return Launch((*kept, *found[at:]), "node", note=note)
 
 

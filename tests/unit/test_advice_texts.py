@@ -19,7 +19,7 @@ KEY = re.compile(r"(?<![\w./-])([a-z]+)\.([a-z_]+)(?![\w.(/*-])")
 COMMAND = re.compile(r"hpcml ([a-z]+)((?: (?!hpcml )[^\s.;,:()'\"]+)*)")
 # Options of other programs, and a script's own in examples.
 FOREIGN = {
-    "--bind", "--contain", "--containall", "--cpus-per-task", "--encrypt", "--epochs",
+    "--array", "--bind", "--contain", "--export", "--containall", "--cpus-per-task", "--encrypt", "--epochs",
     "--format", "--gpus", "--gpu-bind", "--gpus-per-task", "--gres", "--ipc", "--licenses", "--lr", "--me", "--mem", "--mksquashfs-args", "--mem-per-cpu", "--nnodes", "--no-index", "--no-requeue", "--nv",
     "--overlap", "--parsable", "--password-stdin", "--pid", "--project", "--requeue", "--rdzv-endpoint", "--require-hashes", "--script", "--target", "--test-only", "--version",
 }  # fmt: skip

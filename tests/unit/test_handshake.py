@@ -26,6 +26,8 @@ HERE, THERE = pack("10.0.0.1", 4711), pack("10.0.0.2", 4711)
 
 Change = bytes | Callable[[bytes], bytes]  # what comes instead of a message, or is made of it
 
+CLIENT_PRELOAD = "hpcml.kinds.dask.node.security.client_preload"
+
 
 class End:
     """One end of a connection in memory; ``sent`` is what it sent, ``changed`` what becomes of each message."""
@@ -227,11 +229,9 @@ def test_the_environment_of_the_script(tmp_path: Path, protocol: str) -> None:
     preload = "DASK_DISTRIBUTED__CLIENT__PRELOAD"
     assert added == {
         "HPCML_DATA_KEY": f"{protocol}:{paths.data_key}",
-        preload: "['hpcml.kinds.dask.node.security.client_preload']",
+        preload: str([CLIENT_PRELOAD]),
     }
     assert keyed["DASK_DISTRIBUTED__COMM__REQUIRE_ENCRYPTION"] == "True"
-    with dask.config.set({"distributed.client.preload": ["mine", "hpcml.kinds.dask.node.security.client_preload"]}):
+    with dask.config.set({"distributed.client.preload": ["mine", CLIENT_PRELOAD]}):
         keyed = secure.client_environment(paths, "tls://127.0.0.1:1", protocol)
-    assert keyed[preload] == "['hpcml.kinds.dask.node.security.client_preload', 'mine']", (
-        "the key first: a preload may start UCX"
-    )
+    assert keyed[preload] == str([CLIENT_PRELOAD, "mine"]), "the key first: a preload may start UCX"

@@ -36,7 +36,8 @@ def saying(monkeypatch: pytest.MonkeyPatch, recorded: Recorded, *names: str) -> 
     """Have hpcml be answered by what was recorded: of these answers the one whose program and options are the question's."""
 
     def options(words: list[str]) -> list[str]:
-        kept = ("--format", "--steps", "--array", "--details")  # what changes an answer, not which jobs are asked for
+        # what changes an answer, not which jobs are asked for; --array only gives each task of an array its own line
+        kept = ("--format", "--steps", "--details")
         return [words[0], *sorted(word for word in words if word.startswith(kept) or word in ("config", "partition"))]
 
     def ask(command: list[str], timeout: float = 0) -> Answer:

@@ -251,7 +251,7 @@ def test_silent_peers_hold_up_nobody(monkeypatch: pytest.MonkeyPatch, caplog: py
     assert "no answer in time" in caplog.text
 
 
-@pytest.mark.parametrize(("answer", "error"), [(os.urandom(65), FatalCommClosedError), (b"", CommClosedError), (None, CommClosedError)])  # fmt: skip
+@pytest.mark.parametrize(("answer", "error"), [(bytes(range(65)), FatalCommClosedError), (b"", CommClosedError), (None, CommClosedError)], ids=["wrong", "closed", "silent"])  # fmt: skip
 def test_an_impostor_is_told_nothing(
     answer: bytes | None, error: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:

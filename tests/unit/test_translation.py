@@ -25,7 +25,7 @@ def script(lines: str, code: str, first: str = "#!/bin/bash") -> str:
 
 def _cases() -> dict[str, tuple[str, tuple[str, ...], str]]:
     """Return by name: a script, its arguments, and what follows "hpcml submit", or the number of a line and what it has."""
-    text = (Path(__file__).parent.parent / "fixtures/translate/scripts.txt").read_text()
+    text = (Path(__file__).parent.parent / "fixtures/translate/scripts.table").read_text()
     parts = re.findall(r"^=== (.*?)(?: (\[[^\n]*\]))?\n(.*?\n)--- (.*?)$", text, re.MULTILINE | re.DOTALL)
     return {
         name: (code.replace("\\x1b", "\x1b"), tuple(json.loads(given or "[]")), line)
