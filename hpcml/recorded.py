@@ -35,6 +35,7 @@ class RecordedPlan(NamedTuple):
     version: str = ""  # of hpcml
     scheduler: str = "local"  # a name in hpcml.schedulers
     directives: tuple[tuple[str, str], ...] = ()  # options of the batch script and their values
+    lines: tuple[str, ...] = ()  # of the user's batch script, for the scheduler
     may_start_again: bool = False  # another attempt may follow
     setup: tuple[str, ...] = ()  # lines of runtime.setup
     environment: tuple[tuple[str, str], ...] = ()  # variables of all roles

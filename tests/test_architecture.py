@@ -281,7 +281,7 @@ COMPLEX = {
 }
 # The lines of each package, which may only fall: a commit that raises a number says what this buys.
 MOST_LINES = {
-    ".": 6070,
+    ".": 6071,
     "api": 1022,
     "cli": 7756,
     "doctor": 1542,
@@ -290,13 +290,13 @@ MOST_LINES = {
     "kinds": 11397,
     "node": 12021,
     "options": 2232,
-    "plan": 879,
+    "plan": 881,
     "remote": 3923,
     "repairs": 984,
     "report": 2278,
     "request": 563,
-    "runs": 9422,
-    "schedulers": 3672,
+    "runs": 9424,
+    "schedulers": 3692,
     "sites": 1527,
     "survey": 1207,
     "sweeps": 1416,

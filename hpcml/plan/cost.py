@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from hpcml.schedulers import gres, partitions
+from hpcml.schedulers import gres, partitions, sbatch_lines
 from hpcml.sites.schema import Site
 from hpcml.units import MEMORY_EXPONENT, parse_memory
 
@@ -16,7 +16,7 @@ _WEIGHT = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)([KMGT]?)", re.IGNORECASE)
 class Request(NamedTuple):
     """What batch scripts ask for: ``jobs`` alike, on all their nodes together.
 
-    ``memory`` is in bytes, ``seconds`` is 0 without a time limit.
+    ``memory`` is in bytes, ``seconds`` is 0 without a time limit, ``cpus`` 0 if they are not known.
     """
 
     nodes: int
@@ -39,9 +39,11 @@ class Request(NamedTuple):
         return more._replace(gpus=jobs * self.gpus, jobs=jobs * self.jobs)
 
 
-def request(site: Site, directives: Sequence[tuple[str, str]], nodes: int, seconds: int) -> Request:
-    """Return what directives ask for; of whole nodes all that the profile says of them."""
-    said = dict(directives)
+def request(
+    site: Site, directives: Sequence[tuple[str, str]], nodes: int, seconds: int, lines: Sequence[str] = ()
+) -> Request:
+    """Return what directives and a batch script's lines ask for; of whole nodes all that the profile says of them."""
+    said = {**(sbatch_lines.of_node(lines, nodes) if lines else {}), **dict(directives)}
     cpus = _number(said.get("--cpus-per-task", ""), 1)
     of_gres, per_node = said.get("--gres", ""), said.get("--gpus-per-node", "")
     gpus = gres.total(gres.gpus(of_gres) or gres.gpus(f"gpu:{per_node}" if per_node else ""))

@@ -74,7 +74,8 @@ def look(prepared: Prepared, *, whole: bool, jobs: int = 1) -> Forecast:
     is left out. ``whole``: Slurm's own weights are compared too.
     """
     site, made = prepared.loaded.site, prepared.plan
-    request = cost.request(site, made.directives, made.inside.job.nodes, made.inside.job.time_limit).times(jobs)
+    job = made.inside.job
+    request = cost.request(site, made.directives, job.nodes, job.time_limit, made.lines).times(jobs)
     billed, problems = request_cost.bill(site, request)
     hours = request.seconds / 3600
     forecast = Forecast(request, billed, site.cost.unit or "billing-h", account=request.account)
@@ -92,7 +93,7 @@ def look(prepared: Prepared, *, whole: bool, jobs: int = 1) -> Forecast:
     if isinstance(said := answers.get("slurm"), schedulers.Prospect):
         forecast = forecast._replace(start=said.start)
         theirs, more = cost.weights(said.weights)
-        if hours and theirs and not more:
+        if hours and request.cpus and theirs and not more:
             forecast = forecast._replace(by_slurm=cost.billing(request, theirs, largest=said.largest) * hours)
     most, limit = None, ""
     if made.inside.attempts.several_jobs:

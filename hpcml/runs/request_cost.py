@@ -60,7 +60,8 @@ def _recorded(run: directories.Run, planned: Planned) -> dict[str, Any]:
             site, limits = lookup.recorded(record.request.site), record.plan.inside.attempts
     except (ConfigError, StorageError):  # another version of hpcml wrote it, or it is damaged
         return {}
-    one = cost.request(site, record.plan.directives, planned.node_count, planned.time_limit)
+    made = record.plan
+    one = cost.request(site, made.directives, planned.node_count, planned.time_limit, made.lines)
     if not planned.time_limit:
         return {"gpus": one.gpus, **python}
     billed, _ = bill(site, one)
@@ -80,9 +81,9 @@ def price(request: cost.Request, hours: float, billed: float | None, unit: str) 
 
 
 def bill(site: Site, request: cost.Request) -> tuple[float | None, list[str]]:
-    """Return the cost in the site's unit, None without weights or a time limit, and what is wrong with the weights."""
+    """Return the cost in the site's unit, None if something for it is unknown, and what is wrong with the weights."""
     weights, problems = cost.weights(site.cost.weights)
-    hours = request.seconds / 3600
+    hours = request.seconds / 3600 if request.cpus else 0
     billed = cost.billing(request, weights, largest=site.cost.largest) * hours if weights and hours else None
     return billed, problems
 

@@ -24,6 +24,10 @@ FLAGS = {"--hold", "--overcommit", "--quiet", "--wait", "--requeue", "--no-reque
 _ONLY_WITH_EQUALS = ("--exclusive", "--no-kill", "--oversubscribe", "--nice", "--propagate", "--get-user-env")
 OUTPUT = {"--output", "--error"}
 MOST_TASKS = 1000  # of an array: each is a run with a directory of its own
+_SLURM_DECIDES = {  # how many CPUs or GPUs there are
+    "--cpus-per-gpu", "--ntasks-per-gpu", "--ntasks-per-socket", "--ntasks-per-core", "--gpus-per-socket", "--mincpus",
+    "--extra-node-info", "-B", "--sockets-per-node", "--cores-per-socket", "--threads-per-core", "--overcommit",
+}  # fmt: skip
 _REQUEUE = {"--requeue", "--no-requeue"}  # of which one replaces the other
 
 
@@ -128,6 +132,22 @@ def nodes(stated: dict[str, Option]) -> int:
     """Return how many nodes lines ask for, as far as they say it: 1 where Slurm decides."""
     total, each = (count(stated.get(name)) for name in ("--ntasks", "--ntasks-per-node"))
     return count(stated.get("--nodes")) or (-(-total // each) if total and each else 1)
+
+
+def of_node(lines: Sequence[str], nodes: int) -> dict[str, str]:
+    """Return what lines ask for, by option: CPUs and GPUs those of a node, 0 CPUs if the lines leave it to Slurm."""
+    stated = all_options(lines)
+    tasks = -(-count(stated.get("--ntasks")) // nodes) or count(stated.get("--ntasks-per-node")) or 1
+    of_task = f"gpu:{stated['--gpus-per-task'].value}" if "--gpus-per-task" in stated else ""
+    number = gpus({name: stated[name] for name in ("--gpus-per-node", "--gres") if name in stated})
+    number = number or -(-gpus(stated) // nodes) or tasks * gres.total(gres.gpus(of_task))  # --gpus: of all nodes
+    in_range = "--nodes" in stated and not stated["--nodes"].value.isdecimal()
+    is_known = not in_range and not _SLURM_DECIDES & stated.keys()
+    return {
+        **{name: option.value for name, option in stated.items()},
+        "--cpus-per-task": str(tasks * (count(stated.get("--cpus-per-task")) or 1) if is_known else 0),
+        "--gres": f"gpu:{number}" if number else "",
+    }
 
 
 class Array(NamedTuple):

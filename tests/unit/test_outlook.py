@@ -61,6 +61,28 @@ def request(**directives: str) -> cost.Request:
     return cost.request(LEONARDO, given, 2, 3600)
 
 
+SIZES = [  # of #SBATCH lines: CPUs and GPUs on two nodes
+    ("--ntasks-per-node=4 --cpus-per-task=8 --gres=gpu:4", (64, 8)),
+    ("-n 6 -c 2 --gpus=3", (12, 4)),
+    ("-n 6 --gpus-per-task=1", (6, 6)),
+    ("--gpus-per-node=a100:2", (2, 4)),
+    ("--gpus-per-node=2 --cpus-per-gpu=8", (0, 4)),
+    ("--ntasks-per-socket=2", (0, 0)),
+    ("--nodes=2-4", (0, 0)),
+    ("--partition=boost_usr_prod --exclusive --cpus-per-gpu=8", (64, 8)),
+]
+
+
+def test_a_batch_script_s_own_lines_count(subtests: pytest.Subtests) -> None:
+    for line, expected in SIZES:
+        with subtests.test(line):
+            found = cost.request(LEONARDO, (), 2, 3600, (f"#SBATCH {line}",))
+            assert (found.cpus, found.gpus) == expected
+            assert (request_cost.bill(LEONARDO, found)[0] is None) == (expected[0] == 0)
+    both = cost.request(LEONARDO, (("--partition", "b"),), 1, 60, ("#SBATCH -A astro", "#SBATCH --mem=2G"))
+    assert (both.partition, both.account, both.memory) == ("b", "astro", 2 * 1024**3)
+
+
 def test_what_a_script_asks_for(subtests: pytest.Subtests) -> None:
     gib = 1024**3
     cases = [
