@@ -153,7 +153,7 @@ def show(options: Namespace, prepared: submission.Prepared, *, asks: bool = True
     else:
         from hpcml.cli import summary
 
-        summary.show(prepared, _forecast(prepared, whole=True) if asks else [])
+        summary.show(prepared, vars(options), _forecast(prepared, whole=True) if asks else [])
 
 
 def hand_over(options: Namespace, prepared: submission.Prepared) -> int:

@@ -17,7 +17,8 @@ from hpcml.terminal import say, say_facts
 from hpcml.units import counted, format_bytes, format_time_limit
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
+    from typing import Any
 
     from hpcml.plan.plan import Plan
     from hpcml.runs.submit import Prepared
@@ -26,8 +27,11 @@ if TYPE_CHECKING:
 _ONE_MACHINE = "none: all processes are on one machine"
 
 
-def show(prepared: Prepared, forecast: Sequence[tuple[str, str]]) -> None:
-    """Print what would be submitted; ``forecast`` are the titles and texts of what it asks for and costs."""
+def show(prepared: Prepared, given: Mapping[str, Any], forecast: Sequence[tuple[str, str]]) -> None:
+    """Print what would be submitted by the ``given`` options.
+
+    ``forecast`` are the titles and texts of what it asks for and costs.
+    """
     made = prepared.plan
     kind = kinds.get(made.inside.kind)
     paths = RunPaths(Path(made.directory).with_name(f"{made.name}-…"))
@@ -49,7 +53,9 @@ def show(prepared: Prepared, forecast: Sequence[tuple[str, str]]) -> None:
     if (code := prepared.spec.code).form is Form.BATCH:
         from hpcml.runs import translated  # what only few submissions need
 
-        say(f"in hpcml   {translated.in_words(code.script, code.arguments, slurm=True)}")  # whole: it is to be copied
+        partition = prepared.loaded.site.defaults.partition
+        line = translated.in_words(code.script, code.arguments, given, partition)
+        say(f"in hpcml   {line}")  # whole: it is to be copied
 
 
 def _python(prepared: Prepared) -> str:

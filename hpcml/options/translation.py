@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from hpcml.gpu_vendor import VENDOR
-from hpcml.options import launched
+from hpcml.options import launched, table
 from hpcml.options.launched import Launch
 from hpcml.options.sbatch_translated import Layout, Row, Taken, layout, read, taken
 from hpcml.options.shell_lines import Statement, UntranslatedError, Word, statements, text_of, words
@@ -54,6 +54,7 @@ _WRITES = re.compile(r">(?!&\d|\s*/dev/null)")
 _RENDEZVOUS = {"MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE"}
 _OF_SHELL = {"IFS", "BASH_ENV", "PS4", "RANK", "LOCAL_RANK", "NODE_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK"}
 _SECRET = re.compile(r"TOKEN|SECRET|PASS|CREDENTIAL|(?:^|_)KEY$|API_?KEY", re.IGNORECASE)
+_REPEATED = ("--set", "--env")
 _SIZES = ("--nodes", "--gpus-per-node", "--cpus-per-node", "--memory-per-node", "--ranks")
 
 
@@ -64,12 +65,34 @@ class Translation(NamedTuple):
     command: tuple[str, ...]  # after --
     number: int  # the line of the command
     rows: tuple[Row, ...]
+    typed: tuple[tuple[str, ...], ...] = ()  # the words of each option beside the script, which replaces its lines
 
     @property
     def line(self) -> str:
         """The line to type; of a variable that looks like a secret only the name."""
-        options = [word for taken in self.options for word in public(taken.words)]
+        replaced = {_option(words) for words in self.typed if words[0] not in _REPEATED}
+        kept = [taken.words for taken in self.options if _option(taken.words) not in replaced]
+        options = [word for words in (*self.typed, *kept) for word in public(words)]
         return " ".join(map(quoted, ["hpcml", "submit", *options, "--", *self.command]))
+
+
+def _option(words: Sequence[str]) -> str:
+    """Return the option that words say, of ``--sbatch=--OPTION=VALUE`` the one of sbatch."""
+    return words[0].removeprefix("--sbatch=").partition("=")[0]
+
+
+def _typed(given: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
+    """Yield the words of each option of the run that is given beside the script."""
+    for name, option in table.OPTIONS.items():
+        value = given.get(name)
+        if value in (None, False) or not ("lines" in option.takers or name == "python"):
+            continue
+        for text in value if isinstance(value, list) else [value]:
+            if name == "sbatch":
+                yield (f"--sbatch={text}",)
+            else:
+                yield (option.word,) if text is True else (option.word, str(text))
+    yield from (("--set", text) for text, _ in given.get("line_set") or ())
 
 
 def public(words: tuple[str, ...]) -> tuple[str, ...]:
@@ -102,7 +125,8 @@ def translate(
     text, arguments
         The script, and its arguments.
     typed
-        The options of hpcml's that are typed beside it: ``nodes`` and ``mpi`` decide what lines leave open.
+        The options of hpcml's that are typed beside it, which replace its lines: ``nodes`` and ``mpi`` decide what
+        lines leave open.
     variables
         Variables of the shell that have the same value in the job.
     slurm
@@ -117,12 +141,15 @@ def translate(
         raise UntranslatedError(1, "another shell, or options of the shell that change what lines do")
     asked = read(text)
     made = layout(asked, str(typed.get("nodes") or ""))
+    if (number := str(typed.get("gpus_per_node") or "").rpartition(":")[2]).isdecimal():
+        made = made._replace(gpus=int(number))
     options, rows = taken(text, asked, made)
     numbered = {str(number): word for number, word in enumerate(arguments[:9], 1)}
     values = Values({**variables, **made.variables, **numbered, "#": str(len(arguments))}, arguments)
     script = _Script(text, made, values, slurm=slurm)
     script.ends_early = "e" in match[1]
-    return script.translated(options, rows, str(typed.get("mpi") or ""))
+    whole = script.translated(options, rows, str(typed.get("mpi") or ""))
+    return whole._replace(typed=tuple(_typed(typed)))
 
 
 class _Item(NamedTuple):

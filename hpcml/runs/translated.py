@@ -14,6 +14,7 @@ from hpcml.errors import UsageError
 from hpcml.forms import Form
 from hpcml.options import batch_scripts, script_lines
 from hpcml.options.reading import request_of
+from hpcml.options.sbatch_translated import Taken
 from hpcml.options.shell_lines import UntranslatedError
 from hpcml.options.translation import Translation, translate
 from hpcml.request.record import RunRequest, job_name
@@ -28,8 +29,12 @@ _MOST = 1 << 16  # bytes of a batch script
 _PAGE = "hpcml help from-batch-scripts"
 
 
-def of_file(script: Path, arguments: Sequence[str], typed: Mapping[str, Any], *, slurm: bool) -> Translation:
-    """Return what of hpcml's does the same as a batch script, without what is typed beside it.
+def of_file(
+    script: Path, arguments: Sequence[str], typed: Mapping[str, Any], partition: str, *, slurm: bool
+) -> Translation:
+    """Return what of hpcml's does the same as a batch script, with what is typed beside it.
+
+    ``partition`` is the site's default, in which the script runs as it is if it names none.
 
     Raises
     ------
@@ -47,6 +52,8 @@ def of_file(script: Path, arguments: Sequence[str], typed: Mapping[str, Any], *,
         variables[batch_variables.FOLDER] = str(here)
     made = translate(content.decode(errors="surrogateescape"), arguments, typed, variables, slurm=slurm)
     _check_files(made)
+    if partition and not typed.get("partition") and all(taken.words[0] != "--partition" for taken in made.options):
+        made = made._replace(options=(*made.options, Taken(("--partition", partition))))
     return made
 
 
@@ -63,10 +70,10 @@ def _check_files(made: Translation) -> None:
                 raise UntranslatedError(row.number, f"{match[1]}, which has a line with {found}")
 
 
-def in_words(script: Path, arguments: Sequence[str], *, slurm: bool) -> str:
+def in_words(script: Path, arguments: Sequence[str], typed: Mapping[str, Any], partition: str) -> str:
     """Return hpcml's line for a batch script, or the first line of it that hpcml has no word for."""
     try:
-        return of_file(script, arguments, {}, slurm=slurm).line
+        return of_file(script, arguments, typed, partition, slurm=True).line
     except UntranslatedError as error:
         return f"none: line {error.number} of {script.name} has {error.what}"
 
@@ -74,7 +81,7 @@ def in_words(script: Path, arguments: Sequence[str], *, slurm: bool) -> str:
 def hint(script: Path, arguments: Sequence[str]) -> str:
     """Return what to type on a site without Slurm."""
     try:
-        line = of_file(script, arguments, {}, slurm=False).line
+        line = of_file(script, arguments, {}, "", slurm=False).line
     except UntranslatedError as error:
         why = f"hpcml has no line that does the same: line {error.number} has {error.what}."
         return f"{why} To start it on one node: hpcml submit -- bash {shlex.quote(script.name)}. More: {_PAGE}."
@@ -109,12 +116,15 @@ def request(
     site = lookup.load_here(given.get("site") or "", here, given.get("set") or (), given.get("line_set") or ()).site
     slurm = schedulers.get(site.scheduler).BATCH_SCRIPTS
     try:
-        made = of_file(script, arguments[1:], given, slurm=slurm)
+        made = of_file(script, arguments[1:], given, site.defaults.partition if slurm else "", slurm=slurm)
     except UntranslatedError as error:
         way = f"To run the script as it is: hpcml submit {shlex.quote(script.name)}. " if slurm else ""
         problem = f"hpcml has no line that does the same as {script.name}: it has {error.what}"
         raise UsageError(problem, place=f"line {error.number} of {script.name}", hint=f"{way}More: {_PAGE}.") from error
-    lines = [(f"line {taken.number} of {script.name}", shlex.join(taken.words)) for taken in made.options]
+    lines = [
+        (f"line {taken.number} of {script.name}" if taken.number else "defaults.partition", shlex.join(taken.words))
+        for taken in made.options
+    ]
     origins += script_lines.lay_translated(given, lines, parser)
     code = programs.code(["--", *made.command], here)
     if folder and not (code.script.is_absolute() and code.script.is_relative_to(folder)):

@@ -43,12 +43,12 @@ def job(world: World) -> Path:
 def test_a_dry_run_shows_the_line_and_the_table_where_each_line_went(world: World, job: Path) -> None:
     as_it_is = world.run("submit", "--site", "slurm", "--dry-run", "job.sh", "a b")
     assert as_it_is.returncode == 0, as_it_is.stderr
-    assert f"\nin hpcml   hpcml submit {LINE}\n" in as_it_is.stdout
+    assert f"\nin hpcml   hpcml submit --site slurm {LINE}\n" in as_it_is.stdout
     assert "batch: none beside" in as_it_is.stdout
     done = world.run("submit", "--site", "slurm", "--dry-run", "--translate", "job.sh", "a b")
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert lines[0] == f"in hpcml   hpcml submit {LINE}"
+    assert lines[0] == f"in hpcml   hpcml submit --site slurm {LINE}"
     assert [line[:10].strip() for line in lines[1:8]] == [
         "line 2",
         "line 3",
@@ -61,6 +61,15 @@ def test_a_dry_run_shows_the_line_and_the_table_where_each_line_went(world: Worl
     assert "4 ranks" in done.stdout
     assert not list(world.project.glob("made-by*"))
     assert not world.jobs()
+
+
+def test_the_line_has_typed_options_and_the_partition_of_the_script_as_it_is(world: World, job: Path) -> None:
+    typed = ("--site", "leonardo", "--nodes", "4", "--sbatch=--licenses=a", "--env", "API_KEY=hidden")
+    job.write_text("#!/bin/bash\n#SBATCH -N 2 -t 10 --licenses=b\nexport LEVEL=3\nsrun ./a\n")
+    done = world.run("submit", *typed, "--dry-run", "job.sh")
+    options = "--site leonardo --nodes 4 --env API_KEY --sbatch=--licenses=a --time 10 --env LEVEL=3"
+    assert f"in hpcml   hpcml submit {options} --ranks node --partition boost_usr_prod -- ./a\n" in done.stdout
+    assert "partition boost_usr_prod" in " ".join(done.stdout.split())
 
 
 def test_the_first_line_without_a_word_is_named(world: World, job: Path) -> None:
@@ -82,7 +91,8 @@ def test_a_site_without_slurm_names_the_option_and_the_line(world: World, job: P
 def test_the_run_records_what_was_typed_and_rerun_repeats_the_line(world: World, job: Path) -> None:
     done = world.run("submit", "--site", "slurm", "--translate", "--name", "mine", "--time", "20", "job.sh", "a b")
     assert done.returncode == 0, done.stderr
-    assert f"in hpcml   hpcml submit {LINE}\n" in done.stderr
+    replaced = LINE.replace(" --time 10", "")
+    assert f"in hpcml   hpcml submit --site slurm --time 20 --name mine {replaced}\n" in done.stderr
     first = world.directory()
     again = world.run("rerun", "mine")
     assert again.returncode == 0, again.stderr

@@ -87,7 +87,9 @@ def test_each_line_of_a_script_is_listed() -> None:
 OPEN = [
     ("--ntasks=4", "srun ./a", {"nodes": "2"}, "--nodes 2 --cpus-per-node 2 --ranks 2 -- ./a"),
     ("--nodes=2 --ntasks=4", "srun ./a", {"nodes": "4"}, "--nodes 4 --cpus-per-node 1 --ranks node -- ./a"),
-    ("-n 2 -N 1", "mpirun ./a", {"mpi": "pmi2"}, "--nodes 1 --cpus-per-node 2 --ranks 2 --mpi pmi2 -- ./a"),
+    ("-n 2 -N 1", "mpirun ./a", {"mpi": "pmi2"}, "--mpi pmi2 --nodes 1 --cpus-per-node 2 --ranks 2 -- ./a"),
+    ("-N 1 -n 4 --gpus-per-node=4", "srun ./a", {"gpus_per_node": "a:2"},
+     "--gpus-per-node a:2 --nodes 1 --cpus-per-node 4 --ranks 2/gpu -- ./a"),
 ]  # fmt: skip
 
 
