@@ -14,7 +14,7 @@ from hpcml.kind import Kind
 from hpcml.paths import RunPaths
 from hpcml.runs import snapshot
 from hpcml.terminal import say, say_facts
-from hpcml.units import counted, format_bytes, format_time_limit
+from hpcml.units import counted, first_of_many, format_bytes, format_time_limit
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from hpcml.runs.submit import Prepared
 
 
+_MOST_TASKS = 4  # that are named
 _ONE_MACHINE = "none: all processes are on one machine"
 
 
@@ -65,8 +66,10 @@ def _python(prepared: Prepared) -> str:
 def _array(made: Plan) -> str:
     """Return which tasks an array has, and how long all may take where only some run at once."""
     count, limit = len(made.array), made.inside.job.time_limit
-    text = f"{counted(count, 'task')}, each a run of its own: {made.name}_{made.array[0]}"
-    text += f" … {made.name}_{made.array[-1]}" if count > 1 else ""
+    names = [f"{made.name}_{index}" for index in made.array]
+    follow = count > 2 and made.array == tuple(range(made.array[0], made.array[0] + count))
+    listed = f"{names[0]} … {names[-1]}" if follow else first_of_many(names, _MOST_TASKS)
+    text = f"{counted(count, 'task')}, each a run of its own: {listed}"
     if not made.at_once:
         return text
     text += f"; at most {made.at_once} at once"

@@ -50,7 +50,8 @@ class Forecast(NamedTuple):
     """What is known before a submission; what nobody told is None or empty, and ``problems`` say why.
 
     ``most`` is the most node-hours that all attempts of a run may take that goes on until it is done, by ``limit``.
-    ``terms`` are options that the profile has for the partition, each with its key and the profile.
+    ``terms`` are options that the profile has for the partition, each with its key and the profile. ``at_once`` is how
+    many of the jobs Slurm runs at once at most, 0 without a limit.
     """
 
     request: cost.Request
@@ -65,6 +66,7 @@ class Forecast(NamedTuple):
     most: float | None = None
     limit: str = ""
     terms: tuple[str, ...] = ()
+    at_once: int = 0
 
 
 def look(prepared: Prepared, *, whole: bool, jobs: int = 1) -> Forecast:
@@ -78,7 +80,8 @@ def look(prepared: Prepared, *, whole: bool, jobs: int = 1) -> Forecast:
     request = cost.request(site, made.directives, job.nodes, job.time_limit, made.lines).times(jobs)
     billed, problems = request_cost.bill(site, request)
     hours = request.seconds / 3600
-    forecast = Forecast(request, billed, site.cost.unit or "billing-h", account=request.account)
+    unit = site.cost.unit or "billing-h"
+    forecast = Forecast(request, billed, unit, account=request.account, at_once=made.at_once)
     questions: dict[str, Callable[[], object]] = {}
     command, named = budget_command(prepared.loaded, request.partition)
     if command and request.account:
@@ -226,9 +229,16 @@ def lines(forecast: Forecast, now: datetime.datetime, *, whole: bool) -> list[tu
     """Return what a submission asks for and costs at most, as titles and texts; ``whole``: all that is known."""
     request = forecast.request
     start = _start(forecast.start, now, "the job" if request.jobs == 1 else "the first job")
-    asked = {"nodes": request.nodes, "partition": request.partition, "gpus": request.gpus}
-    text = request_cost.sentence({**asked, "time_limit": request.seconds, "cost": _cost(forecast)})
-    text = text if request.jobs == 1 else f"{text}, for {request.jobs} jobs"
+    limits = {"partition": request.partition, "time_limit": request.seconds, "cost": _cost(forecast)}
+    jobs, at_once = request.jobs, min(forecast.at_once, request.jobs)
+    if at_once:
+        nodes, gpus = (at_once * number // jobs for number in (request.nodes, request.gpus))
+        most = request_cost.sentence({"nodes": nodes, "gpus": gpus})
+        text = f"{jobs} jobs of {units.counted(request.nodes // jobs, 'node')}, at most {most} at once"
+        text = f"{text}, {request_cost.sentence(limits)}".removesuffix(", ")
+    else:
+        text = request_cost.sentence({"nodes": request.nodes, "gpus": request.gpus, **limits})
+        text = text if jobs == 1 else f"{text}, for {jobs} jobs"
     text = text if request.seconds else f"{text}; the cost is unknown, because the request has no time limit"
     said = [("asks for", f"{text}; {start}" if start and not whole else text)]
     said += [("", term) for term in forecast.terms if whole]

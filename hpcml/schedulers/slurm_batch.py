@@ -31,6 +31,7 @@ def lay_out(site: Site, request: JobRequest) -> JobLayout:
     directives, lines, reasons = _merged(site, request)
     stated = sbatch_lines.all_options(lines)
     array = _array(request)
+    has_account = "--account" in stated or "--account" in dict(directives)
     return JobLayout(
         directives=directives,
         directive_word="#SBATCH",
@@ -48,6 +49,12 @@ def lay_out(site: Site, request: JobRequest) -> JobLayout:
         may_put_back=slurm_options.MAY_PUT_BACK,
         put_back=slurm_options.PUT_BACK,
         reasons=tuple(reasons),
+        notices=()
+        if has_account or not site.slurm.account_required
+        else (
+            f"site {site.name} needs an account, but the script has no --account line. "
+            f"{slurm_options.ADD_ACCOUNT}".removesuffix("."),
+        ),
         array=array.tasks,
         at_once=array.at_once,
         index_word='"$SLURM_ARRAY_TASK_ID"',

@@ -321,11 +321,13 @@ def _spoken_of(removed: set[str]) -> set[str]:
     return set() if "--mem-per-cpu" in removed else {"--mem"}
 
 
+ADD_ACCOUNT = "Add --account, or set [defaults] account = '…' in hpcml.toml."
+
+
 def _check_account(site: Site, account: str) -> None:
     """Refuse a request without an account on a site that needs one."""
     if site.slurm.account_required and not account:
-        hint = "Add --account, or set [defaults] account = '…' in hpcml.toml."
-        raise UsageError(f"Site {site.name} needs an account", place="--account", hint=hint)
+        raise UsageError(f"Site {site.name} needs an account", place="--account", hint=ADD_ACCOUNT)
 
 
 def _with_own_gres(own: Iterable[Directive], passed: str) -> str:

@@ -141,6 +141,9 @@ def test_what_is_said_at_a_submission(subtests: pytest.Subtests) -> None:
         (known._replace(request=asked._replace(gpus=0, partition="").times(2), billed=512.0, budget=None, advice=""),
          [("asks for", "16 nodes, time limit 01:00:00, at most 16 node-h = 512 core-h, for 2 jobs; "
            "Slurm would start the first job at 14:20")]),
+        (bare._replace(request=asked.times(10), at_once=3),
+         [("asks for", "10 jobs of 8 nodes, at most 24 nodes, 96 GPUs at once, partition boost, time limit 01:00:00, "
+           "at most 80 node-h, 320 GPU-h")]),
         (bare._replace(most=168.0, limit="--max-restarts 20"),
          [("asks for", one),
           ("", says("at most 168 node-h (--max-restarts 20)"))]),

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from hpcml.cli import commands, submit
+from hpcml.cli import commands, submit, summary
 from hpcml.errors import ANSWER_LOST, REFUSED, HpcmlError, NotFoundError, UsageError
 from hpcml.failures import last_output
 from hpcml.failures.evidence import Piece
@@ -256,6 +256,18 @@ def test_the_script_of_an_array_starts_its_task_and_nobody_else_s(tmp_path: Path
     first.symlink_to(tmp_path / "elsewhere")
     done = subprocess.run(words, env={"SLURM_ARRAY_TASK_ID": "0"}, capture_output=True, text=True, check=False)
     assert (done.stdout, done.returncode) == ("", 74)
+
+
+def test_a_dry_run_names_the_tasks_of_an_array_and_a_missing_account(capsys: pytest.CaptureFixture[str]) -> None:
+    for text, expected in (
+        ("0-9%3", "10 tasks, each a run of its own: job_0 … job_9; at most 3"),
+        ("3,7", "job_3, job_7"),
+    ):
+        summary.show(prepared(f"#SBATCH --array={text}"), {}, [])
+        assert expected in " ".join(capsys.readouterr().out.split())
+    asks = prepared("#SBATCH --time=5", "--set", "slurm.account_required=true").plan.notices
+    assert [one for one in asks if "needs an account" in one]
+    assert prepared("#SBATCH -A a", "--set", "slurm.account_required=true").plan.notices == ()
 
 
 def test_a_task_is_run_again_alone(monkeypatch: pytest.MonkeyPatch) -> None:
