@@ -283,7 +283,7 @@ COMPLEX = {
 MOST_LINES = {
     ".": 6071,
     "api": 1022,
-    "cli": 7765,
+    "cli": 7776,
     "doctor": 1542,
     "failures": 3140,
     "images": 1048,
@@ -295,7 +295,7 @@ MOST_LINES = {
     "repairs": 984,
     "report": 2278,
     "request": 563,
-    "runs": 9444,
+    "runs": 9446,
     "schedulers": 3701,
     "sites": 1527,
     "survey": 1207,

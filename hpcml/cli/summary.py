@@ -12,7 +12,7 @@ from hpcml.cli import common
 from hpcml.forms import Form
 from hpcml.kind import Kind
 from hpcml.paths import RunPaths
-from hpcml.runs import snapshot
+from hpcml.runs import programs, snapshot
 from hpcml.terminal import say, say_facts
 from hpcml.units import counted, first_of_many, format_bytes, format_time_limit
 
@@ -60,7 +60,18 @@ def show(prepared: Prepared, given: Mapping[str, Any], forecast: Sequence[tuple[
 
 
 def _python(prepared: Prepared) -> str:
-    return "the batch script's own" if prepared.spec.code.form is Form.BATCH else python_of(prepared.plan)
+    """Return the Python of the run's script: one that is named without its path is found in the job."""
+    code, made = prepared.spec.code, prepared.plan
+    if code.form is Form.BATCH:
+        return "the batch script's own"
+    is_program = code.form is Form.PROGRAM and programs.is_python(code.script)
+    program = code.interpreter[0] if code.interpreter else str(code.script) if is_program else made.python
+    if program == made.python:
+        return python_of(made)
+    keys = [key for key in ("setup", "modules") if getattr(made, key)]
+    after = " and ".join(f"runtime.{key} ({prepared.loaded.layers.origin(f'runtime.{key}')})" for key in keys)
+    text = program if "/" in program else f'"{program}" after {after}' if after else f'"{program}" on the job\'s PATH'
+    return f"{text}; workers: {python_of(made)}" if kinds.get(made.inside.kind).has_cluster else text
 
 
 def _array(made: Plan) -> str:

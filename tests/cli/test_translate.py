@@ -6,6 +6,7 @@ import json
 import os
 import shlex
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,15 @@ def test_the_line_has_typed_options_and_the_partition_of_the_script_as_it_is(wor
     options = "--site leonardo --nodes 4 --env API_KEY --sbatch=--licenses=a --time 10 --env LEVEL=3"
     assert f"in hpcml   hpcml submit {options} --ranks node --partition boost_usr_prod -- ./a\n" in done.stdout
     assert "partition boost_usr_prod" in " ".join(done.stdout.split())
+
+
+def test_a_python_that_a_line_prepares_is_found_in_the_job(world: World, job: Path) -> None:
+    dry = ("submit", "--site", "slurm", "--dry-run")
+    for code, row in (("srun python job.py", ""), ("python job.py", f"; workers: {sys.executable}")):
+        job.write_text(f"#!/bin/bash\n#SBATCH -n 1\nsource /x/bin/activate\n{code}\n")
+        done = world.run(*dry, "--translate", "job.sh")
+        assert f'python     "python" after runtime.setup (line 3 of job.sh){row}' in " ".join(done.stdout.split(" "))
+        assert ("python runs the script" in done.stderr) == bool(row)
 
 
 def test_the_first_line_without_a_word_is_named(world: World, job: Path) -> None:

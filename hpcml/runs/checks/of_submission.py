@@ -75,7 +75,7 @@ def check_plan(loaded: LoadedSite, spec: RunRequest, made: Plan, *, dry_run: boo
     if spec.code.form in (Form.MODULE, Form.PROGRAM):
         notes += expects_ranks.check_program(spec, made)
     open_to_others = unsafe_rendezvous.check(loaded.site, spec, made)
-    notes += [*open_to_others, *_two_pythons(spec, made)]
+    notes += [*open_to_others, *_two_pythons(loaded.site, spec, made)]
     return Checked(notes, always=open_to_others)
 
 
@@ -102,15 +102,17 @@ def _check_code(loaded: LoadedSite, spec: RunRequest, made: Plan, *, dry_run: bo
     return notes + script_checks.lost_input(spec.code.script, base)
 
 
-def _two_pythons(spec: RunRequest, made: Plan) -> list[str]:
+def _two_pythons(site: Site, spec: RunRequest, made: Plan) -> list[str]:
     """Return a note where the script runs by another Python than the workers, whose packages tasks import."""
     program = Path(spec.code.interpreter[0]) if spec.code.interpreter else spec.code.script
-    if made.inside.job.image or not (
-        spec.code.interpreter or (spec.code.form is Form.PROGRAM and programs.is_python(program))
+    if (
+        made.inside.job.image
+        or not kinds.get(spec.kind).has_cluster
+        or not (spec.code.interpreter or (spec.code.form is Form.PROGRAM and programs.is_python(program)))
     ):
         return []
     workers = made.steps[-1].command[0]
-    interpreter = shutil.which(program) or str(program)
+    interpreter = str(program) if _is_prepared(site) else shutil.which(program) or str(program)
     if Path(interpreter).parent == Path(workers).parent:
         return []
     note = f"{interpreter} runs the script, but {workers} (runtime.python) runs the workers"
