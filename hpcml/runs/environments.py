@@ -99,6 +99,8 @@ def _unknown(text: str, path: Path, is_name: bool, environment: Mapping[str, str
     """Return that there is no such environment, with the nearest name."""
     names = sorted({one.name for folder in _conda_folders(environment) for one in _listed(folder)})
     hint = did_you_mean(nearest(text, names), "Name a folder with bin/python, or a conda environment.")
+    if is_name:
+        hint += f" hpcml looked for the folder {path}, a conda environment, and a program on PATH."
     if is_name and names:
         hint += f" Conda environments: {', '.join(names[:8])}."
     return NotFoundError(f"There is no Python environment '{text}'", place=f"{OPTION} {path}", hint=hint)

@@ -74,6 +74,7 @@ def choose(loaded: LoadedSite, spec: RunRequest, late: bool, *, dry_run: bool) -
             return _placed(_laid(loaded, spec, found.python, found.origin, Origin.PROJECT), notes)
     if not (spec.code.form.traits.is_script or spec.code.form is Form.JUPYTER):
         return Chosen(loaded, spec)
+    described = bool(notes)  # by a project that cannot be used
     once: list[str] = []  # many shells activate conda's base without being asked
     is_repeated = KEY in loaded.layers.values  # by a run without one
     for prefix, variable in _active(environment):
@@ -84,6 +85,8 @@ def choose(loaded: LoadedSite, spec: RunRequest, late: bool, *, dry_run: bool) -
         notes += _unused(environment, needed, python, f"the run uses {prefix}")
         placed = _placed(_laid(loaded, spec, python, f"{variable}, the active environment", Origin.FOUND), notes)
         return placed._replace(notes=(*placed.notes, *once))
+    if described:
+        notes[0] = f"the run uses hpcml's own Python: {notes[0]}"
     return Chosen(loaded, spec, (*notes, *once), always=tuple(notes))
 
 
@@ -125,22 +128,22 @@ def typed(loaded: LoadedSite, spec: RunRequest, *, dry_run: bool) -> Chosen:
     if loaded.layers.origin(KEY) == "--set":
         raise UsageError(f"{OPTION} and --set {KEY} name two Pythons", place=OPTION, hint=f"Remove --set {KEY}=….")
     here = layers.user_path("~") if spec.code.staged else layers.here()
-    project, notes = here / user_path(spec.python), list[str]()
+    project, notes, complete = here / user_path(spec.python), list[str](), True
     if exists(project / uv_environments.LOCK) and not exists(project / "bin"):
         runs = directories.runs_folder(loaded.site.paths.runs, layers.process_environment())
         found = uv_environments.of_project(project, runs, (), sent=False, dry_run=dry_run)
-        python, notes = found.python, [*found.notes]
+        python, notes, complete = found.python, [*found.notes], found.complete
     else:
-        python = find(spec.python, here, layers.process_environment(), lambda: _path_of_job(loaded, notes))
-    foreign, away = who_may_change(python), away_from_nodes(python, loaded)
+        python = find(spec.python, here, layers.process_environment(), lambda: _path_of_job(loaded, spec.python, notes))
+    foreign, away = who_may_change(python) if complete else "", away_from_nodes(python, loaded)
     always = [f"{foreign}: this account can run code as you in the run"] if foreign else []
     always += [f"{away}: use a folder that all nodes share"] if away else []
     chosen = _laid(loaded, spec, python, OPTION, Origin.TYPED)
     return chosen._replace(notes=(*always, *notes), always=tuple(always))
 
 
-def _path_of_job(loaded: LoadedSite, notes: list[str]) -> str:
-    """Return the PATH that the job has after its own setup and modules, which are run here.
+def _path_of_job(loaded: LoadedSite, text: str, notes: list[str]) -> str:
+    """Return the PATH that the job has after its own setup and modules, which are run here; ``text``: what is typed.
 
     If a project's file or a script's line names them, nothing is run: it is this shell's PATH, with a note.
 
@@ -166,7 +169,7 @@ def _path_of_job(loaded: LoadedSite, notes: list[str]) -> str:
     said = tuple(answer.text.splitlines()[-_MOST_NAMED:])
     hint = f"Name the Python by its path: {OPTION} PATH."
     message = f"runtime.{' and runtime.'.join(keys)} failed on this machine, so hpcml does not know the job's PATH"
-    raise UsageError(message, place=f"{OPTION} {loaded.site.name}", hint=hint, quote=said)
+    raise UsageError(message, place=f"{OPTION} {text}", hint=hint, quote=said)
 
 
 def _laid(loaded: LoadedSite, spec: RunRequest, python: Path, origin: str, by: Origin) -> Chosen:

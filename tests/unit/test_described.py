@@ -17,6 +17,7 @@ from hpcml.origins import Origin
 from hpcml.request.record import RunRequest
 from hpcml.runs import pythons, uv_environments
 from hpcml.sites import lookup
+from tests.said import says
 
 VERSION = f"python{sys.version_info[0]}.{sys.version_info[1]}"
 SCRIPT = """# /// script
@@ -142,7 +143,9 @@ def test_a_project_is_its_venv_or_what_uv_makes_of_its_lock(work: Path) -> None:
     (packages / "tabulate").rmdir()
     chosen = choose()
     assert (python_of(chosen), len(calls(work))) == ("", 1)
-    assert chosen.notes[-1] == f"hpcml does not use the project {work}, because it lacks tabulate"
+    assert chosen.notes[0] == says(
+        "uses hpcml's own Python", f"does not use the project {work}, because it lacks tabulate"
+    )
 
 
 def test_the_project_itself_is_not_built(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,6 +168,8 @@ def test_the_project_itself_is_not_built(work: Path, monkeypatch: pytest.MonkeyP
 def test_a_project_folder_that_is_typed(work: Path) -> None:
     project(work / "other")
     (work / "job.py").write_text("print(1)\n")
+    dry = choose(python="other", dry_run=True)
+    assert [note for note in dry.notes if "lets uv make" not in note] == []
     chosen = choose(python="other")
     assert "/.environments/" in python_of(chosen)
     assert pythons.origin(chosen.loaded) == "--python"
