@@ -295,7 +295,7 @@ MOST_LINES = {
     "repairs": 984,
     "report": 2278,
     "request": 563,
-    "runs": 9451,
+    "runs": 9457,
     "schedulers": 3701,
     "sites": 1527,
     "survey": 1207,

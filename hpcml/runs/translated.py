@@ -52,9 +52,18 @@ def of_file(
         variables[batch_variables.FOLDER] = str(here)
     made = translate(content.decode(errors="surrogateescape"), arguments, typed, variables, slurm=slurm)
     _check_files(made)
-    if partition and not typed.get("partition") and all(taken.words[0] != "--partition" for taken in made.options):
+    if (
+        slurm
+        and partition
+        and not typed.get("partition")
+        and all(taken.words[0] != "--partition" for taken in made.options)
+    ):
         made = made._replace(options=(*made.options, Taken(("--partition", partition))))
     return made
+
+
+def _place(taken: Taken, script: Path) -> str:
+    return f"line {taken.number} of {script.name}" if taken.number else "defaults.partition"
 
 
 def _check_files(made: Translation) -> None:
@@ -116,15 +125,12 @@ def request(
     site = lookup.load_here(given.get("site") or "", here, given.get("set") or (), given.get("line_set") or ()).site
     slurm = schedulers.get(site.scheduler).BATCH_SCRIPTS
     try:
-        made = of_file(script, arguments[1:], given, site.defaults.partition if slurm else "", slurm=slurm)
+        made = of_file(script, arguments[1:], given, site.defaults.partition, slurm=slurm)
     except UntranslatedError as error:
         way = f"To run the script as it is: hpcml submit {shlex.quote(script.name)}. " if slurm else ""
         problem = f"hpcml has no line that does the same as {script.name}: it has {error.what}"
         raise UsageError(problem, place=f"line {error.number} of {script.name}", hint=f"{way}More: {_PAGE}.") from error
-    lines = [
-        (f"line {taken.number} of {script.name}" if taken.number else "defaults.partition", shlex.join(taken.words))
-        for taken in made.options
-    ]
+    lines = [(_place(taken, script), shlex.join(taken.words)) for taken in made.options]
     origins += script_lines.lay_translated(given, lines, parser)
     code = programs.code(["--", *made.command], here)
     if folder and not (code.script.is_absolute() and code.script.is_relative_to(folder)):
