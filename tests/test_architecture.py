@@ -776,7 +776,7 @@ _SAY_VENDOR = {
     "failures/rules.py",
     "failures/library_rules.py",
     "node/hardware/python_environment.py",
-    "kinds/dask/node/nanny.py",
+    "kinds/dask/node/worker_environment.py",
 }
 
 

@@ -162,9 +162,9 @@ def hand_over(options: Namespace, prepared: submission.Prepared) -> int:
     from hpcml.runs import submit as submission
 
     if prepared.plan.array:
-        from hpcml.cli import array
+        from hpcml.cli import submit_array
 
-        return array.hand_over(options, prepared, waits=waits_for_end(options))
+        return submit_array.hand_over(options, prepared, waits=waits_for_end(options))
     with options.caller.handing_over(prepared.plan.run_id) if options.caller else contextlib.nullcontext():
         run = submission.submit(prepared, by_hand=options.prepare)
     if options.prepare:
