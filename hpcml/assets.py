@@ -44,7 +44,7 @@ def node_side() -> list[str]:
     paths = (
         "__init__.py",
         "attempts.py",
-        "bridges.py",
+        "socket_relay.py",
         "script_api.py",
         "earlier_names.py",
         "errors.py",
@@ -67,7 +67,7 @@ def node_side() -> list[str]:
         "states.py",
         "terminal.py",
         "units.py",
-        "written_files.py",
+        "outputs_brought_back.py",
     )
     root = len(f"{_PACKAGE}/")
     folders = ("node", "kinds", "failures", "repairs", "report")

@@ -283,7 +283,7 @@ COMPLEX = {
 MOST_LINES = {
     ".": 6071,
     "api": 1022,
-    "cli": 7776,
+    "cli": 7780,
     "doctor": 1542,
     "failures": 3140,
     "images": 1048,
@@ -776,7 +776,7 @@ _SAY_VENDOR = {
     "failures/rules.py",
     "failures/library_rules.py",
     "node/hardware/python_environment.py",
-    "kinds/dask/node/nanny.py",
+    "kinds/dask/node/worker_environment.py",
 }
 
 

@@ -15,11 +15,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hpcml import files, hooks, units, written_files
+from hpcml import files, hooks, outputs_brought_back, units
 from hpcml.cli import common, ls
 from hpcml.errors import HpcmlError, StorageError, UsageError
 from hpcml.paths import RunPaths, sweep_folder
-from hpcml.runs import directories, files_of_killed_runs, libraries
+from hpcml.runs import directories, files_of_killed_runs, lib_zip
 from hpcml.runs import record as records
 from hpcml.terminal import note, say, say_fitted
 
@@ -217,7 +217,7 @@ class _Removal(NamedTuple):
         for path in self.leftovers:
             directories.remove_leftover(path)
         for folder in {path.parent for path in self.shared}:
-            libraries.drop_unused(folder)
+            lib_zip.drop_unused(folder)
 
 
 def run_rm(options: Namespace) -> int:
@@ -232,7 +232,7 @@ def run_rm(options: Namespace) -> int:
     left = {path: directories.size(path) for _, path in rests}
     missing = None if options.until_free is None else wanted - _free(folder) - sum(left.values())
     taken = _taken(ended, least, missing)
-    shared = dict(libraries.unused_without(folder, [*taken, *left])) if taken or left else {}
+    shared = dict(lib_zip.unused_without(folder, [*taken, *left])) if taken or left else {}
     removal = _Removal(taken, left, shared, rests)
     if not options.json:
         _show(removal.rows)
@@ -330,7 +330,7 @@ def _files_left(ended: Sequence[Path], options: Namespace) -> dict[Path, str]:
     for path in () if options.yes else ended:
         paths = RunPaths(path)
         with directories.storage(path):
-            result, attempt = written_files.of(paths), records.newest_attempt(paths) or 0
+            result, attempt = outputs_brought_back.of(paths), records.newest_attempt(paths) or 0
             if not options.dry_run and (result is None or result.attempt < attempt):  # the newest was killed
                 result = files_of_killed_runs.settle(paths, attempt)
         if result and (sentence := result.sentence()):

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpcml import subprocesses, written_files
+from hpcml import outputs_brought_back, subprocesses
 from hpcml.cli import common
 from hpcml.cli.common import metered
 from hpcml.errors import NotFoundError, StorageError, UsageError
@@ -80,7 +80,7 @@ def run(options: Namespace) -> int:
     out.flush()
     if beside:
         with transfer.files(run.paths.directory):
-            written_files.note_fetched(run.paths, [entry.name.removeprefix(_CODE) for entry in beside])
+            outputs_brought_back.note_fetched(run.paths, [entry.name.removeprefix(_CODE) for entry in beside])
     return 0
 
 
@@ -110,10 +110,10 @@ def _beside(run: directories.Run, taken: set[str]) -> list[Entry]:
     """Return the files that the script wrote beside its code and that only the run has, as ``code/NAME``."""
     if _CODE.rstrip("/") in taken:  # among the script's results
         return []
-    if written_files.of(run.paths) is None and _is_over(run):
+    if outputs_brought_back.of(run.paths) is None and _is_over(run):
         with transfer.files(run.paths.directory):
             files_of_killed_runs.settle(run.paths, 0)
-    return _entries(run, [f"{_CODE}{name}" for name in written_files.to_fetch(run.paths)])
+    return _entries(run, [f"{_CODE}{name}" for name in outputs_brought_back.to_fetch(run.paths)])
 
 
 def _entries(run: directories.Run, names: Sequence[str]) -> list[Entry]:

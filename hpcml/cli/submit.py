@@ -19,6 +19,7 @@ from hpcml.options.parser import add_to
 from hpcml.options.reading import request_of
 from hpcml.options.table import OPTIONS, TAKES_VALUE
 from hpcml.records import DamagedError
+from hpcml.request.option import flag
 from hpcml.runs import directories, programs, pythons
 from hpcml.runs.directories import complete
 from hpcml.sites import key_permissions, layers
@@ -161,9 +162,9 @@ def hand_over(options: Namespace, prepared: submission.Prepared) -> int:
     from hpcml.runs import submit as submission
 
     if prepared.plan.array:
-        from hpcml.cli import array
+        from hpcml.cli import submit_array
 
-        return array.hand_over(options, prepared, waits=waits_for_end(options))
+        return submit_array.hand_over(options, prepared, waits=waits_for_end(options))
     with options.caller.handing_over(prepared.plan.run_id) if options.caller else contextlib.nullcontext():
         run = submission.submit(prepared, by_hand=options.prepare)
     if options.prepare:
@@ -449,7 +450,8 @@ def run_rerun(options: Namespace) -> int:
         hint = "Run the sweep's command again: it runs the missing points or, with --only-failed, the failed points."
         hint += f" To repeat another run of this name, use that run's id. List the ids: hpcml ls --name {run.name}."
         raise UsageError(f"The run belongs to the sweep '{spec.sweep}'", place=run.id, hint=hint)
-    _take_over(options, request)
+    with complete(run.paths.directory):
+        _take_over(options, request)
     if spec.environment:
         options.env = [*_variables(run.paths.variables), *(options.env or ())]
     with complete(run.paths.directory):
@@ -477,6 +479,8 @@ def _take_over(options: Namespace, request: RecordedRequest) -> None:
         elif name == "gpus_per_node" and spec.gpus_per_node is not None and options.gpus_per_node is None:
             options.gpus_per_node = ":".join(filter(None, (spec.gpu_type, str(spec.gpus_per_node))))
         elif value not in (None, False) and not getattr(options, name):
+            if name in OPTIONS and isinstance(value, bool) != (OPTIONS[name].read is flag):
+                raise DamagedError(f"spec.{name} has a value of another type")
             text = value if isinstance(value, bool) else str(value)
             setattr(options, name, [text] if name in OPTIONS and OPTIONS[name].several else text)
 

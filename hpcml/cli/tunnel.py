@@ -305,7 +305,7 @@ def _print_commands(options: Namespace) -> int:
     import socket
 
     from hpcml.remote import routes, tunnel_server
-    from hpcml.remote.tunnel_service import Sought
+    from hpcml.remote.tunnel_target import Sought
 
     try:
         run = run_of(options)

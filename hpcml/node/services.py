@@ -19,7 +19,7 @@ import threading
 import time
 from pathlib import Path
 
-from hpcml import bridges, listening, records
+from hpcml import listening, records, socket_relay
 from hpcml.files import account, unknown_users
 from hpcml.node import files, processes
 from hpcml.node.settings import Context
@@ -128,7 +128,7 @@ class Bridge:
                 return
             with program:
                 program.sendall(first)
-                bridges.pass_on(client, program)
+                socket_relay.pass_on(client, program)
 
     def _wrong(self) -> str:
         """Return why the program is not reached, without a connection to it where that can be avoided."""
@@ -148,7 +148,7 @@ class Bridge:
     def _listening(self) -> Found:
         """Return whose program listens at the port."""
         try:
-            found = bridges.listeners(self.wanted.port)
+            found = socket_relay.listeners(self.wanted.port)
         except OSError as error:
             return Found(Condition.ABSENT, why=f"{error.filename}: {error.strerror}")
         if own := [one for one in found if one.uid == os.getuid()]:
@@ -190,11 +190,11 @@ class Bridge:
         address meanwhile, so the connection is to this one.
         """
         for _ in range(TRIES):
-            own = [one for one in bridges.listeners(self.wanted.port) if one.uid == os.getuid()]
+            own = [one for one in socket_relay.listeners(self.wanted.port) if one.uid == os.getuid()]
             if not own:
                 break
             program = socket.create_connection((own[0].address, self.wanted.port), CONNECT)
-            if own[0] in bridges.listeners(self.wanted.port):
+            if own[0] in socket_relay.listeners(self.wanted.port):
                 program.settimeout(None)
                 return program, Found()
             program.close()

@@ -12,7 +12,7 @@ import sys
 import time
 import traceback
 
-from hpcml import errors, hooks, written_files
+from hpcml import errors, hooks, outputs_brought_back
 from hpcml.failures.end import End
 from hpcml.files import size_of, write
 from hpcml.kind import Kind, Processes
@@ -202,7 +202,7 @@ def _bring_files(state: RunState) -> None:
     if not state.script_began or context.attempt.goes_on.exists():
         return
     try:
-        result = written_files.bring(context.run, context.number, everywhere=False)
+        result = outputs_brought_back.bring(context.run, context.number, everywhere=False)
     except OSError as error:  # the next `hpcml status` tries it again
         say(context, f"the files that the script wrote beside its code stay in {context.run.code}: {error}")
         return

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpcml.errors import HpcmlError, UsageError
-from hpcml.options import batch_scripts, sbatch_options
+from hpcml.options import sbatch_options, sbatch_tasks
 from hpcml.options.parser import no_option
 from hpcml.options.table import OPTIONS
 from hpcml.request.option import as_word
@@ -55,9 +55,9 @@ def lay_below(
     origins = tuple(_laid(given, single, several))
     of_sbatch = [(number, options) for number, word, options in lines if word != "hpcml:"]
     if of_sbatch and "grid" not in given:  # a sweep is what an array becomes
-        batch_scripts.check(script.name, text, of_sbatch, given)
+        sbatch_tasks.check(script.name, text, of_sbatch, given)
     if unused:
-        advice = "" if given.get("ranks") or "grid" in given else batch_scripts.advice(of_sbatch)
+        advice = "" if given.get("ranks") or "grid" in given else sbatch_tasks.advice(of_sbatch)
         ignored = f"hpcml ignores these #SBATCH lines in {script.name}: {', '.join(unused)}"
         note(f"{ignored}. {advice}".removesuffix(".") if advice else ignored)
     return origins

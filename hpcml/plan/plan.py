@@ -160,7 +160,7 @@ def plan(site: Site, asked: RunRequest, location: RunLocation) -> Plan:
         reasons.append(f"hpcml copies the image to each node ({staged.mode})")
     inside = _inside(site, request, layout, kind, location.umask)
     by_scheduler: dict[str, Any] = {name: getattr(layout, name) for name in JobLayout._fields if name in Plan._fields}
-    by_scheduler["may_start_again"] |= spec.attempts.several_jobs
+    by_scheduler["may_start_again"] |= bool(spec.attempts.several_jobs)
     by_scheduler["reasons"] = tuple(reasons)
     by_scheduler["notices"] = (
         *(

@@ -22,7 +22,7 @@ import time
 from pathlib import Path
 from typing import Any, NoReturn
 
-from hpcml import bridges, files, listening, subprocesses
+from hpcml import files, listening, socket_relay, subprocesses
 from hpcml.errors import HostKeyError, HpcmlError, ServiceGoneError, TunnelError
 from hpcml.origins import HPCML
 from hpcml.remote import answers, ssh
@@ -472,7 +472,7 @@ class _Server(listening.ThreadingServer):
     target: str
 
     def verify_request(self, request: Any, client_address: Any) -> bool:  # noqa: ARG002 - socketserver's signature
-        return bridges.owner(client_address, self.server_address) in (None, 0, os.getuid())
+        return socket_relay.owner(client_address, self.server_address) in (None, 0, os.getuid())
 
 
 class _Handler(socketserver.BaseRequestHandler):
@@ -481,7 +481,7 @@ class _Handler(socketserver.BaseRequestHandler):
     def handle(self) -> None:
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as inner:
             inner.connect(self.server.target)
-            bridges.pass_on(self.request, inner)
+            socket_relay.pass_on(self.request, inner)
 
 
 # -- folders of a process --------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from hpcml.records import DamagedError, read
 from hpcml.remote import routes
 from hpcml.remote.answers import Relay, RunFacts, Service
 from hpcml.remote.ssh import options
-from hpcml.remote.tunnel_service import ASKED, Sought
+from hpcml.remote.tunnel_target import ASKED, Sought
 from hpcml.runs import directories, waiting
 from hpcml.runs import record as run_record
 from hpcml.runs import status as run_status

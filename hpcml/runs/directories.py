@@ -21,7 +21,7 @@ from hpcml import files, records
 from hpcml.errors import NotFoundError, StorageError, did_you_mean, nearest
 from hpcml.paths import RESERVE_COUNT, RESERVE_SIZE, RunPaths
 from hpcml.records import Table
-from hpcml.runs import libraries
+from hpcml.runs import lib_zip
 from hpcml.schedulers import Submission
 from hpcml.sites import layers, lookup
 
@@ -186,7 +186,7 @@ def storage(path: Path) -> Iterator[None]:
 def creating(directory: Path, trusted: Sequence[str] = (), like: RunPaths | None = None) -> Iterator[RunPaths]:
     """Make a run's directory (0700): filled under another name and renamed, or, on any failure, not there at all.
 
-    ``like`` as for :func:`hpcml.runs.libraries.put`.
+    ``like`` as for :func:`hpcml.runs.lib_zip.put`.
 
     Raises
     ------
@@ -205,12 +205,12 @@ def creating(directory: Path, trusted: Sequence[str] = (), like: RunPaths | None
                 folder.mkdir(mode=0o700)
             for number in range(RESERVE_COUNT):
                 files.write(paths.reserve / str(number), " " * RESERVE_SIZE)
-            libraries.put(paths.library, directory.parent, like)
+            lib_zip.put(paths.library, directory.parent, like)
             yield paths
             new.rename(directory)
         except BaseException:
             shutil.rmtree(new, ignore_errors=True)
-            libraries.drop_unused(directory.parent)
+            lib_zip.drop_unused(directory.parent)
             raise
 
 
@@ -467,7 +467,7 @@ _OTHERS = 1000  # times that another command may be the first to remove somethin
 def size(directory: Path) -> int:
     """Return the bytes that the removal of a run's directory frees; what cannot be read is left out.
 
-    Links are not followed, and a file with hard links elsewhere is left out: lib.zip (:mod:`hpcml.runs.libraries`).
+    Links are not followed, and a file with hard links elsewhere is left out: lib.zip (:mod:`hpcml.runs.lib_zip`).
     """
     total, shared = 0, Counter[tuple[int, int, int]]()
     with contextlib.suppress(RecursionError):  # folders within folders without an end

@@ -11,7 +11,7 @@ import hmac
 import os
 from pathlib import Path
 
-from hpcml import files, written_files
+from hpcml import files, outputs_brought_back
 from hpcml.paths import RunPaths
 from hpcml.sites.layers import process_environment
 
@@ -28,10 +28,10 @@ def begin(run: RunPaths, directory: Path, home: Path, why: str = "") -> None:
     why
         Why nothing can be brought to the folder, in a clause; empty: it can.
     """
-    written_files.begin(run, home, why, _proof(directory, str(home), make=True))
+    outputs_brought_back.begin(run, home, why, _proof(directory, str(home), make=True))
 
 
-def settle(run: RunPaths, attempt: int) -> written_files.Written | None:
+def settle(run: RunPaths, attempt: int) -> outputs_brought_back.Written | None:
     """Bring a run's files; return what became of them, None if the run has no record of its copy.
 
     Raises
@@ -39,9 +39,9 @@ def settle(run: RunPaths, attempt: int) -> written_files.Written | None:
     OSError
         If the record cannot be written.
     """
-    home, proof = written_files.claimed(run)
+    home, proof = outputs_brought_back.claimed(run)
     own = _proof(run.directory, home, make=False)
-    return written_files.bring(run, attempt, trusted=bool(own) and hmac.compare_digest(own, proof))
+    return outputs_brought_back.bring(run, attempt, trusted=bool(own) and hmac.compare_digest(own, proof))
 
 
 def _proof(directory: Path, home: str, *, make: bool) -> str:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from hpcml.errors import UsageError
 from hpcml.forms import Form
-from hpcml.options import batch_scripts, script_lines
+from hpcml.options import sbatch_tasks, script_lines
 from hpcml.request import record
 from hpcml.runs import modules_reached
 from hpcml.sites import layers
@@ -66,7 +66,7 @@ def code(command: list[str], here: Path) -> record.Code:
 
 def as_batch_script(code: record.Code) -> record.Code:
     """Return what is started as a batch script, if it is one; all that it uses stays where it is."""
-    if not batch_scripts.is_batch_script(script_lines.start_of(code.script)):
+    if not sbatch_tasks.is_batch_script(script_lines.start_of(code.script)):
         return code
     return code._replace(form=Form.BATCH, in_place=True, sources=())
 

@@ -17,7 +17,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
-from hpcml.runs import reach
+from hpcml.runs import folders_reached
 from hpcml.runs.directories import storage
 from hpcml.sites.layers import user_path
 from hpcml.sites.schema import Code
@@ -385,7 +385,7 @@ def take(
 
 def _mark(root: Path, target: Path) -> None:
     """Have the copy of a project the hidden marks by which code looks for its root; of a repository the name alone."""
-    for name in (name for name in reach.MARKERS if name.startswith(".") and (root / name).exists()):
+    for name in (name for name in folders_reached.MARKERS if name.startswith(".") and (root / name).exists()):
         mark = target / name / "HEAD" if (root / name).is_dir() else target / name  # no empty folder is sent
         mark.parent.mkdir(exist_ok=True)
         mark.touch()

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-from hpcml import earlier_names, files, kinds, schedulers, written_files
+from hpcml import earlier_names, files, kinds, outputs_brought_back, schedulers
 from hpcml.errors import (
     ALLOCATION_LOST,
     ANSWER_LOST,
@@ -367,7 +367,7 @@ def settled(run: directories.Run, current: Status) -> Status:
     """Bring the files of a run that could not do it itself, because it was killed; return the status with them."""
     if not current.over or current.phase == Phase.REFUSED:
         return current
-    known = written_files.of(run.paths)
+    known = outputs_brought_back.of(run.paths)
     if known and known.attempt == current.progress.attempt:
         return current
     from hpcml.runs import files_of_killed_runs
@@ -380,7 +380,7 @@ def settled(run: directories.Run, current: Status) -> Status:
     return _with_files(current, result)
 
 
-def _with_files(current: Status, result: written_files.Written | None) -> Status:
+def _with_files(current: Status, result: outputs_brought_back.Written | None) -> Status:
     if result is None:
         return current
     sentence = result.sentence()
@@ -422,7 +422,7 @@ def _from_files(run: directories.Run) -> Status:
     current = current.changed(message=_message(current))
     if end := record.end:
         current = _with_end(current, end)
-    current = _with_files(current, written_files.of(run.paths))
+    current = _with_files(current, outputs_brought_back.of(run.paths))
     if current.phase == Phase.RUNNING and (services := records.services(run.paths)):
         host = "" if schedulers.get(current.planned.scheduler).ONE_MACHINE else f"--host {_login_host(run)} "
         lines = (_service_line(name, known, f"hpcml {host}tunnel", run.id) for name, known in services.items())

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hpcml import __version__, assets, files, hooks, kinds, records, schedulers, subprocesses, written_files
+from hpcml import __version__, assets, files, hooks, kinds, outputs_brought_back, records, schedulers, subprocesses
 from hpcml.errors import ANSWER_LOST, HpcmlError, SiteError, UsageError, did_you_mean, nearest
 from hpcml.forms import Form
 from hpcml.options import script_lines
@@ -449,7 +449,7 @@ def _copy_code(prepared: Prepared, paths: RunPaths) -> list[str]:
     if rules.snapshot != "none":
         why = "the script is a link" if file.is_symlink() else ""
         home = spec.code.top.resolve() if not why else file.parent
-        why = written_files.FROM_LAPTOP if spec.code.staged else why
+        why = outputs_brought_back.FROM_LAPTOP if spec.code.staged else why
         files_of_killed_runs.begin(paths, Path(made.directory), home, why)
     if made.inside.job.image:
         linked = taken.places if loaded.site.code.snapshot != "none" else spec.code.sources

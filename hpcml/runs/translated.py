@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from hpcml import files, kinds, schedulers
 from hpcml.errors import UsageError
 from hpcml.forms import Form
-from hpcml.options import batch_scripts, script_lines
+from hpcml.options import sbatch_tasks, script_lines
 from hpcml.options.reading import request_of
 from hpcml.options.sbatch_translated import Taken
 from hpcml.options.shell_lines import UntranslatedError
@@ -75,7 +75,7 @@ def _check_files(made: Translation) -> None:
         with contextlib.suppress(OSError, RuntimeError):  # on the nodes alone, or nobody's home
             path = layers.here() / Path(match[1]).expanduser()
             text = files.read(path, _MOST, ours=False, follow=True).decode(errors="replace")
-            if found := next(batch_scripts.launchers(text), ""):
+            if found := next(sbatch_tasks.launchers(text), ""):
                 raise UntranslatedError(row.number, f"{match[1]}, which has a line with {found}")
 
 

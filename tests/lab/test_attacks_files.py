@@ -317,7 +317,7 @@ def test_a_node_imports_no_other_library_than_the_first_node_s(cluster: Cluster,
     with contextlib.ExitStack() as covered:
         started = {}
         for kind, (text, options) in KINDS.items():
-            script = cluster.write(f"{kind}.{'sh' if kind == 'batch' else 'py'}", text)
+            script = cluster.write(f"library/job-of-{kind}.{'sh' if kind == 'batch' else 'py'}", text)
             done = cluster.run("hpcml", "submit", *held, *options, str(script))
             assert done.returncode == 0, done.stderr
             facts = json.loads(done.stdout)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from distributed.exceptions import WorkerStartTimeoutError
 
-from hpcml.kinds.dask.node.script import handover, opened_cluster, run_cluster
+from hpcml.kinds.dask.node.script import opened_cluster, run_cluster, state_to_workers
 from hpcml.node import script_module
 from tests.said import in_order
 
@@ -126,10 +126,10 @@ def test_what_a_script_takes_back_is_handed_over_too(last: bytes, given: int, mo
         return []
 
     one: Any = object.__new__(opened_cluster.Opening)
-    one.handover, one.lacking, one.shared, one.owner = handover.Handover(), [], False, lambda: None
+    one.handover, one.lacking, one.shared, one.owner = state_to_workers.Handover(), [], False, lambda: None
     one._packed, one._of_others, one._less_memory = lambda: b"now", list, less
-    monkeypatch.setattr(opened_cluster, "_last", (last, handover.Handover(umask=0)))
-    monkeypatch.setattr(handover, "give", give)
+    monkeypatch.setattr(opened_cluster, "_last", (last, state_to_workers.Handover(umask=0)))
+    monkeypatch.setattr(state_to_workers, "give", give)
     asyncio.run(one.hand_over(None))
     assert len(gave) == given
 
@@ -138,7 +138,9 @@ def test_a_worker_s_process_is_its_own_again_after_the_script(tmp_path: Path, mo
     monkeypatch.setenv("COLOUR", "the worker's")
     monkeypatch.chdir("/")
     worker = SimpleNamespace(local_directory="/tmp", memory_manager=None)
-    plugin = handover.HandoverPlugin(handover.Handover(environment={"COLOUR": "the script's"}, folder=str(tmp_path)))
+    plugin = state_to_workers.HandoverPlugin(
+        state_to_workers.Handover(environment={"COLOUR": "the script's"}, folder=str(tmp_path))
+    )
     asyncio.run(plugin.setup(worker))
     assert (os.environ["COLOUR"], Path.cwd()) == ("the script's", tmp_path)
     plugin.teardown(worker)

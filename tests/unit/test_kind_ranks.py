@@ -24,7 +24,7 @@ from hpcml.errors import IMAGE, STOPPED, HpcmlError
 from hpcml.failures.end import OtherEnd
 from hpcml.forms import Form
 from hpcml.kinds.ranks import KIND
-from hpcml.kinds.ranks.node import interconnect, losses, rapidsmpf_server, tasks
+from hpcml.kinds.ranks.node import interconnect, losses, mpi_tasks, rapidsmpf_server
 from hpcml.kinds.ranks.node.supervised import ENDING, EVENTS, FOLLOW, LEFT, Processes, Ranks
 from hpcml.kinds.ranks.variables import World, of_rank, with_users_own
 from hpcml.node import job
@@ -109,8 +109,8 @@ def on_a_node(folder: Path) -> Any:
 
 def test_another_user_s_process_is_no_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     context = on_a_node(tmp_path)
-    agent = tasks.Tasks(context, range(3, 4))
-    caller = tasks._call(tasks._place(context), time.monotonic() + 60)
+    agent = mpi_tasks.Tasks(context, range(3, 4))
+    caller = mpi_tasks._call(mpi_tasks._place(context), time.monotonic() + 60)
     assert caller
     with caller, agent.listener:
         caller.send(b'{"rank": 3, "variables": {}}')
@@ -118,17 +118,19 @@ def test_another_user_s_process_is_no_task(tmp_path: Path, monkeypatch: pytest.M
         assert not agent.are_complete()
         with pytest.raises(ConnectionResetError):
             caller.recv(1)
-        assert tasks._call(tasks._place(context), time.monotonic() + 0.2) is None  # another user's process is no agent
+        assert (
+            mpi_tasks._call(mpi_tasks._place(context), time.monotonic() + 0.2) is None
+        )  # another user's process is no agent
 
 
 def test_a_task_that_says_nothing_sensible_is_none(tmp_path: Path) -> None:
     context = on_a_node(tmp_path)
-    agent = tasks.Tasks(context, range(3, 4))
+    agent = mpi_tasks.Tasks(context, range(3, 4))
     said = [b"", b"x", b"[]", b"{}", b'{"rank": "x", "variables": {}}', b'{"rank": 3, "variables": 5}', b"\xff", None]
     with contextlib.ExitStack() as opened:
         opened.enter_context(agent.listener)
         for message in said:
-            caller = tasks._call(tasks._place(context), time.monotonic() + 60)
+            caller = mpi_tasks._call(mpi_tasks._place(context), time.monotonic() + 60)
             assert caller
             opened.enter_context(caller)
             if message is None:
@@ -145,13 +147,13 @@ def test_a_task_that_says_nothing_sensible_is_none(tmp_path: Path) -> None:
 
 def test_a_rank_has_the_connection_of_its_task_with_slurm(tmp_path: Path) -> None:
     context = on_a_node(tmp_path)
-    agent = tasks.Tasks(context, range(3, 4))
+    agent = mpi_tasks.Tasks(context, range(3, 4))
     rank, slurms = socket.socketpair()
     with rank, slurms:
         if not (pid := os.fork()):
             os.environ |= {"PMI_FD": str(rank.fileno()), "PMI_RANK": "3", "SLURM_PROCID": "3"}
-            vars(tasks)["load"] = lambda: context
-            os._exit(tasks.main())
+            vars(mpi_tasks)["load"] = lambda: context
+            os._exit(mpi_tasks.main())
         deadline = time.monotonic() + 60
         while not agent.are_complete():
             assert time.monotonic() < deadline

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcml import bridges
+from hpcml import socket_relay
 from hpcml.remote import routes
 
 _heard: list[bytes] = []  # the beginning of each piece that the service got
@@ -77,16 +77,16 @@ def test_connections_of_others_and_of_nobody_known(tmp_path: Path) -> None:
         "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
         "   0: 0100007F:C350 0100007F:4E20 01 00000000:00000000 00:00000000 00000000  1234        0 1 1 0\n"
     )
-    assert bridges.owner(("127.0.0.1", 50000), ("127.0.0.1", 20000), table) == 1234
-    assert bridges.owner(("127.0.0.1", 50001), ("127.0.0.1", 20000), table) == -1
+    assert socket_relay.owner(("127.0.0.1", 50000), ("127.0.0.1", 20000), table) == 1234
+    assert socket_relay.owner(("127.0.0.1", 50001), ("127.0.0.1", 20000), table) == -1
     for state, uid, inode, whose in (
         ("01", 0, 7, 0), ("04", 1234, 7, 1234),  # root's; one that its program has closed for writing
         ("04", 0, 0, -1), ("06", 0, 0, -1),  # closed, and anybody's
     ):  # fmt: skip
         row = f"   0: 0100007F:C350 0100007F:4E20 {state} 00000000:00000000 00:00000000 00000000 {uid} 0 {inode} 1 0\n"
         table.write_text(f"head\n{row}")
-        assert bridges.owner(("127.0.0.1", 50000), ("127.0.0.1", 20000), table) == whose, (state, inode)
-    assert bridges.owner(("127.0.0.1", 50000), ("127.0.0.1", 20000), tmp_path / "none") is None
+        assert socket_relay.owner(("127.0.0.1", 50000), ("127.0.0.1", 20000), table) == whose, (state, inode)
+    assert socket_relay.owner(("127.0.0.1", 50000), ("127.0.0.1", 20000), tmp_path / "none") is None
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")

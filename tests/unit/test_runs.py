@@ -28,7 +28,7 @@ from hpcml import assets, files, records
 from hpcml.errors import NotFoundError, StorageError
 from hpcml.paths import RunPaths
 from hpcml.request.record import Awaited
-from hpcml.runs import directories, libraries, record, snapshot, waiting
+from hpcml.runs import directories, lib_zip, record, snapshot, waiting
 from hpcml.runs.status import Status
 from hpcml.sites.schema import Code
 from hpcml.units import Memory
@@ -153,7 +153,7 @@ def test_submissions_at_once_share_one_library(tmp_path: Path, monkeypatch: pyte
         write(path, data, mode)
 
     monkeypatch.setattr(files, "write", write_after_another)
-    libraries.put(tmp_path / "lib.zip", tmp_path)
+    lib_zip.put(tmp_path / "lib.zip", tmp_path)
     assert (tmp_path / "lib.zip").samefile(tmp_path / "first/lib.zip")
     assert (tmp_path / "lib.zip").stat().st_nlink == 3
 

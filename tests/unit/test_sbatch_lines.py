@@ -14,7 +14,7 @@ from hpcml.cli import commands, submit, summary
 from hpcml.errors import ANSWER_LOST, REFUSED, HpcmlError, NotFoundError, UsageError
 from hpcml.failures import last_output
 from hpcml.failures.evidence import Piece
-from hpcml.options.batch_scripts import is_batch_script
+from hpcml.options.sbatch_tasks import is_batch_script
 from hpcml.runs import directories
 from hpcml.runs import submit as submission
 from hpcml.runs.submit import Prepared

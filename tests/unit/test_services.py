@@ -16,12 +16,12 @@ from typing import Any
 
 import pytest
 
-from hpcml import bridges, script_api, services
+from hpcml import script_api, services, socket_relay
 from hpcml.errors import NotFoundError, ServiceGoneError, UsageError
 from hpcml.node import agent, files
 from hpcml.node import services as node_side
 from hpcml.paths import RunPaths
-from hpcml.remote import routes, tunnel_server, tunnel_service
+from hpcml.remote import routes, tunnel_server, tunnel_target
 from hpcml.remote.answers import Service
 from hpcml.request.option import services as given_services
 from hpcml.runs import directories, status
@@ -150,7 +150,7 @@ def test_who_listens_at_a_port_on_any_address(tmp_path: Path) -> None:
     (tmp_path / "tcp").write_text(TABLE + "".join(f"   0: {where} " + REST.format(*more) for where, more in (
         ("0100007F:1776", ("0A", 1000, 11)), ("00000000:1776", ("0A", 7, 12)), ("0200020A:1776", ("0A", 8, 13)),
         ("0100007F:1776", ("01", 9, 14)), ("0100007F:1777", ("0A", 9, 15)))))  # fmt: skip
-    assert bridges.listeners(6006, tmp_path) == [
+    assert socket_relay.listeners(6006, tmp_path) == [
         ("127.0.0.1", 1000, "11", False), ("127.0.0.1", 7, "12", True), ("10.2.0.2", 8, "13", True)]  # fmt: skip
     wide = (
         "0000000000000000FFFF00000100007F:1776",
@@ -158,8 +158,8 @@ def test_who_listens_at_a_port_on_any_address(tmp_path: Path) -> None:
         "00000000000000000000000001000000:1776",
     )
     (tmp_path / "tcp6").write_text(TABLE + "".join(f"   0: {where} " + REST.format("0A", 5, 20) for where in wide))
-    assert [one.address for one in bridges.listeners(6006, tmp_path)][3:] == ["::ffff:127.0.0.1", "::1", "::1"]
-    assert [one.is_open for one in bridges.listeners(6006, tmp_path)][3:] == [False, True, False]
+    assert [one.address for one in socket_relay.listeners(6006, tmp_path)][3:] == ["::ffff:127.0.0.1", "::1", "::1"]
+    assert [one.is_open for one in socket_relay.listeners(6006, tmp_path)][3:] == [False, True, False]
 
 
 class Page(http.server.BaseHTTPRequestHandler):
@@ -252,7 +252,7 @@ def another_s_listener(port: int) -> Iterator[None]:
                     listener.accept()[0].sendall(b"evil")
     try:
         until = time.monotonic() + 20
-        while not any(one.uid == ANOTHER for one in bridges.listeners(port)) and time.monotonic() < until:
+        while not any(one.uid == ANOTHER for one in socket_relay.listeners(port)) and time.monotonic() < until:
             time.sleep(0.001)
         yield
     finally:
@@ -357,31 +357,31 @@ def record(run: directories.Run, name: str, found: Found, port: int = 6006) -> N
 
 
 def test_the_service_of_a_tunnel_for_which_nobody_names_one(run: directories.Run) -> None:
-    assert tunnel_service.Sought(run, "", 0.0).name == "board"
+    assert tunnel_target.Sought(run, "", 0.0).name == "board"
     with pytest.raises(NotFoundError, match="A run of kind ranks has no dashboard"):
-        tunnel_service.Sought(run, "dashboard", 0.0)
+        tunnel_target.Sought(run, "dashboard", 0.0)
     for kind, form, name in (("dask", "jupyter", "jupyter"), ("dask", "script", "dashboard")):
         run.paths.plan.write_text(json.dumps({"inside": {"kind": kind, "code": {"form": form}}}))
-        assert tunnel_service.Sought(run, "", 0.0).name == name
+        assert tunnel_target.Sought(run, "", 0.0).name == name
     run.paths.plan.write_text(json.dumps({"inside": {"kind": "batch"}}))
     with pytest.raises(UsageError, match=in_order("batch", "named no service")):
-        tunnel_service.Sought(run, "", 0.0)
+        tunnel_target.Sought(run, "", 0.0)
     record(run, "mine", Found())
-    assert tunnel_service.Sought(run, "", 0.0).name == "mine"
+    assert tunnel_target.Sought(run, "", 0.0).name == "mine"
 
 
 def test_a_port_is_asked_for_on_the_node_of_its_rank(run: directories.Run) -> None:
     for name, node in (("80", "n1"), ("80@n2", "n2"), ("80@rank:1", "n1"), ("80@rank:2", "n2")):
-        assert "asks the node" in tunnel_service.Sought(run, name, 9.0).look(running(run))
+        assert "asks the node" in tunnel_target.Sought(run, name, 9.0).look(running(run))
         wanted = json.loads((run.paths.attempt(0).wanted / f"{name}.json").read_text())
         assert (wanted["node"], wanted["port"]) == (node, 80)
     for name in ("80@n3", "80@rank:4"):
         with pytest.raises(UsageError, match="The run has no"):
-            tunnel_service.Sought(run, name, 9.0).look(running(run))
+            tunnel_target.Sought(run, name, 9.0).look(running(run))
 
 
 def test_a_service_that_is_not_ready_is_said_and_given_up(run: directories.Run) -> None:
-    sought = tunnel_service.Sought(run, "board", 0.05)
+    sought = tunnel_target.Sought(run, "board", 0.05)
     assert not sought.look(status.Status.of(run.id, phase="queued"))
     record(run, "board", Found(Condition.ABSENT))
     clause = "no program listens on port 6006 on n1"
@@ -393,7 +393,7 @@ def test_a_service_that_is_not_ready_is_said_and_given_up(run: directories.Run) 
             sought.look(running(run))
     record(run, "board", Found(Condition.FOREIGN, "mallory"))
     with pytest.raises(ServiceGoneError, match=in_order("mallory", "port 6006 on n1")):
-        tunnel_service.Sought(run, "board", 600.0).look(running(run))
+        tunnel_target.Sought(run, "board", 600.0).look(running(run))
     record(run, "board", Found())
     assert sought.look(running(run)) == ""
     ((name, service),) = tunnel_server.services(run).items()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcml import written_files
+from hpcml import outputs_brought_back
 from hpcml.paths import RunPaths
 from hpcml.runs import files_of_killed_runs
 
@@ -38,7 +38,7 @@ def test_a_run_of_this_account_is_settled(run: RunPaths, tmp_path: Path) -> None
 def test_a_record_that_came_from_elsewhere_brings_nothing(run: RunPaths, tmp_path: Path, what: str) -> None:
     key = tmp_path / "home" / ".hpcml" / "record.key"
     if what == "no proof":
-        written_files.begin(run, tmp_path / "proj")
+        outputs_brought_back.begin(run, tmp_path / "proj")
         (run.code / "authorized_keys").write_text("changed")
     elif what == "another folder":
         (tmp_path / "ssh").mkdir()
@@ -53,7 +53,7 @@ def test_a_record_that_came_from_elsewhere_brings_nothing(run: RunPaths, tmp_pat
         key.unlink()
     result = files_of_killed_runs.settle(run, 0)
     assert result
-    assert result.left == (written_files.Left("authorized_keys", "the run's record was not made here"),)
+    assert result.left == (outputs_brought_back.Left("authorized_keys", "the run's record was not made here"),)
     assert not list(tmp_path.glob("*/authorized_keys"))
 
 

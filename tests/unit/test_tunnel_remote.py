@@ -13,7 +13,7 @@ import pytest
 
 from hpcml import subprocesses
 from hpcml.errors import NotFoundError, StorageError, TunnelError
-from hpcml.remote import answers, routes, tunnel_server, tunnel_service
+from hpcml.remote import answers, routes, tunnel_server, tunnel_target
 from hpcml.remote.answers import Service
 from hpcml.runs import directories, status
 
@@ -93,7 +93,7 @@ def test_an_end_counts_until_the_job_is_started_again(run: directories.Run) -> N
 def test_the_facts_say_when_the_time_limit_is(run: directories.Run) -> None:
     diary(run, "allocated")
     attempt(run, 0, dashboard=SERVICE)
-    facts = tunnel_server.facts(run, status.status(run, ask=False), tunnel_service.Sought(run, "", 0.0))
+    facts = tunnel_server.facts(run, status.status(run, ask=False), tunnel_target.Sought(run, "", 0.0))
     assert (facts.ends, facts.state, facts.services) == (700.0, "RUNNING", {"dashboard": Service(**SERVICE)})
     assert answers.of_call(json.dumps({"standing": facts.as_table()}), "login")["standing"] == facts
 

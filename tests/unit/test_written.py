@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcml import written_files
+from hpcml import outputs_brought_back
 from hpcml.paths import RunPaths
 from tests.said import says
 
@@ -30,7 +30,7 @@ class Case:
         (run.code / "scripts" / "train.py").write_text("1")
         (run.code / "config.json").write_text("{}")
         (run.code / "data").symlink_to(self.home / "data")
-        written_files.begin(run, self.home, why)
+        outputs_brought_back.begin(run, self.home, why)
         return run
 
 
@@ -39,10 +39,10 @@ def case(tmp_path: Path) -> Case:
     return Case(tmp_path)
 
 
-def bring(run: RunPaths) -> written_files.Written:
-    result = written_files.bring(run, 0)
+def bring(run: RunPaths) -> outputs_brought_back.Written:
+    result = outputs_brought_back.bring(run, 0)
     assert result
-    assert written_files.of(run) == result
+    assert outputs_brought_back.of(run) == result
     return result
 
 
@@ -110,7 +110,7 @@ def test_no_file_is_replaced_that_the_copy_did_not_begin_with(case: Case, name: 
     result = bring(run)
     assert (case.home / name).read_text() == "mine"
     assert (run.code / name).read_text() == "of the run"
-    assert result.left == (written_files.Left(name, says("the original folder has another file")),)
+    assert result.left == (outputs_brought_back.Left(name, says("the original folder has another file")),)
     assert f"Only the run's folder code/ has 1 file of the script: {name} (the original folder" in result.sentence()
 
 
@@ -204,7 +204,7 @@ def test_of_two_runs_with_one_name_none_wins(case: Case) -> None:
     put(second.code, "results/r.csv", "second")
     left = bring(first).left
     assert left == (
-        written_files.Left("results/r.csv", "another run wrote a file of this name", second.directory.name),
+        outputs_brought_back.Left("results/r.csv", "another run wrote a file of this name", second.directory.name),
     )
     assert first.directory.name in bring(second).sentence()
     assert not (case.home / "results/r.csv").exists()
@@ -229,15 +229,15 @@ def test_what_a_killed_copy_left_is_removed_and_the_file_brought(case: Case) -> 
 
 
 def test_code_from_a_laptop_stays_for_fetch(case: Case) -> None:
-    run = case.run(why=written_files.FROM_LAPTOP)
+    run = case.run(why=outputs_brought_back.FROM_LAPTOP)
     put(run.code, "plain.txt")
-    assert written_files.to_fetch(run) == ["plain.txt"]
+    assert outputs_brought_back.to_fetch(run) == ["plain.txt"]
     result = bring(run)
-    assert result.left == (written_files.Left("plain.txt", "hpcml fetch copies it"),)
+    assert result.left == (outputs_brought_back.Left("plain.txt", "hpcml fetch copies it"),)
     assert "plain.txt (hpcml fetch copies it)" in result.sentence()
-    assert written_files.to_fetch(run) == ["plain.txt"]
-    written_files.note_fetched(run, ["plain.txt"])
-    after = written_files.of(run)
+    assert outputs_brought_back.to_fetch(run) == ["plain.txt"]
+    outputs_brought_back.note_fetched(run, ["plain.txt"])
+    after = outputs_brought_back.of(run)
     assert after
     assert not after.sentence()
 
@@ -245,17 +245,17 @@ def test_code_from_a_laptop_stays_for_fetch(case: Case) -> None:
 def test_what_is_brought_is_not_fetched_too(case: Case) -> None:
     run = case.run()
     put(run.code, "r.csv")
-    assert not written_files.to_fetch(run)
+    assert not outputs_brought_back.to_fetch(run)
     bring(run)
-    assert not written_files.to_fetch(run)
+    assert not outputs_brought_back.to_fetch(run)
 
 
 def test_a_folder_that_is_not_here_is_left_to_another_machine(case: Case, tmp_path: Path) -> None:
     run = case.run()
     put(run.code, "r.csv")
     case.home.rename(tmp_path / "away")
-    assert written_files.bring(run, 0, everywhere=False) is None
-    assert written_files.of(run) is None
+    assert outputs_brought_back.bring(run, 0, everywhere=False) is None
+    assert outputs_brought_back.of(run) is None
     assert bring(run).left[0].why.endswith("No such file or directory")
 
 
@@ -263,11 +263,11 @@ def test_runs_without_a_record_and_damaged_ones_are_left_alone(case: Case) -> No
     run = case.run()
     put(run.code, "r.csv")
     run.copied.write_text(json.dumps({"home": str(case.home)}))
-    assert written_files.bring(run, 0) is None
+    assert outputs_brought_back.bring(run, 0) is None
     run.copied.unlink()
-    assert written_files.bring(run, 0) is None
+    assert outputs_brought_back.bring(run, 0) is None
     run.written.write_text("[]")
-    assert written_files.of(run) is None
+    assert outputs_brought_back.of(run) is None
 
 
 @pytest.mark.usefixtures("across")
@@ -290,10 +290,10 @@ def test_files_that_were_not_looked_at_are_told_and_keep_the_run(case: Case, mon
     run = case.run()
     put(run.code, "a.csv")
     put(run.code, "scripts/z.csv")
-    monkeypatch.setattr(written_files, "_MOST", 3)
+    monkeypatch.setattr(outputs_brought_back, "_MOST", 3)
     result = bring(run)
-    assert result.left == (written_files.Left("./", says("the files and folders after the first 3")),)
-    written_files.note_fetched(run, written_files.to_fetch(run)[1:])
+    assert result.left == (outputs_brought_back.Left("./", says("the files and folders after the first 3")),)
+    outputs_brought_back.note_fetched(run, outputs_brought_back.to_fetch(run)[1:])
     assert "were not looked at" in result.sentence()
 
 
@@ -379,14 +379,14 @@ def test_a_copy_larger_than_the_free_space_is_not_begun(case: Case, monkeypatch:
 
     monkeypatch.setattr(os, "link", across_file_systems)
     monkeypatch.setattr(os, "fstatvfs", lambda _: os.statvfs_result((512, 512, 0, 9, 9, 0, 0, 0, 0, 255)))
-    assert bring(run).left == (written_files.Left("hole", "No space left on device"),)
+    assert bring(run).left == (outputs_brought_back.Left("hole", "No space left on device"),)
 
 
 def test_an_impossible_number_in_the_record_is_damage(case: Case) -> None:
     run = case.run()
     bring(run)
     run.written.write_text(run.written.read_text().replace('"attempt": 0', '"attempt": Infinity'))
-    assert written_files.of(run) is None
+    assert outputs_brought_back.of(run) is None
 
 
 @pytest.mark.parametrize("why", ["closed", "deep"])
@@ -402,4 +402,6 @@ def test_folders_that_cannot_be_read_are_told(case: Case, monkeypatch: pytest.Mo
         return scandir(path)
 
     monkeypatch.setattr(os, "scandir", refused)
-    assert bring(run).left == (written_files.Left("results/", f"the folder cannot be read: {os.strerror(code)}"),)
+    assert bring(run).left == (
+        outputs_brought_back.Left("results/", f"the folder cannot be read: {os.strerror(code)}"),
+    )

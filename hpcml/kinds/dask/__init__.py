@@ -71,7 +71,7 @@ class DaskKind(Kind):
         Form.JUPYTER: f"{_NODE}.jupyter.server",
         Form.NOTEBOOK: f"{_NODE}.jupyter.execute",
         Form.INTERCONNECT: f"{_NODE}.interconnect",
-        Form.DOCTOR: f"{_NODE}.checkup",
+        Form.DOCTOR: f"{_NODE}.doctor_probe",
     }
     in_script = f"{_NODE}.script.replacements"
     reset = f"{_NODE}.reset"

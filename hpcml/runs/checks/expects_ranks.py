@@ -15,7 +15,7 @@ from typing import NamedTuple
 from hpcml import kinds, schedulers
 from hpcml.errors import ScriptError, UsageError
 from hpcml.forms import Form
-from hpcml.options import batch_scripts
+from hpcml.options import sbatch_tasks
 from hpcml.plan.plan import Plan
 from hpcml.request.record import RunRequest
 from hpcml.runs import modules_reached, programs
@@ -91,11 +91,11 @@ def check_program(spec: RunRequest, made: Plan) -> list[str]:
     options = " ".join(_own_words(arguments))
     text = "" if name else shell_script(spec)
     if kinds.get(spec.kind).ranks:
-        for word in [name] if name else sorted(set(batch_scripts.launchers(text))):
+        for word in [name] if name else sorted(set(sbatch_tasks.launchers(text))):
             _launcher_in_ranks(word, options, made)
         return _own_address_in_shell(text) if nodes > 1 else []
     if not name:
-        found = next(batch_scripts.launchers(text), "") if nodes > 1 else ""
+        found = next(sbatch_tasks.launchers(text), "") if nodes > 1 else ""
         return [_line_in_program(found, made)] if found else []
     several = bool((_OF_SRUN if name == "srun" else _SEVERAL_NODES).search(options))
     if nodes > 1 or several:

@@ -11,7 +11,7 @@ from pathlib import Path
 from hpcml import files, kinds, origins, schedulers
 from hpcml.errors import ScriptError, UsageError
 from hpcml.forms import Form
-from hpcml.options import batch_scripts
+from hpcml.options import sbatch_tasks
 from hpcml.origins import TYPED
 from hpcml.plan.plan import Plan
 from hpcml.request.record import RunRequest
@@ -49,7 +49,7 @@ def check_request(site: Site, spec: RunRequest) -> None:
 def _check_batch_script(site: Site, script: Path, arguments: Sequence[str]) -> None:
     """Refuse a site that does not read the lines of a batch script."""
     if not schedulers.get(site.scheduler).BATCH_SCRIPTS:
-        batch_scripts.check_array(script)
+        sbatch_tasks.check_array(script)
         from hpcml.runs import translated  # what only few submissions need
 
         problem = f"{script.name} is a batch script for Slurm, but the site '{site.name}' does not use sbatch"

@@ -166,7 +166,7 @@ async def release(dask_scheduler: Any, keep: str) -> int | None:
 
 def plugins(dask_scheduler: Any) -> list[str]:
     """On the scheduler: undo what the point has given it; return the plugins of workers that came with the point."""
-    if handover := sys.modules.get("hpcml.kinds.dask.node.script.handover"):
+    if handover := sys.modules.get("hpcml.kinds.dask.node.script.state_to_workers"):
         handover.on_scheduler(None)
     return list(dask_scheduler.worker_plugins)
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from hpcml.errors import WORKERS_NEVER_CAME
 from hpcml.files import tail, write
 from hpcml.forms import Form
-from hpcml.kinds.dask.node import nanny, temporary_directory
+from hpcml.kinds.dask.node import temporary_directory, worker_environment
 from hpcml.kinds.dask.node.messages import SCHEDULER_IS_UP, START
 from hpcml.kinds.dask.roles import WORKER
 from hpcml.node import agent, profilers, scratch
@@ -55,7 +55,7 @@ def main() -> int:
     inspection = Inspection(context)  # a child of its own, beside the imports
     imported = imports_of_script(context.settings)
     with long_import():  # after the sign of life; before the fork, for all workers
-        nanny.set_variables(os.environ)
+        worker_environment.set_variables(os.environ)
         from distributed.versions import get_versions
 
         from hpcml.kinds.dask.node import dask_worker, gpus

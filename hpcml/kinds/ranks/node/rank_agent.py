@@ -14,8 +14,8 @@ from hpcml.errors import WORKERS_NEVER_CAME
 from hpcml.failures.end import MemoryLimit
 from hpcml.files import size_of
 from hpcml.kinds.ranks.node import interconnect, unconnected
+from hpcml.kinds.ranks.node.mpi_tasks import Tasks
 from hpcml.kinds.ranks.node.rapidsmpf_server import token_of
-from hpcml.kinds.ranks.node.tasks import Tasks
 from hpcml.kinds.ranks.own_settings import Own
 from hpcml.kinds.ranks.roles import PROGRAMS, RANK
 from hpcml.kinds.ranks.variables import TOKEN, World, of_rank, with_users_own

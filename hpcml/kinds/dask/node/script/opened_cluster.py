@@ -18,7 +18,7 @@ from dask.utils import format_bytes, parse_bytes
 from distributed.core import Status
 from distributed.protocol.pickle import dumps
 
-from hpcml.kinds.dask.node.script import handover
+from hpcml.kinds.dask.node.script import state_to_workers
 from hpcml.node import script_module
 from hpcml.node.settings import load
 
@@ -27,7 +27,7 @@ Place = tuple[str, int, bool]  # a file, its line, and whether it is the script'
 _resources: dict[str, float] = {}  # of all clusters so far
 _opened: weakref.WeakSet[Any] = weakref.WeakSet()
 _said: set[str] = set()  # what workers do not get, of all clusters so far
-_last = (b"", handover.Handover())  # what was handed over last, as it travelled too
+_last = (b"", state_to_workers.Handover())  # what was handed over last, as it travelled too
 _REFERENCE = re.compile(r"\$(?:(\w+)|\{(\w+)\})")
 _FOR_GPUS = re.compile(r"--gres[= ]\S*gpu|--gpus|-G\s*\d|ngpus=[1-9]|-gpu\b", re.IGNORECASE)
 _PROLOGUE = ("job-script-prologue", "env-extra")
@@ -47,7 +47,7 @@ class Opening:
         self.shared, gpus = settings.points.at_once > 1, settings.workers.gpu is not None
         variables, self.lacking = of_job_script(options, _kind(owner), os.environ, gpus=gpus)
         variables |= {name: str(value) for name, value in (options.get("env") or {}).items()}
-        self.handover, refused = handover.collect(variables, settings.code.arguments, gpus=gpus)
+        self.handover, refused = state_to_workers.collect(variables, settings.code.arguments, gpus=gpus)
         self.lacking += refused
         _resources.update(resources)
         self.handover.resources, self.handover.module = dict(_resources), module
@@ -61,7 +61,7 @@ class Opening:
         packed = self._packed()
         if packed != _last[0] and (self.handover or _last[0]):
             notes = self._of_others()
-            self.lacking += await handover.give(scheduler, self.handover, shared=self.shared)
+            self.lacking += await state_to_workers.give(scheduler, self.handover, shared=self.shared)
             _last = (packed, self.handover)
         if (owner := self.owner()) is not None:
             _opened.add(owner)

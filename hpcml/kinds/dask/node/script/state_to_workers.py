@@ -24,7 +24,7 @@ from distributed import WorkerPlugin
 from distributed.core import clean_exception
 from distributed.protocol.pickle import dumps
 
-from hpcml.kinds.dask.node import nanny
+from hpcml.kinds.dask.node import worker_environment
 from hpcml.node import script_module
 from hpcml.node.job import node_name
 from hpcml.node.script import interpreter
@@ -94,7 +94,7 @@ def collect(environment: Mapping[str, str], argv: Sequence[str], *, gpus: bool) 
         return Handover(environment=dict(environment)), []
     now = interpreter.current()
     changed = {**_of_nanny(), **_changed(before["environment"], now["environment"]), **environment}
-    given = {name: value for name, value in changed.items() if not name.startswith(nanny.RUNS_OWN)}
+    given = {name: value for name, value in changed.items() if not name.startswith(worker_environment.RUNS_OWN)}
     settings, refused = _settings(before["environment"], changed)
     refused += [name for name in changed if name.endswith("_VISIBLE_DEVICES")]
     once = _READ_ONCE + (_READ_ONCE_BY_GPUS if gpus else ())
@@ -136,7 +136,7 @@ def _of_nanny() -> dict[str, str | None]:
     usual: dict[str, Any] = {}
     dask.config.refresh(usual, defaults=dask.config.defaults, env=interpreter.BEFORE["environment"])
     changed: dict[str, str | None] = {}
-    for key in nanny.KEYS:
+    for key in worker_environment.KEYS:
         now, before = dask.config.get(key, {}), dask.config.get(key, {}, config=usual)
         changed |= {name: str(value) for name, value in now.items() if before.get(name) != value and value is not None}
     return {name: os.environ.get(name, value) for name, value in changed.items()}
