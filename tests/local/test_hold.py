@@ -160,7 +160,7 @@ def test_the_summary_of_a_hold_has_no_line_of_a_script(here: Here) -> None:
     done = here.run("hold", "--dry-run")
     titles = [line.split()[0] for line in done.stdout.splitlines()]
     assert ("results" in titles, {"code", "processes"} & {*titles}) == (True, set()), done
-    assert here.run("hold", "--wait", "--detach").returncode == errors.USAGE
+    assert here.run("hold", "--dry-run", "--detach").returncode == errors.USAGE
 
 
 def test_what_a_hold_refuses(here: Here, held: Path) -> None:
