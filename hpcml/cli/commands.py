@@ -90,7 +90,7 @@ GROUPS = {
         "fetch": Command("copy a run's results to your laptop", "RUN [DEST]", "last results"),
         "tunnel": Command(
             "open a run's dashboard, its JupyterLab or any port on your laptop", "[OPTIONS] [RUN]",
-            "last", "--open last", "--to 6006 last",
+            "last", "--open last", "--to 6006 last", "--to 6006@n2 last",
             values={"NAME": {"dashboard": "Dask's dashboard", "jupyter": "JupyterLab"},
                     "ROUTE": {"direct": "", "twohop": "", "srun": ""}}),
         "ssh-config": Command(

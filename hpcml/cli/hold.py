@@ -25,9 +25,12 @@ def add_options(parser: Parser) -> None:
     """Add a submission's options and the hold's own."""
     submit.add_options(parser, "hold")
     parser.epilog = (
-        "To start a run in the hold: hpcml run --in last SCRIPT. To end the hold with its runs: hpcml cancel RUN. "
+        "To start a run in the hold: hpcml run --in last SCRIPT. To end the hold with its runs: hpcml cancel HOLD "
+        "(HOLD: its id, or its name: hold, unless --name says otherwise). "
         "hpcml ls shows holds, and what their idle time cost."
     )
+    name, wait = "hold's name (default: hold)", "wait for the hold's end, and exit with its status"
+    parser.describe({"--name": name, "--wait": wait, "--detach": "do not wait for the hold (default)"})
     group = parser.add_argument_group("the hold")
     group.add_argument(
         "--idle",
@@ -40,7 +43,8 @@ def add_options(parser: Parser) -> None:
 def run(options: Namespace) -> int:
     """Submit the hold, and wait for its end only if that was asked for: runs come by other commands."""
     idle = common.parse_idle(options.idle)
-    options.detach = not any(getattr(options, mode) for mode in ("dry_run", "prepare", "check", "wait"))
+    others = ("dry_run", "prepare", "check", "wait")
+    options.detach = options.detach or not any(getattr(options, mode) for mode in others)
     return submit.start(options, submit.service_spec(options, Form.HOLD).changed(idle=idle))
 
 
@@ -85,12 +89,16 @@ def fitted(spec: RunRequest, hold: Hold) -> RunRequest:
                 problem = f"--{name} requests {asked}, but the hold has {value or 'none'}"
                 raise UsageError(problem, place=hold.run.id, hint=f"Remove --{name}.")
             spec = spec.changed(**{name: ""})
-    if 0 < spec.size.nodes < len(given.nodes):
+    count = len(given.nodes)
+    if spec.size.nodes > count and "--nodes" not in typed:
+        hint = f"Use --nodes {count}{' or fewer' if count > 1 else ''}, or start a larger hold."
+        raise UsageError(f"--nodes requests {spec.size.nodes}, but the hold has {count}", place=hold.run.id, hint=hint)
+    if 0 < spec.size.nodes < count:
         given = given._replace(nodes=given.nodes[: spec.size.nodes])
     limit = spec.size.time if "--time" not in typed else TimeLimit()
     left = max(0, int(given.end - time.time())) if given.end else 0
     if limit and given.end and limit > left:
         problem = f"--time requests {limit.text}, but {format_time_limit(left)} is left of the hold"
         raise UsageError(problem, place=hold.run.id, hint="Request less time, or start another hold.")
-    spec = in_allocation.fitted(spec.changed(time=TimeLimit()) if limit else spec, given)
+    spec = in_allocation.fitted(spec.changed(time=TimeLimit()) if limit else spec, given, hold.run.id)
     return spec.changed(time=limit) if limit else spec

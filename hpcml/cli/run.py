@@ -41,13 +41,15 @@ def add_options(parser: Parser) -> None:
     here = {"--dry-run": f"print a summary and run nothing; {printed}"}
     here["--json"] = "print JSON about how the run ended; the script's output stays in logs/script.log"
     here |= {OPTIONS[name].word: "N must equal the number in the allocation (default: that number)" for name in _GIVEN}
+    here["--nodes"] = "number of nodes (default: all of the allocation); only with --in, N can be smaller"
+    here["--detach"] = "with --in: do not wait for the run's end (default: wait)"
     here["--gpus-per-node"] = "0: workers use only CPUs; any other N must equal the allocation's GPUs per node"
     here |= {OPTIONS[name].word: argparse.SUPPRESS for name in _REFUSED}
-    for action in parser._actions:  # noqa: SLF001 - argparse tells them nowhere else
-        action.help = here.get("".join(action.option_strings[:1]), action.help)
+    here["--time"] = "with --in: time limit of the run (default: the time that is left of the hold)"
+    parser.describe(here)
     parser.description = (
         "Run a script in an existing allocation (hpcml hold, salloc or your own batch script), on all nodes of the "
-        "allocation. Give Slurm's options to hpcml hold, salloc or sbatch."
+        "allocation, or with --in and --nodes on some of them. Give Slurm's options to hpcml hold, salloc or sbatch."
     )
 
 
@@ -82,8 +84,8 @@ def run(options: Namespace) -> int:
     return status
 
 
-def fitted(spec: RunRequest, given: Allocation) -> RunRequest:
-    """Return the request with what the allocation has.
+def fitted(spec: RunRequest, given: Allocation, place: str = "") -> RunRequest:
+    """Return the request with what the allocation has; errors are about ``place``.
 
     What the script's own lines ask for is meant for a submission: it is left out, with a note.
 
@@ -106,9 +108,9 @@ def fitted(spec: RunRequest, given: Allocation) -> RunRequest:
         elif differs:
             hint = f"Remove {option}: a run uses all nodes and resources of the allocation."
             problem = f"{option} requests {value}, but the allocation has {has[name]}"
-            raise UsageError(problem, place=f"job {given.job}", hint=hint)
+            raise UsageError(problem, place=place or f"job {given.job}", hint=hint)
         elif changes:
-            hint = f"Remove {option} here, and pass it to salloc or sbatch."
+            hint = f"Remove {option} here, and pass it to salloc, sbatch or hpcml hold."
             raise UsageError(f"{option} cannot change an existing allocation", place="hpcml run", hint=hint)
     if left_out:
         note(f"hpcml ignores options that cannot change an existing allocation: {', '.join(left_out.values())}")

@@ -34,18 +34,18 @@ def show(prepared: Prepared, given: Mapping[str, Any], forecast: Sequence[tuple[
     ``forecast`` are the titles and texts of what it asks for and costs.
     """
     made = prepared.plan
-    kind = kinds.get(made.inside.kind)
+    kind, is_hold = kinds.get(made.inside.kind), prepared.spec.code.form is Form.HOLD  # which has no script
     paths = RunPaths(Path(made.directory).with_name(f"{made.name}-…"))
     lines = [
         ("run", f"{made.name} on site {made.site}; nothing is submitted"),
         ("command", _command(prepared)),
         *([("array", _array(made))] if made.array else []),
         *(forecast or [("asks for", _free(made))]),
-        ("processes", kind.condition(made.inside) + _processes(made, kind)),
+        *([] if is_hold else [("processes", kind.condition(made.inside) + _processes(made, kind))]),
         ("image", made.inside.job.image) if made.inside.job.image else ("python", _python(prepared)),
         ("network", _ONE_MACHINE if made.inside.single_node else kind.network(made.inside)),
         *kind.lines(made.inside, made.variables),
-        ("code", _code(prepared)),
+        *([] if is_hold else [("code", _code(prepared))]),
         ("results", common.typed(paths.out, sys.stdout)),
         *(("because" if not number else "", reason) for number, reason in enumerate(made.reasons)),
         ("script", "--dry-run=script prints the batch script"),

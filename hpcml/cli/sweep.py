@@ -108,7 +108,7 @@ def add_options(parser: Parser) -> None:
     ]
     submit.add_options(parser, "sweep")
     parser.suggest = _suggest
-    parser._option_string_actions["--profile"].help = SUPPRESS  # noqa: SLF001 - refused: a sweep has many scripts
+    parser.describe({"--profile": SUPPRESS})  # refused: a sweep has many scripts
     parser.epilog = (
         "A point is one combination of values. hpcml adds a point's values as options: SCRIPT ARGS… --lr 0.1 --k 16. "
         "To report a metric, call hpcml.run.report(NAME=VALUE) in the script. To wait for the points: --wait."

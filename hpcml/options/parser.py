@@ -6,7 +6,7 @@ import argparse
 import itertools
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -50,6 +50,11 @@ class Parser(argparse.ArgumentParser):
         layout.end_section()
         layout.add_text(self.epilog)
         return layout.format_help() + self.examples
+
+    def describe(self, texts: Mapping[str, str]) -> None:
+        """Replace the help of options, by their words."""
+        for action in self._actions:
+            action.help = texts.get("".join(action.option_strings[:1]), action.help)
 
     def show_site_defaults(self, site: str, settings: Iterable[str]) -> None:
         """Put the site's own defaults into the help, if a site is recognised and its settings are valid."""

@@ -116,4 +116,4 @@ class Sought:
         """Return what it means that the service has no record yet."""
         if not self.target:
             return f"the script has not named a service {self.name} yet"
-        return "hpcml asks the node" if seconds < ASKED else "hpcml's agent on the node does not answer"
+        return "hpcml checks the node" if seconds < ASKED else "hpcml's agent on the node does not answer"

@@ -61,6 +61,8 @@ FAULTS = (
     F("hpcml/schedulers/allocation.py", 'alive = ("--no-kill",) if role.every_node else ()', "alive = ()", "a run in a hold names the wrong node as lost", True),
     F("hpcml/schedulers/hold.py", "            (hold.queue / name).unlink()\n", "            pass\n", "a cancelled run that waits in a hold starts all the same"),
     F("hpcml/cli/hold.py", "if limit and given.end and limit > left:", "if False:", "a run in a hold asks for more time than the hold has"),
+    F("hpcml/cli/hold.py", 'if spec.size.nodes > count and "--nodes" not in typed:', "if False:", "a run that asks for too many nodes is told to use all of the hold", True),
+    F("hpcml/cli/hold.py", "options.detach = options.detach or", "options.detach =", "hpcml hold takes two options that exclude each other"),
     F("hpcml/cli/on_host.py", '(command == "run" and getattr(options, "in"))', "False", "a laptop's run in a hold finds no script on the login node"),
     F("hpcml/held.py", 'do : >"${attempt}terminate"', 'do : "${attempt}terminate"', "runs outlive the killed supervisor of their hold", True),
     F("hpcml/cli/run.py", "    _wait_for_steps(here)\n", "", "a batch script's next line shares nodes with dying workers", True),

@@ -156,6 +156,13 @@ def test_runs_end_with_a_killed_supervisor(here: Here) -> None:
     assert (done.returncode, "no kept allocation" in done.stderr) == (errors.NOT_FOUND, True), done.stderr
 
 
+def test_the_summary_of_a_hold_has_no_line_of_a_script(here: Here) -> None:
+    done = here.run("hold", "--dry-run")
+    titles = [line.split()[0] for line in done.stdout.splitlines()]
+    assert ("results" in titles, {"code", "processes"} & {*titles}) == (True, set()), done
+    assert here.run("hold", "--dry-run", "--detach").returncode == errors.USAGE
+
+
 def test_what_a_hold_refuses(here: Here, held: Path) -> None:
     script = here.script(WAITS)
     first = start(here, WAITS)
@@ -164,7 +171,7 @@ def test_what_a_hold_refuses(here: Here, held: Path) -> None:
         (("--in", first.name, script), errors.USAGE, "The run is not a hold"),
         (("--in", "nothing", script), errors.NOT_FOUND, "There is no run 'nothing'"),
         (("--in", "last", "--no-wait", script), errors.REFUSED, first.name),
-        (("--in", "last", "--nodes", "2", script), errors.USAGE, "allocation has 1"),
+        (("--in", "last", "--nodes", "2", script), errors.USAGE, f"hold has 1 ({held.name}). Use --nodes 1"),
         (("--in", "last", "--account", "other", script), errors.USAGE, "other, but the hold has none"),
         (("--in", "last", "--site", "slurm", script), errors.USAGE, "slurm, but the hold is on site local"),
         (("--in", "last", "--image", "a.sif", script), errors.USAGE, "The hold has no image"),

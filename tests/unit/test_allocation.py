@@ -78,6 +78,12 @@ def test_what_the_allocation_does_not_have_is_refused(asked: dict[str, object], 
         run.fitted(spec(**asked), GIVEN)
 
 
+def test_what_is_refused_in_a_hold_names_the_hold() -> None:
+    with pytest.raises(HpcmlError, match="but the allocation has 2") as refused:
+        run.fitted(spec(gpus_per_node=4), GIVEN, "hold-1")
+    assert refused.value.place == "hold-1"
+
+
 def test_what_the_script_s_lines_ask_for_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
     lines = (("--nodes 8", "line 1 of a.py"), ("--account acc", "line 2 of a.py"), ("--constraint=a", "line 3 of a.py"))
     asked = spec(nodes=8, account="acc", sbatch=(("--constraint", "a"),), origins=lines)

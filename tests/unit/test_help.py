@@ -32,11 +32,21 @@ def test_of_a_command(subtests: pytest.Subtests, monkeypatch: pytest.MonkeyPatch
 
 def test_of_run_leaves_out_what_it_refuses() -> None:
     text = commands.build_parser("run").format_help(whole=True)
-    for option in ("--partition", "--time", "--exclusive", "--sbatch", "passed to Slurm"):
+    for option in ("--partition", "--exclusive", "--sbatch", "passed to Slurm"):
         assert option not in text
     assert "--nodes" in text
-    assert commands.build_parser("run").parse_args(["--time", "5"]).time == "5", "refused by name, with a sentence"
+    assert commands.build_parser("run").parse_args(["--qos", "a"]).qos == "a", "refused by name, with a sentence"
     assert "--profile" not in commands.build_parser("sweep").format_help(whole=True)
+
+
+def test_says_what_holds_and_their_runs_do() -> None:
+    """A hold returns at once, and a run in a hold waits, on every terminal; such a run may take a part of the hold."""
+    runs, holds = (" ".join(commands.build_parser(verb).format_help().split()) for verb in ("run", "hold"))
+    for text in ("only with --in, N can be smaller", "--time, -t TIME with --in:", "run's end (default: wait)"):
+        assert text in runs
+    for text in ("do not wait for the hold (default)", "hpcml cancel HOLD", "hold's name (default: hold)"):
+        assert text in holds
+    assert "terminal" not in runs + holds
 
 
 def test_has_the_values_of_the_site() -> None:

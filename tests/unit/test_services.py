@@ -372,7 +372,7 @@ def test_the_service_of_a_tunnel_for_which_nobody_names_one(run: directories.Run
 
 def test_a_port_is_asked_for_on_the_node_of_its_rank(run: directories.Run) -> None:
     for name, node in (("80", "n1"), ("80@n2", "n2"), ("80@rank:1", "n1"), ("80@rank:2", "n2")):
-        assert "asks the node" in tunnel_target.Sought(run, name, 9.0).look(running(run))
+        assert "checks the node" in tunnel_target.Sought(run, name, 9.0).look(running(run))
         wanted = json.loads((run.paths.attempt(0).wanted / f"{name}.json").read_text())
         assert (wanted["node"], wanted["port"]) == (node, 80)
     for name in ("80@n3", "80@rank:4"):
