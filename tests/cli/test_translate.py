@@ -64,21 +64,29 @@ def test_a_dry_run_shows_the_line_and_the_table_where_each_line_went(world: Worl
     assert not world.jobs()
 
 
+LICENSED = "#!/bin/bash\n#SBATCH -N 2 -t 10 --licenses=b\nexport LEVEL=3\nsrun ./a\n"
+IN_HPCML = (
+    "in hpcml   hpcml submit --site leonardo --nodes 4 --env API_KEY --sbatch=--licenses=a --time 10 --env LEVEL=3 "
+    "--ranks node --partition boost_usr_prod -- ./a\n"
+)
+ACTIVATES = "#!/bin/bash\n#SBATCH -n 1\nsource /x/bin/activate\n"
+ITS_PYTHON = 'python     "python" after runtime.setup (line 3 of job.sh)'
+
+
 def test_the_line_has_typed_options_and_the_partition_of_the_script_as_it_is(world: World, job: Path) -> None:
     typed = ("--site", "leonardo", "--nodes", "4", "--sbatch=--licenses=a", "--env", "API_KEY=hidden")
-    job.write_text("#!/bin/bash\n#SBATCH -N 2 -t 10 --licenses=b\nexport LEVEL=3\nsrun ./a\n")
+    job.write_text(LICENSED)
     done = world.run("submit", *typed, "--dry-run", "job.sh")
-    options = "--site leonardo --nodes 4 --env API_KEY --sbatch=--licenses=a --time 10 --env LEVEL=3"
-    assert f"in hpcml   hpcml submit {options} --ranks node --partition boost_usr_prod -- ./a\n" in done.stdout
+    assert IN_HPCML in done.stdout
     assert "partition boost_usr_prod" in " ".join(done.stdout.split())
 
 
 def test_a_python_that_a_line_prepares_is_found_in_the_job(world: World, job: Path) -> None:
     dry = ("submit", "--site", "slurm", "--dry-run")
     for code, row in (("srun python job.py", ""), ("python job.py", f"; workers: {sys.executable}")):
-        job.write_text(f"#!/bin/bash\n#SBATCH -n 1\nsource /x/bin/activate\n{code}\n")
+        job.write_text(f"{ACTIVATES}{code}\n")
         done = world.run(*dry, "--translate", "job.sh")
-        assert f'python     "python" after runtime.setup (line 3 of job.sh){row}' in " ".join(done.stdout.split(" "))
+        assert f"{ITS_PYTHON}{row}" in " ".join(done.stdout.split(" "))
         assert ("python runs the script" in done.stderr) == bool(row)
 
 
@@ -102,7 +110,7 @@ def test_the_run_records_what_was_typed_and_rerun_repeats_the_line(world: World,
     done = world.run("submit", "--site", "slurm", "--translate", "--name", "mine", "--time", "20", "job.sh", "a b")
     assert done.returncode == 0, done.stderr
     replaced = LINE.replace(" --time 10", "")
-    assert f"in hpcml   hpcml submit --site slurm --time 20 --name mine {replaced}\n" in done.stderr
+    assert f" --site slurm --time 20 --name mine {replaced}\n" in done.stderr
     first = world.directory()
     again = world.run("rerun", "mine")
     assert again.returncode == 0, again.stderr

@@ -34,6 +34,8 @@ IscrB_FM-EEG24      20250120    20260220       2400000             1160939      
 IscrB_WearUsFM      20260107    20270107       2000000             1205697       1205697            60.3        164383              99394
 """
 
+AT_ONCE = "10 jobs of 8 nodes, at most 24 nodes, 96 GPUs at once, partition boost, time limit 01:00:00, at most 80 node-h, 320 GPU-h"
+
 
 def test_the_recorded_answers_of_saldo(subtests: pytest.Subtests) -> None:
     cases = [
@@ -142,8 +144,7 @@ def test_what_is_said_at_a_submission(subtests: pytest.Subtests) -> None:
          [("asks for", "16 nodes, time limit 01:00:00, at most 16 node-h = 512 core-h, for 2 jobs; "
            "Slurm would start the first job at 14:20")]),
         (bare._replace(request=asked.times(10), at_once=3),
-         [("asks for", "10 jobs of 8 nodes, at most 24 nodes, 96 GPUs at once, partition boost, time limit 01:00:00, "
-           "at most 80 node-h, 320 GPU-h")]),
+         [("asks for", AT_ONCE)]),
         (bare._replace(most=168.0, limit="--max-restarts 20"),
          [("asks for", one),
           ("", says("at most 168 node-h (--max-restarts 20)"))]),
