@@ -291,7 +291,7 @@ MOST_LINES = {
     "node": 12021,
     "options": 2264,
     "plan": 881,
-    "remote": 3923,
+    "remote": 3924,
     "repairs": 984,
     "report": 2278,
     "request": 563,

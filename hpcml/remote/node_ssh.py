@@ -62,7 +62,8 @@ def prepare(run: directories.Run, key: str) -> Relay:
     answer = subprocesses.run(command, _STARTS, program=HPCML)
     if answer.code != 0:
         shutil.rmtree(folder, ignore_errors=True)
-        said = answer.err.strip().splitlines() or [f"no response within {_STARTS:g} s"]  # srun speaks last
+        lines = answer.err.strip().splitlines() or [f"no response within {_STARTS:g} s"]
+        said = [line for line in lines if line.startswith("hpcml: ")] or lines  # srun speaks of the step
         hint = f"Ask the site for OpenSSH's server on the nodes. Without it, open a shell: hpcml shell {run.id}."
         raise SiteError(f"sshd cannot start on {nodes[0]}: {said[0].removeprefix('hpcml: ')}", place=run.id, hint=hint)
     names = tuple(map(RunNode, nodes))

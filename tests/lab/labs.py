@@ -366,6 +366,9 @@ class Lab:
         services = lab_services.Services(self.places, state)
         if not self._slurmd(state, node).alive:
             services.start_slurmd(node)
+        sshd = state.daemons.get(f"sshd-{node}")
+        if sshd and not sshd.alive:  # after a crash
+            lab_ssh.start_sshd(self.places, state, node)
 
         def usable() -> bool:
             word = services.node_states().get(node, "")

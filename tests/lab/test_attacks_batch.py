@@ -238,3 +238,4 @@ def test_what_is_hers_in_the_place_of_a_task_never_starts(cluster: Cluster) -> N
     assert not (cluster.work / "hers-ran").exists()
     cluster.run("rm", str(place))
     cluster.run("mv", f"{place}.away", str(place))
+    cluster.run("chmod", "700", str(hers.parent), user="mallory")

@@ -120,6 +120,7 @@ def ended(cluster: Cluster, name: str, job: Job) -> Result:
         hosts += sorted({*expand_hosts(facts["NodeList"])} - {*hosts})
         numbers.append(facts["JobId"])
     names = dict.fromkeys(hosts, "NODE") if name in ANYWHERE else {host: f"NODE{at}" for at, host in enumerate(hosts)}
+    numbers += [number.zfill(5) for number in numbers]  # %5j
     names |= dict.fromkeys(numbers, "JOB") | {str(job.folder): "FOLDER"}
     for index, directory in job.directories.items():
         if Path(facts["StdOut"]).name == "job.log":  # as Slurm names the file of a script without --output
