@@ -128,7 +128,7 @@ def request(
         made = of_file(script, arguments[1:], given, site.defaults.partition, slurm=slurm)
     except UntranslatedError as error:
         way = f"To run the script as it is: hpcml submit {shlex.quote(script.name)}. " if slurm else ""
-        problem = f"hpcml has no line that does the same as {script.name}: it has {error.what}"
+        problem = f"hpcml cannot translate {script.name}: {error.what}"
         raise UsageError(problem, place=f"line {error.number} of {script.name}", hint=f"{way}More: {_PAGE}.") from error
     lines = [(_place(taken, script), shlex.join(taken.words)) for taken in made.options]
     origins += script_lines.lay_translated(given, lines, parser)
