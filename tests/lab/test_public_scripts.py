@@ -119,7 +119,8 @@ def ended(cluster: Cluster, name: str, job: Job) -> Result:
         ends[index] = facts["JobState"], code or (128 + signal if signal else 0)
         hosts += sorted({*expand_hosts(facts["NodeList"])} - {*hosts})
         numbers.append(facts["JobId"])
-    names = dict.fromkeys(hosts, "NODE") if name in ANYWHERE else {host: f"NODE{at}" for at, host in enumerate(hosts)}
+    anywhere = name in ANYWHERE or len(job.tasks) > 1  # Slurm chooses the node of each task of an array too
+    names = dict.fromkeys(hosts, "NODE") if anywhere else {host: f"NODE{at}" for at, host in enumerate(hosts)}
     numbers += [number.zfill(5) for number in numbers]  # %5j
     names |= dict.fromkeys(numbers, "JOB") | {str(job.folder): "FOLDER"}
     for index, directory in job.directories.items():
