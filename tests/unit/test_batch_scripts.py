@@ -37,14 +37,14 @@ def refusal(folder: Path, lines: str, code: str, *words: str, name: str = "job.s
 # The lines, the code, and what is to be typed.
 SIMPLE = (
     ("--nodes=2\n--ntasks-per-node=2\n--time=00:02:00", f"srun {PRINTS}",
-     f"--nodes 2 --cpus-per-node 2 --time 00:02:00 --ranks 2 -- {PRINTS}"),
+     f"--nodes 2 --time 00:02:00 --cpus-per-node 2 --ranks 2 -- {PRINTS}"),
     ("--ntasks=4\n--ntasks-per-node=2\n--gpus-per-task=1\n--mem-per-cpu=200M\n--time=00:03:00", f"srun {PRINTS}",
-     "--nodes 2 --gpus-per-node 2 --cpus-per-node 2 --memory-per-node 400M --time 00:03:00 "
+     "--time 00:03:00 --nodes 2 --gpus-per-node 2 --cpus-per-node 2 --memory-per-node 400M "
      f"--ranks gpu -- {PRINTS}"),
     ("--nodes=2\n--ntasks-per-node=2", "module load python\nsrun python ntasks_hint.py",
      "--nodes 2 --cpus-per-node 2 --set 'runtime.setup=[\"module load python\"]' --ranks 2 -- python ntasks_hint.py"),
     ("-N 2 -n8 -p big", "set -eo pipefail\nmodule purge\nml load a/1 b\nsrun --mpi=pmix -n 8 \\\n   ./solve --x 1  # remark",
-     "--nodes 2 --cpus-per-node 4 --partition big --set 'runtime.setup=[\"module purge\", \"ml load a/1 b\"]' "
+     "--partition big --nodes 2 --cpus-per-node 4 --set 'runtime.setup=[\"module purge\", \"ml load a/1 b\"]' "
      "--set runtime.setup_errors=end --ranks 4 --mpi pmix -- ./solve --x 1"),
 )  # fmt: skip
 
