@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import socket
+import struct
 import threading
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,6 +13,7 @@ from typing import Any, NamedTuple
 _CONNECTIONS = Path("/proc/net/tcp")  # Linux' list of connections, with whose they are (proc_pid_net(5))
 _LOCAL, _STATE, _OWNER, _INODE = 1, 3, 7, 9  # its columns; a socket that its program has closed has uid 0 and inode 0
 _ESTABLISHED, _LISTENS = "01", "0A"
+_CREDENTIALS = struct.Struct("3i")  # pid, uid and gid (unix(7), SO_PEERCRED)
 _LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - where a program is reached that listens everywhere
 
 
@@ -57,6 +59,12 @@ def owner(client: tuple[str, int], server: tuple[Any, ...], table: Path = _CONNE
         if fields[1:3] == wanted:
             return int(fields[_OWNER]) if fields[_STATE] == _ESTABLISHED or fields[_INODE] != "0" else -1
     return -1
+
+
+def peer(connection: socket.socket) -> int:
+    """Return the uid of who listens at, or connected from, the other end of a unix socket, as the kernel names it."""
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    return int(_CREDENTIALS.unpack(credentials)[1])
 
 
 def listeners(port: int, folder: Path = _CONNECTIONS.parent) -> list[Listening]:

@@ -281,14 +281,14 @@ COMPLEX = {
 }
 # The lines of each package, which may only fall: a commit that raises a number says what this buys.
 MOST_LINES = {
-    ".": 6071,
+    ".": 6079,
     "api": 1022,
     "cli": 7792,
     "doctor": 1542,
     "failures": 3140,
     "images": 1048,
-    "kinds": 11397,
-    "node": 12021,
+    "kinds": 11389,
+    "node": 12019,
     "options": 2264,
     "plan": 881,
     "remote": 3924,

@@ -13,7 +13,6 @@ import os
 import re
 import signal
 import socket
-import struct
 import sys
 import threading
 import time
@@ -33,7 +32,6 @@ TRIES = 3  # for a program that listens anew at the same moment
 CONNECT = 5.0  # seconds for a connection to the program
 ANSWER = 5.0  # seconds for the answer of the HTTP path
 _HTTP = re.compile(rb"[A-Z]+ \S+ HTTP/1\.")
-_CREDENTIALS = struct.Struct("3i")  # pid, uid and gid of who listens on a unix socket (unix(7))
 
 
 class Requests:
@@ -206,9 +204,7 @@ class Bridge:
         try:
             program.settimeout(CONNECT)
             program.connect(self.wanted.socket)
-            _, uid, _ = _CREDENTIALS.unpack(
-                program.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-            )
+            uid = socket_relay.peer(program)
             program.settimeout(None)
         except OSError:
             program.close()

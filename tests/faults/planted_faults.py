@@ -526,7 +526,7 @@ FAULTS = (
     F("hpcml/runs/checks/unsafe_rendezvous.py", 'if re.search(r"\\baccelerate\\b", everything) and', "if False and", "accelerate's default configuration may name c10d without a note"),
     F("hpcml/runs/checks/unsafe_rendezvous.py", "            names += _named(text)\n", "", "a script that a script calls may name c10d without a note"),
     F("hpcml/runs/checks/unsafe_rendezvous.py", 'return _COMMENT.sub("", content.decode(errors="replace"))', 'return content.decode(errors="replace")', "a comment on c10d in a script is noted"),
-    F("hpcml/kinds/ranks/node/mpi_tasks.py", "if _user_of(caller) == os.geteuid():", "if True:", "another user's process gives a rank its connection with Slurm"),
+    F("hpcml/kinds/ranks/node/mpi_tasks.py", "if socket_relay.peer(caller) == os.geteuid():", "if True:", "another user's process gives a rank its connection with Slurm"),
     F("hpcml/kinds/ranks/node/mpi_tasks.py", "            os.set_inheritable(number, True)\n", "", "the ranks of MPICH do not find each other"),
     F("hpcml/schedulers/slurm_options.py", "*site.slurm.srun_extra, *mpi, *begin)", "*mpi, *site.slurm.srun_extra, *begin)", "a profile's --mpi=none switches --mpi off"),
     F("hpcml/node/script/launcher.py", "if end.code not in (None, 0, _STOPPED):", "if end.code not in (None, 0):", "a rank of mpi4py that saved and stopped kills the others"),

@@ -13,13 +13,12 @@ import json
 import os
 import signal
 import socket
-import struct
 import sys
 import time
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from hpcml import listening
+from hpcml import listening, socket_relay
 from hpcml.errors import WORKERS_NEVER_CAME
 from hpcml.kinds.ranks.roles import MPI
 from hpcml.node import files, job
@@ -31,7 +30,6 @@ _SOCKET = "PMI_FD"  # the number of an open socket, for PMI-1 and PMI-2
 _LOOK = 0.05  # seconds between two calls of an agent that has not begun to listen
 _AT_ONCE = 1024  # calls that are taken between two looks at the supervisor
 _LONGEST = 1 << 17  # bytes of the variables
-_CREDENTIALS = struct.Struct("3i")  # pid, user, group (unix(7), SO_PEERCRED)
 
 
 def main() -> int:
@@ -68,18 +66,12 @@ def _call(place: str, deadline: float) -> socket.socket | None:
         except (ConnectionRefusedError, BlockingIOError):
             pass
         else:
-            if _user_of(connection) == os.geteuid():
+            if socket_relay.peer(connection) == os.geteuid():
                 connection.setblocking(True)
                 return connection
         connection.close()
         time.sleep(_LOOK)
     return None
-
-
-def _user_of(connection: socket.socket) -> int:
-    """Return the account of the other end, as the kernel names it."""
-    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    return int(_CREDENTIALS.unpack(credentials)[1])
 
 
 def _socket() -> socket.socket:
@@ -125,7 +117,7 @@ class Tasks:
             except OSError as error:  # as no room for another file: it is tried again
                 print(f"hpcml: an MPI task was not accepted: {error.strerror}.", file=sys.stderr)
                 break
-            if _user_of(caller) == os.geteuid():
+            if socket_relay.peer(caller) == os.geteuid():
                 caller.setblocking(False)
                 self.callers.append(caller)
             else:
