@@ -46,10 +46,12 @@ class Requests:
     def look(self) -> list[Wanted]:
         """Return the services that are newly asked for, or at another place than before."""
         new, self.new = self.new, []
-        folder = self.context.attempt.wanted
-        if time.monotonic() < self.next_look or folder.name not in files.listed(folder.parent):
+        if time.monotonic() < self.next_look:
             return new
         self.next_look = time.monotonic() + EVERY
+        folder = self.context.attempt.wanted
+        if folder.name not in files.listed(folder.parent):
+            return new
         for name in sorted(files.listed(folder)):
             try:
                 text = (folder / name).read_text(errors="replace")

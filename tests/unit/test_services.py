@@ -114,6 +114,24 @@ def test_the_supervisor_reads_each_request_once_and_survives_damage(
     assert capsys.readouterr().err.count("cannot be read") == 1
 
 
+def test_the_supervisor_looks_for_requests_once_a_second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It asks in each tick: the folder may be on a file system that all users share."""
+    looks = list[Path]()
+
+    def listed(folder: Path) -> set[str]:
+        looks.append(folder)
+        return set()
+
+    monkeypatch.setattr(files, "listed", listed)
+    context: Any = SimpleNamespace(
+        attempt=RunPaths(tmp_path).attempt(0), node_names=("n1",), settings=SimpleNamespace(services=())
+    )
+    requests = node_side.Requests(context)
+    monkeypatch.setattr(node_side, "EVERY", 600.0)
+    assert [requests.look() for _ in range(5)] == [[]] * 5
+    assert len(looks) == 1
+
+
 # -- the agent -------------------------------------------------------------------------------------------------------
 
 
