@@ -295,10 +295,15 @@ def tail(path: Path, lines: int = 12, width: int | None = None, begin: int = 0) 
 def state_and_start(pid: int) -> tuple[str, str]:
     """Return the state of a process and when it began (proc(5), stat), both empty if the system does not tell."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+        fields = stat_fields(Path(f"/proc/{pid}"))
     except OSError:
         return "", ""
-    return fields[0], fields[19]  # the name before may hold blanks and brackets
+    return fields[0], fields[19]
+
+
+def stat_fields(process: Path) -> list[str]:
+    """Return what stat says of a process behind its name (proc(5)), which may hold blanks and brackets; or OSError."""
+    return (process / "stat").read_text(errors="replace").rpartition(")")[2].split()
 
 
 def size_of(path: Path) -> int:

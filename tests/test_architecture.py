@@ -281,13 +281,13 @@ COMPLEX = {
 }
 # The lines of each package, which may only fall: a commit that raises a number says what this buys.
 MOST_LINES = {
-    ".": 6079,
+    ".": 6084,
     "api": 1022,
     "cli": 7792,
     "doctor": 1542,
     "failures": 3140,
     "images": 1048,
-    "kinds": 11389,
+    "kinds": 11392,
     "node": 12019,
     "options": 2264,
     "plan": 881,

@@ -15,6 +15,7 @@ from typing import NamedTuple, TypeVar
 from distributed import Scheduler, Worker
 
 from hpcml import samples
+from hpcml.files import stat_fields
 from hpcml.kinds.dask.samples import ON_FILES, SCHEMA, SENT, DaskSample, FunctionSample, Measurement, added
 from hpcml.node.sampling.sampler import SampleFile, interval
 from hpcml.node.settings import Context
@@ -47,7 +48,7 @@ def _is_on_files(thread: int | None) -> bool:
     """Whether a thread is in an uninterruptible wait (state D), or in a system call on a file or folder."""
     folder = Path(f"/proc/self/task/{thread}")
     try:
-        if (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()[0] == "D":
+        if stat_fields(folder)[0] == "D":
             return True
         call, *arguments = (folder / "syscall").read_text().split()  # "running" for one that uses a processor
         if not arguments or int(call) not in _FILE_CALLS:

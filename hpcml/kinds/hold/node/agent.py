@@ -12,6 +12,7 @@ from typing import Any
 
 from hpcml import samples
 from hpcml.errors import ROLE_LOST
+from hpcml.files import stat_fields
 from hpcml.kinds.batch.roles import AGENT
 from hpcml.node import agent, job, processes
 from hpcml.node.settings import load
@@ -94,7 +95,7 @@ class Users:
             try:
                 if place.stat().st_uid != os.getuid() or not self._is_in_job(place):
                     continue
-                found.append((pid, (place / "stat").read_text(errors="replace").rpartition(")")[2].split()))
+                found.append((pid, stat_fields(place)))
             except OSError:  # it has ended
                 continue
         return found

@@ -12,7 +12,7 @@ from typing import Any
 
 from hpcml.errors import WORKERS_NEVER_CAME
 from hpcml.failures.end import MemoryLimit
-from hpcml.files import size_of
+from hpcml.files import size_of, stat_fields
 from hpcml.kinds.ranks.node import interconnect, unconnected
 from hpcml.kinds.ranks.node.mpi_tasks import Tasks
 from hpcml.kinds.ranks.node.rapidsmpf_server import token_of
@@ -314,6 +314,6 @@ def _processor_seconds(leaders: list[int]) -> float:
     ticks, groups = 0, {str(pid) for pid in leaders if pid}
     for pid in processes.pids() if groups else ():
         with contextlib.suppress(OSError):
-            fields = Path("/proc", str(pid), "stat").read_text(errors="replace").rpartition(")")[2].split()
+            fields = stat_fields(Path("/proc", str(pid)))
             ticks += int(fields[11]) + int(fields[12]) if fields[2] in groups else 0
     return ticks / os.sysconf("SC_CLK_TCK")
