@@ -113,7 +113,7 @@ class Holding:
         self.lost: set[str] = set()  # nodes that do not answer
         self.looked, self.ended, self.idle = 0.0, 0, 0.0  # ``idle``: seconds, before the present wait
         self.used = self.waits_since = time.monotonic()
-        self.told = self.is_closed = self.warned = False
+        self.told = self.is_closed = self.warned = self.waits = False  # ``waits``: a run, for nodes
         self._tell()
 
     # -- as a task --------------------------------------------------------------------------------------------------
@@ -189,6 +189,7 @@ class Holding:
     def _take(self) -> bool:
         """Start the run that waits longest, if the nodes for it are free; return whether to look again."""
         waiting = sorted(files.listed(self.paths.queue), key=lambda name: name.rsplit("-", 3)[1:])
+        self.waits = bool(waiting)
         if not waiting:
             return False
         name = waiting[0]
@@ -253,7 +254,7 @@ class Holding:
     def _look_for_idleness(self) -> None:
         """End the hold if it was idle for too long; a run that came in the last moment keeps it."""
         idle, now = self.context.settings.code.idle, time.monotonic()
-        if self.runs or files.listed(self.paths.queue):
+        if self.runs or self.waits:
             self.used = now
         if idle and now - self.used > idle and not self.is_closed:
             self._close(if_empty=True)
