@@ -119,7 +119,7 @@ def layout(asked: Mapping[str, Option], nodes: str = "") -> Layout:
     if total and each and not count:
         count = -(-total // each)
     if total > 1 and not count:
-        how = "Slurm chooses the nodes of these tasks. Add --nodes N to the command"
+        how = "tasks whose nodes Slurm chooses. Add --nodes N to the command"
         raise UntranslatedError(asked["--ntasks"].number, how)
     count = count or 1
     total = total or count * (each or 1)
