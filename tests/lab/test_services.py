@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -75,6 +76,12 @@ def page(outside: Outside, port: int) -> str:
     return outside.laptop("curl", "-s", "-m", "10", f"http://127.0.0.1:{port}/").stdout
 
 
+def known(outside: Outside, run: str) -> dict[str, Any]:
+    """Return what `hpcml status` knows of the run's services, by name."""
+    facts = json.loads(outside.on("login", "hpcml", "status", "--json", run).stdout)
+    return {one["name"]: one for one in facts["services"]}
+
+
 def test_each_route_leads_to_a_port_of_each_node_and_mallory_to_none(outside: Outside, pages: tuple[str, Path]) -> None:
     run, directory = pages
     outside.forget()
@@ -99,13 +106,11 @@ def test_each_route_leads_to_a_port_of_each_node_and_mallory_to_none(outside: Ou
             done = outside.on(node, "curl", "-s", "-m", "5", "--unix-socket", path, "http://localhost/", user="mallory")
             assert (done.returncode, done.stdout) == (7, "")
     assert outside.on("login", "ls", str(attempt / "services-wanted"), user="mallory").returncode != 0
-    known = {
-        one["name"]: one for one in json.loads(outside.on("login", "hpcml", "status", "--json", run).stdout)["services"]
-    }
-    assert {name: one["ready"] for name, one in known.items()} == {
+    now = known(outside, run)
+    assert {name: one["ready"] for name, one in now.items()} == {
         "7107": True, "7107@n2": True, "7107@rank:1": True, "board": True, "late": False, "never": False}  # fmt: skip
-    assert known["7107@rank:1"]["command"].endswith(f" tunnel --to 7107@rank:1 {run}")
-    assert known["late"]["message"] == Says("port 7107 on n2", "/health", "503")
+    assert now["7107@rank:1"]["command"].endswith(f" tunnel --to 7107@rank:1 {run}")
+    assert now["late"]["message"] == Says("port 7107 on n2", "/health", "503")
 
 
 def test_mallory_s_listener_is_never_reached_in_the_user_s_place(outside: Outside, pages: tuple[str, Path]) -> None:
@@ -131,6 +136,7 @@ def test_mallory_s_listener_is_never_reached_in_the_user_s_place(outside: Outsid
         evil.communicate(timeout=60)
         (directory / "out/away").unlink()
     assert outside.on("n1", "cat", "/tmp/evil-was-asked").stdout == ""
+    until(lambda: known(outside, run)["board"]["ready"], 30)  # the bridge looks at its port once a second
     assert page(outside, outside.tunnel(run, "--service", "board").up()["port"]) == "rank 0 on n1"
 
 
