@@ -303,7 +303,9 @@ def _make_folder(folder: Path) -> None:
 
 def _sync(wanted: _Wanted, folder: Path) -> None:
     """Let uv make an environment; ScriptError with its last lines if it cannot."""
-    environment = {**layers.process_environment(), "VIRTUAL_ENV": str(folder), "UV_PROJECT_ENVIRONMENT": str(folder)}
+    # uv waits for a lock in TMPDIR that all users of the machine may hold: here only this user can.
+    places = {"VIRTUAL_ENV": str(folder), "UV_PROJECT_ENVIRONMENT": str(folder), "TMPDIR": str(folder.parent)}
+    environment = {**layers.process_environment(), **places}
     settings = Path(environment.get("XDG_CONFIG_HOME") or layers.user_path("~/.config")) / "uv/uv.toml"
     config = ["--config-file", str(settings)] if os.path.exists(settings) else ["--no-config"]
     command = ["uv", "sync", *wanted.words, "--python", wanted.python, "--no-build", "--no-progress", *config]

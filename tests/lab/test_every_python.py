@@ -118,7 +118,9 @@ def mine(outside: Outside) -> Iterator[Path]:
     done = outside.on("login", "bash", "-c", PREPARE, "bash", str(folder))
     assert done.returncode == 0, done.stderr
     write(outside, "login", folder)
-    lock = outside.on("login", "uv", "lock", "--quiet", "--project", f"{folder}/project")
+    # uv leaves a file in the folder for temporary files that all users may write
+    words = ("env", f"TMPDIR={folder}", "uv", "lock", "--quiet", "--project", f"{folder}/project")
+    lock = outside.on("login", *words)
     assert lock.returncode == 0, lock.stderr
     yield folder
     outside.on("login", "rm", "-rf", str(folder), f"{outside.lab.home('alice')}/.config/uv")

@@ -51,7 +51,10 @@ FILES = {
     "logs/there": "",
 }
 ARGUMENTS = {"plain_sh": ("first", "a b"), "functions_and_arrays": ("--more", "a b"), "perl": ("x",)}
-ANYWHERE = ("steps_in_the_background", "accelerate_bash_c")  # Slurm chooses the node of each step
+ANYWHERE = (  # Slurm chooses the node of each step, or divides tasks among the nodes that have room
+    "accelerate_bash_c", "containers", "functions_and_arrays", "multi_prog", "odd_spacing", "output_patterns", "perl",
+    "steps_in_the_background", "task_farm", "wait_for_each",
+)  # fmt: skip
 SAID_BY_SLURM = r"slurmstepd|srun: (Job|Step) .*(step creation temporarily|created)"  # of a busy machine
 TIME = 120 * PATIENCE
 
@@ -125,11 +128,12 @@ def ended(cluster: Cluster, name: str, job: Job) -> Result:
     names |= dict.fromkeys(numbers, "JOB") | {str(job.folder): "FOLDER"}
     for index, directory in job.directories.items():
         if Path(facts["StdOut"]).name == "job.log":  # as Slurm names the file of a script without --output
-            texts[f"slurm-JOB{index and '_'}{index}.out"] = settled((directory / "logs/script.log").read_text(), names)
+            text = (directory / "logs/script.log").read_text()
+            texts[f"slurm-JOB{index and '_'}{index}.out"] = settled(text, names, anywhere=anywhere)
     for path in sorted(job.folder.rglob("*")):
         if path.is_file() and path.parent.name != "bin" and path.name != "job.sh":
             name_there = replaced(str(path.relative_to(job.folder)), names)
-            texts[name_there] = settled(path.read_text(), names)
+            texts[name_there] = settled(path.read_text(), names, anywhere=anywhere)
     return Result(ends, texts)
 
 
@@ -141,9 +145,10 @@ def replaced(text: str, names: Mapping[str, str]) -> str:
     return text
 
 
-def settled(text: str, names: Mapping[str, str]) -> list[str]:
-    """Return the lines of an output without what is another's in each job."""
+def settled(text: str, names: Mapping[str, str], *, anywhere: bool) -> list[str]:
+    """Return the lines of an output without what is another's in each job; tasks may be ``anywhere`` on its nodes."""
     text = re.sub(r"\S*/(?:slurm_script|job\.sh)", "SCRIPT", text)
+    text = re.sub(r"\blocal \d+", "local", text) if anywhere else text
     text = re.sub(r"StepId=\S+|STEP \S+|AT \S+|line \d+: +\d+", "…", text)
     return sorted(line for line in replaced(text, names).splitlines() if not re.search(SAID_BY_SLURM, line))
 

@@ -33,9 +33,8 @@ def main() -> int:
         import nbformat
         from ipykernel import kernelapp  # noqa: F401
     except ImportError as error:
-        leave_note(context, SCRIPT, LACKS)
-        hint = "Install hpcml[jupyter] in this environment."
-        print(f"hpcml: the run's environment cannot execute notebooks: {error}. {hint}", file=sys.stderr)
+        leave_note(context, SCRIPT, f"{LACKS} ({error})")
+        print("hpcml: Install hpcml[jupyter] in this environment.", file=sys.stderr)
         return START_FAILED
     notebook = nbformat.read(sys.argv[1], as_version=4)  # type: ignore[no-untyped-call]
     return _execute(context, notebook, context.sockets)

@@ -245,13 +245,11 @@ def main() -> int:
     try:
         server, token = _server(context, places)
     except ImportError as error:
-        leave_note(context, SCRIPT, NOT_STARTED)
-        hint = "Install hpcml[jupyter] in this environment."
-        print(f"hpcml: the run's environment lacks JupyterLab: {error}. {hint}", file=sys.stderr)
+        leave_note(context, SCRIPT, f"{NOT_STARTED}: the run's environment lacks JupyterLab ({error})")
+        print("hpcml: Install hpcml[jupyter] in this environment.", file=sys.stderr)
         return START_FAILED
     except config.UnsafeError as error:
-        leave_note(context, SCRIPT, NOT_STARTED)
-        print(f"hpcml: JupyterLab was not started: {error}.", file=sys.stderr)
+        leave_note(context, SCRIPT, f"{NOT_STARTED}: {error}")
         return START_FAILED
     script_environment.restore(os.environ)  # for kernels and terminals
     server.io_loop.add_callback(
