@@ -281,9 +281,9 @@ COMPLEX = {
 }
 # The lines of each package, which may only fall: a commit that raises a number says what this buys.
 MOST_LINES = {
-    ".": 6084,
+    ".": 6086,
     "api": 1022,
-    "cli": 7792,
+    "cli": 7835,
     "doctor": 1542,
     "failures": 3140,
     "images": 1048,
@@ -294,12 +294,12 @@ MOST_LINES = {
     "remote": 3924,
     "repairs": 984,
     "report": 2278,
-    "request": 563,
-    "runs": 9457,
+    "request": 564,
+    "runs": 9459,
     "schedulers": 3701,
     "sites": 1527,
     "survey": 1207,
-    "sweeps": 1416,
+    "sweeps": 1419,
 }
 
 

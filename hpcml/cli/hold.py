@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from typing import TYPE_CHECKING
 
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
     from hpcml.options.parser import Parser
     from hpcml.request.record import RunRequest
     from hpcml.runs.holds import Hold
+    from hpcml.runs.submit import Prepared
 
 
 def add_options(parser: Parser) -> None:
@@ -48,29 +48,42 @@ def run(options: Namespace) -> int:
     return submit.start(options, submit.service_spec(options, Form.HOLD).changed(idle=idle))
 
 
-def run_in(options: Namespace) -> int:
-    """Put a script into a kept allocation, pass on its output, and return its status; Ctrl-C detaches."""
-    from hpcml.runs import holds
-    from hpcml.runs import submit as submission
-
-    spec = submit.script_spec(options)
-    hold = holds.find(common.runs_folder(options), getattr(options, "in"))
-    hold.check(spec, no_wait=options.no_wait)
-    spec = fitted(spec, hold).changed(hold=str(hold.run.paths.directory), site=hold.site, image=hold.image)
-    prepared = in_allocation.prepare(spec, schedulers.in_hold)
-    hold.check_image(prepared.plan.inside.job.image)
+def run_in(options: Namespace, spec: RunRequest) -> int:
+    """Put a run into the kept allocation that ``--in`` names, and wait for its end or not; Ctrl-C detaches."""
+    hold, spec = place_in(options, spec)
+    prepared = prepared_in(hold, spec)
+    submit.check_modes(options)
     submit.tell_notes(prepared, seen=not options.dry_run)
     if options.dry_run:
         submit.show(options, prepared, asks=False)
         return 0
-    with options.caller.handing_over(prepared.plan.run_id) if options.caller else contextlib.nullcontext():
-        run = submission.submit(prepared)
-    submit.announce(run, as_json=options.json and options.detach)
-    if options.detach:
-        return 0
-    status = submit.wait_for_end(run, as_json=options.json, host=common.host_of(options))
-    hold.wait_for_nodes(run)
+    if options.check:
+        schedulers.get(prepared.plan.scheduler).check(hold.run.paths.script)
+    status = submit.hand_over(options, prepared)
+    hold.wait_for_nodes(prepared.plan.run_id)
     return status
+
+
+def place_in(options: Namespace, spec: RunRequest) -> tuple[Hold, RunRequest]:
+    """Return the hold that ``--in`` names, and the request as a run in it has it.
+
+    Raises
+    ------
+    HpcmlError
+        If there is no such hold, or the run cannot start in it.
+    """
+    from hpcml.runs import holds
+
+    hold = holds.find(common.runs_folder(options), getattr(options, "in"))
+    hold.check(spec, no_wait=options.no_wait)
+    return hold, fitted(spec, hold).changed(hold=str(hold.run.paths.directory), site=hold.site, image=hold.image)
+
+
+def prepared_in(hold: Hold, spec: RunRequest) -> Prepared:
+    """Return what is to be started in a hold; HpcmlError if it cannot be."""
+    prepared = in_allocation.prepare(spec, schedulers.in_hold)
+    hold.check_image(prepared.plan.inside.job.image)
+    return prepared
 
 
 def fitted(spec: RunRequest, hold: Hold) -> RunRequest:

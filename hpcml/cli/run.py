@@ -47,6 +47,7 @@ def add_options(parser: Parser) -> None:
     here |= {OPTIONS[name].word: argparse.SUPPRESS for name in _REFUSED}
     here["--time"] = "with --in: time limit of the run (default: the time that is left of the hold)"
     parser.describe(here)
+    parser.set_defaults(prepare=False, check=False, wait=False)
     parser.description = (
         "Run a script in an existing allocation (hpcml hold, salloc or your own batch script), on all nodes of the "
         "allocation, or with --in and --nodes on some of them. Give Slurm's options to hpcml hold, salloc or sbatch."
@@ -58,7 +59,8 @@ def run(options: Namespace) -> int:
     from hpcml.runs import submit as submission
 
     if getattr(options, "in"):
-        return int(hooks.only("run in a kept allocation")(options))
+        options.wait = not options.detach
+        return int(hooks.only("run in a kept allocation")(options, submit.script_spec(options)))
     for name in ("no_wait", "detach"):
         if getattr(options, name):
             raise UsageError(f"{OPTIONS[name].word} needs --in", place=OPTIONS[name].word, hint="Add --in RUN.")

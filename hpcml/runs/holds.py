@@ -84,10 +84,10 @@ class Hold:
         if no_wait and (nodes > free or any(self.run.paths.queue.iterdir())):
             raise self._busy(f"{free} of its {len(self.allocation.nodes)} nodes are free ({self.status.message})")
 
-    def wait_for_nodes(self, run: directories.Run) -> None:
-        """Wait until the hold has the nodes of an ended run back, but not long."""
-        deadline = time.monotonic() + _NODES_BACK
-        while run_status.status(run).over and (self.run.paths.held / run.id).exists() and time.monotonic() < deadline:
+    def wait_for_nodes(self, run_id: str) -> None:
+        """Wait until the hold has the nodes of a run back if it has ended, but not long."""
+        deadline, run = time.monotonic() + _NODES_BACK, directories.load(self.run.paths.directory.parent / run_id)
+        while run_status.status(run).over and (self.run.paths.held / run_id).exists() and time.monotonic() < deadline:
             time.sleep(0.05)
 
     def check_image(self, image: str) -> None:

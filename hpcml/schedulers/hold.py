@@ -74,11 +74,11 @@ class Hold:
 
     def line(self, run: RunPaths) -> str:  # noqa: ARG002
         """Refuse: there is no command to type."""
-        raise UsageError("hpcml run does not submit a job", place="--prepare", hint="Remove --prepare.")
+        raise UsageError("A run in a hold is not a job", place="--prepare", hint="Remove --prepare.")
 
     def check(self, script: Path) -> str:  # noqa: ARG002
         """Refuse: nothing is asked for."""
-        raise UsageError("hpcml run requests nothing from Slurm", place="--check", hint="Remove --check.")
+        raise UsageError("A run in a hold requests nothing from Slurm", place="--check", hint="Remove --check.")
 
     def find(self, run_ids: Sequence[str], clusters: str = "") -> dict[str, Submission]:  # noqa: ARG002
         """Return nothing: no answer is lost here."""
