@@ -40,11 +40,13 @@ def add_options(parser: Parser) -> None:
     printed = "--dry-run=script prints the batch script; --dry-run --json prints all details of the run"
     here = {"--dry-run": f"print a summary and run nothing; {printed}"}
     here["--json"] = "print JSON about how the run ended; the script's output stays in logs/script.log"
-    here |= {OPTIONS[name].word: "N must equal the number in the allocation (default: that number)" for name in _GIVEN}
+    all_of_it = "N must equal the number in the allocation (default: that number); only with --in, N can be smaller"
+    here |= {OPTIONS[name].word: all_of_it for name in _GIVEN}
     here["--nodes"] = "number of nodes (default: all of the allocation); only with --in, N can be smaller"
     here["--detach"] = "with --in: do not wait for the run's end (default: wait)"
-    here["--gpus-per-node"] = "0: workers use only CPUs; any other N must equal the allocation's GPUs per node"
+    here["--gpus-per-node"] = "0: workers use only CPUs; a smaller N than the allocation's only with --in, of one node"
     here |= {OPTIONS[name].word: argparse.SUPPRESS for name in _REFUSED}
+    here["--memory-per-node"] = "only with --in: memory of a part of one node"
     here["--time"] = "with --in: time limit of the run (default: the time that is left of the hold)"
     parser.describe(here)
     parser.set_defaults(prepare=False, check=False, wait=False)

@@ -80,8 +80,11 @@ class Hold:
             raise SiteError("The hold takes no further run: it is ending", place=self.run.id, hint=_START)
         if no_wait and self.status.phase != Phase.RUNNING:
             raise self._busy(f"the hold has not started ({self.status.message})")
-        nodes, free = max(spec.size.nodes, 0) or len(self.allocation.nodes), self.status.held.nodes_free
-        if no_wait and (nodes > free or any(self.run.paths.queue.iterdir())):
+
+    def check_free(self, nodes: int) -> None:
+        """Refuse a run that cannot start at once: so many nodes are not free, or another run waits."""
+        free = self.status.held.nodes_free
+        if nodes > free or any(self.run.paths.queue.iterdir()):
             raise self._busy(f"{free} of its {len(self.allocation.nodes)} nodes are free ({self.status.message})")
 
     def wait_for_nodes(self, run_id: str) -> None:

@@ -42,13 +42,14 @@ class Hold:
         """Return the batch script's part as in any existing allocation, or on this machine."""
         return self.of_steps.lay_out(site, request)
 
-    def submit(self, site: Site, run: RunPaths) -> Submission:  # noqa: ARG002 - nothing of the site counts
+    def submit(self, site: Site, run: RunPaths) -> Submission:
         """Put the run into the hold; SiteError if the hold takes none any more."""
-        hold = RunPaths(Path(records.on_demand(RecordedPlan, files.read_json(run.plan)).hold))
+        plan = records.on_demand(RecordedPlan, files.read_json(run.plan))
+        hold = RunPaths(Path(plan.hold))
         start = held.Start(held.batch_script(run), slurm.clean_environment())
         if not self.ONE_MACHINE:
             of_job = ("SLURM_JOB_ID", "SLURM_CLUSTER_NAME")
-            command = ("srun", *allocation.step_options(run))
+            command = ("srun", *allocation.step_options(run, allocation.taken(site, plan.part)))
             start = held.Start(command, start.environment, of_job, "--nodelist", allocation.NODE_NAMES)
         new = hold.hold / f".{run.directory.name}"
         try:
