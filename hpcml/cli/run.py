@@ -100,9 +100,16 @@ def fitted(spec: RunRequest, given: Allocation, place: str = "") -> RunRequest:
     """
     gpus = given.gpus if spec.size.gpus_per_node else 0  # 0 is asked for: workers on CPUs
     has = {"nodes": len(given.nodes), "gpus_per_node": gpus, "cpus_per_node": given.cpus}
-    lines = of_lines(spec)
+    lines, kind = of_lines(spec), spec.size.gpu_type
     others = {name.lstrip("-").replace("-", "_"): value or name for name, value in spec.place.sbatch}
     left_out: dict[str, str] = {}
+    if kind and gpus and kind not in given.gpu_types and "--gpus-per-node" in lines:
+        left_out["gpu_type"] = "{} ({})".format(*lines["--gpus-per-node"])
+    elif kind and gpus and kind not in given.gpu_types:
+        types = " and ".join(given.gpu_types) or "GPUs of which Slurm tells no type"
+        problem = f"--gpus-per-node requests GPUs of type {kind}, but the allocation has {types}"
+        hint = "Write only the number of GPUs, or get an allocation with this type."
+        raise UsageError(problem, place=place or f"job {given.job}", hint=hint)
     for name, value in (spec.given() | others).items():
         option = f"--{name.replace('_', '-')}"
         differs = name in has and value != has[name]

@@ -15,7 +15,7 @@ from hpcml.runs import directories
 from hpcml.runs import status as run_status
 from hpcml.runs.record import Record
 from hpcml.runs.status import Status
-from hpcml.schedulers import allocation
+from hpcml.schedulers import allocation, gres
 from hpcml.schedulers.allocation import Allocation
 from hpcml.sites.layers import user_path
 from hpcml.states import Phase
@@ -48,7 +48,9 @@ class Hold:
         began = self.status.progress.times.get("allocated", time.time())
         end = began + job.time_limit if job.time_limit else 0.0
         nodes = self.status.allocation.nodes if not job.one_machine else ()
-        return Allocation(self.run.job, nodes or ("",) * job.nodes, plan.cpus or 1, memory, job.gpus, end)
+        gpus = gres.gpus(plan.directive("--gres") or f"gpu:{plan.directive('--gpus-per-node')}")
+        types = tuple(one.type for one in gpus if one.type)
+        return Allocation(self.run.job, nodes or ("",) * job.nodes, plan.cpus or 1, memory, job.gpus, end, types)
 
     @property
     def terms(self) -> dict[str, Any]:

@@ -53,7 +53,7 @@ _NO_WORK = re.compile(r"\.(batch|extern|interactive)$")
 class Allocation(NamedTuple):
     """What Slurm gave: node names, and of the node that has least of it CPUs, memory in MiB (0: not known) and GPUs.
 
-    ``end`` is in seconds since 1970, 0 without a time limit.
+    ``end`` is in seconds since 1970, 0 without a time limit. GPUs of which Slurm tells no type have none.
     """
 
     job: str
@@ -62,6 +62,7 @@ class Allocation(NamedTuple):
     memory: int
     gpus: int
     end: float
+    gpu_types: tuple[str, ...] = ()
 
 
 def current() -> Allocation:
@@ -131,6 +132,7 @@ def parse(job: str, text: str) -> Allocation:
         min(int(memory) for _, _, memory, _ in kinds),
         gpus.pop(),
         _seconds(fields.get("EndTime", "")),
+        tuple(sorted({one.type for *_, text_of_node in kinds for one in gres.gpus(text_of_node)} - {""})),
     )
 
 

@@ -55,14 +55,13 @@ class Hold:
         try:
             files.write(new, json.dumps(records.plain(start)))
             new.rename(hold.queue / run.directory.name)
-        except FileNotFoundError as error:
-            with contextlib.suppress(OSError):
-                new.unlink(missing_ok=True)
-            hint = "Start another hold: hpcml hold."
-            raise SiteError(
-                "The hold takes no further run: it is ending", place=hold.directory.name, hint=hint
-            ) from error
         except OSError as error:
+            with contextlib.suppress(OSError):  # it has the shell's variables
+                new.unlink(missing_ok=True)
+            if isinstance(error, FileNotFoundError):
+                hint = "Start another hold: hpcml hold."
+                problem = "The hold takes no further run: it is ending"
+                raise SiteError(problem, place=hold.directory.name, hint=hint) from error
             hint = "Free space, then start the run again."
             raise StorageError(
                 f"The run could not be put into the hold: {error.strerror}", place=str(hold.hold), hint=hint

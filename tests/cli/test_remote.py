@@ -72,6 +72,9 @@ def test_a_run_in_a_hold_that_has_not_started_waits_and_is_cancelled_alone(lapto
     assert cancelled.stdout == says(run, "cancel", hold)
     assert json.loads(laptop.run("status", run, "--json").stdout)["exit_status"] == errors.CANCELLED
     assert json.loads(laptop.run("status", hold, "--json").stdout)["state"] == "PENDING"
+    waits = json.loads(laptop.run("run", "--in", "last", "--detach", "--json", "job.py").stdout)["run"]
+    laptop.run("cancel", hold)  # it never starts, and so does not the run that waits in it
+    assert json.loads(laptop.run("status", waits, "--json").stdout)["exit_status"] == errors.CANCELLED
     assert len(laptop.world.jobs()) == 1
     assert laptop.staged() == []
 

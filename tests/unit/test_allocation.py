@@ -17,7 +17,7 @@ import pytest
 
 from hpcml import subprocesses
 from hpcml.cli import hold, run, submit
-from hpcml.errors import REFUSED, HpcmlError, SiteError, UsageError
+from hpcml.errors import REFUSED, HpcmlError, SiteError, StorageError, UsageError
 from hpcml.held import Part
 from hpcml.kinds.hold.node.holding import Holding
 from hpcml.options.parser import Parser
@@ -26,6 +26,7 @@ from hpcml.paths import RunPaths
 from hpcml.plan.plan import RunLocation, plan
 from hpcml.request.record import NOT_SAID, Code, RunRequest
 from hpcml.schedulers import JobState, allocation, local
+from hpcml.schedulers import hold as hold_scheduler
 from hpcml.schedulers.allocation import Allocation
 from hpcml.sites.schema import Site, SlurmOptions
 from hpcml.units import TimeLimit
@@ -39,7 +40,7 @@ SHOWN = (
     "  Nodes=n[1-2] CPU_IDs=0-7 Mem=2048 GRES=gpu:2(IDX:0-1)   Nodes=n3 CPU_IDs=0-3,8 Mem=4096 GRES=gpu:a100:2(IDX:0-1) "
     "MinCPUsNode=8 TresPerNode=gres:gpu:2 \n"
 )
-GIVEN = Allocation("291", ("n1", "n2", "n3"), 5, 2048, 2, 0.0)
+GIVEN = Allocation("291", ("n1", "n2", "n3"), 5, 2048, 2, 0.0, ("a100",))
 
 
 def test_what_scontrol_tells() -> None:
@@ -103,6 +104,18 @@ def test_what_the_script_s_lines_ask_for_is_left_out(capsys: pytest.CaptureFixtu
     assert (fitted.size.nodes, fitted.place.account, fitted.place.sbatch) == (3, "", ())
     said = capsys.readouterr().err
     assert "--nodes 8 (line 1 of a.py), --account acc (line 2 of a.py), --constraint=a (line 3 of a.py)" in said
+
+
+def test_another_type_of_gpu_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    """The number alone would be met; in a script's own lines it is left out with a note."""
+    asked = spec(gpus_per_node=2, gpu_type="h100")
+    for given, has in ((GIVEN, "a100"), (GIVEN._replace(gpu_types=()), "no type")):
+        with pytest.raises(UsageError, match=f"h100.*{has}"):
+            run.fitted(asked, given, "hold-1")
+    assert run.fitted(asked.changed(gpu_type="a100"), GIVEN).size.gpus_per_node == 2
+    line = ("--gpus-per-node=h100:2", "line 1 of a.py")
+    assert run.fitted(asked.changed(origins=(line,)), GIVEN).size.gpu_type == ""
+    assert "--gpus-per-node=h100:2 (line 1 of a.py)" in capsys.readouterr().err
 
 
 def test_a_request_takes_all_that_is_there() -> None:
@@ -297,3 +310,18 @@ def test_of_two_runs_at_the_same_moment_one_that_does_not_wait_is_refused(kept: 
     assert kept.look() == ["a-1-1-0"]
     assert json.loads((late / "status.json").read_text())["exit_status"] == REFUSED
     assert [*kept.paths.queue.iterdir()] == []
+
+
+def test_a_run_that_does_not_get_into_the_hold_leaves_nothing_there(tmp_path: Path) -> None:
+    """The entry has the variables of the user's shell."""
+    kept, run_paths = RunPaths(tmp_path / "hold-1"), RunPaths(tmp_path / "a-1")
+    kept.hold.mkdir(parents=True)
+    run_paths.directory.mkdir()
+    run_paths.plan.write_text(json.dumps({"inside": {}, "hold": str(kept.directory)}))
+    with pytest.raises(SiteError, match="takes no further run"):  # as when it ends at the same moment
+        hold_scheduler.HERE.submit(Site(name="local"), run_paths)
+    assert [*kept.hold.iterdir()] == []
+    kept.queue.write_text("")  # as what cannot be written to
+    with pytest.raises(StorageError):
+        hold_scheduler.HERE.submit(Site(name="local"), run_paths)
+    assert [*kept.hold.iterdir()] == [kept.queue]
