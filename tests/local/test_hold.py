@@ -190,10 +190,10 @@ def test_what_a_hold_refuses(here: Here, held: Path) -> None:
         assert (done.returncode, text in " ".join(done.stderr.split())) == (status, True), (words, done.stderr)
     others = [
         (("sweep", "--in", "last", "--jobs", "2", "--grid", "k=1,2", script), "--jobs"),
-        (("sweep", "--in", first.name, "--grid", "k=1,2", script), "The run is not a hold"),
+        (("sweep", "--in", first.name, "--grid", "k=1,2", script), "not a hold"),
         (("sweep", "--no-wait", "--grid", "k=1,2", script), "--no-wait needs --in"),
         (("jupyter", "--no-wait"), "--no-wait needs --in"),
-        (("jupyter", "--in", "last", "--prepare"), "A run in a hold is not a job"),
+        (("jupyter", "--in", "last", "--prepare"), "is not a job"),
         (("jupyter", "--in", "last", "--check"), "requests nothing from Slurm"),
         (("jupyter", "--in", "last", "--nodes", "2"), "hold has 1"),
     ]

@@ -232,7 +232,7 @@ def test_a_run_takes_the_share_of_a_node_that_its_gpus_or_cpus_are() -> None:
     ):
         with pytest.raises(kind):
             part_of(*words)
-    assert part_of("--gpus-per-node", "1", nodes=(), cpus=8) == (Part(1, 2, 800), NODE), "as the hold asked for"
+    assert part_of("--gpus-per-node", "1", nodes=(), cpus=8) == (Part(1, 2, 800), NODE)  # as the hold asked for
     with pytest.raises(SiteError):
         part_of("--gpus-per-node", "1", nodes=())
 
@@ -293,7 +293,7 @@ def test_runs_share_a_node_and_one_that_wants_all_of_it_waits(kept: Kept) -> Non
     assert len(kept.look()) == 3
     kept.put("b-1-3-0")
     kept.put("c-1-4-0", part=part)
-    assert len(kept.look()) == 3, "the fourth part is free, but runs start in their order"
+    assert len(kept.look()) == 3, "runs start in their order"
     (kept.paths.queue / "b-1-3-0").unlink()
     assert "c-1-4-0" in kept.look()
     kept.put("b-1-5-0")
