@@ -66,6 +66,7 @@ LIMITS = {  # seconds
     "chunks": 300,
     "jobs": 300,
     "lloyd": 600,
+    "estimators": 600,
     "first": 500,
     "failures": 480,
 }
