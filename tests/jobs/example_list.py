@@ -9,6 +9,7 @@ EXAMPLES: dict[str, dict[str, float]] = {
     "dbscan": {"rows": 0, "clusters": 0, "eps": 0.001, "noise": 0.01},
     "etl": {"read": 0, "kept": 0, "hours": 0, "mean_fare": 1e-9},
     "forest": {"rows": 0, "accuracy": 0.05},
+    "frames": {"rows": 0, "sum": 1e-9, "zones": 0, "counts": 0, "means": 1e-9},
     "join": {"rows": 0, "sums": 0},
     "kmeans": {"rows": 0, "sizes": 0.005, "centres": 0.01},
     "linear": {"rows": 0, "coefficients": 1e-5, "r2": 1e-6},
@@ -24,6 +25,7 @@ EXAMPLES: dict[str, dict[str, float]] = {
     "score": {"rows": 0, "files": 0, "error": 1e-9},
     "search": {"fits": 0, "r2": 0.001},
     "xgboost_train": {"rows": 0, "r2": 0.01},
+    "zarr_svd": {"shape": 0, "disk_bytes": 0, "singular_values": 0.01},
 }
 # Examples for --ranks, each with the package that it needs.
 RANKS = {"ddp": "torch", "jax_train": "jax"}
