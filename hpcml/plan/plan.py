@@ -90,6 +90,8 @@ class Plan(NamedTuple):
     array: tuple[int, ...] = ()  # the tasks of a job array: each is a run with the plan that of_task() returns
     at_once: int = 0
     index_word: str = ""
+    gpus_because: tuple[str, ...] = ()  # what of the script hpcml chose the GPUs for; empty: it did not
+    gpus_lacking: tuple[str, ...] = ()  # packages without which hpcml chose no GPUs
 
     def of_task(self, index: int) -> Plan:
         """Return the plan of a task of the array, in the task's own directory."""
@@ -194,6 +196,8 @@ def plan(site: Site, asked: RunRequest, location: RunLocation) -> Plan:
         hold=asked.place.hold,
         python=python,
         python_from=location.python_from,
+        gpus_because=spec.size.gpus_because,
+        gpus_lacking=spec.size.gpus_lacking,
     )
 
 

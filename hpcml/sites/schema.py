@@ -29,7 +29,9 @@ class Defaults(NamedTuple):
     nodes: int = 1
     """The default number of nodes."""
     gpus_per_node: int = 0
-    """The default number of GPUs per node."""
+    """The default number of GPUs per node. If no file sets the key, ``hpcml submit`` requests all GPUs of each node for
+    a script that uses GPU libraries.
+    """
     time: TimeLimit = TimeLimit()
     """The default time limit; empty: the partition's ``DefaultTime``, or no limit on the local site.
     """
