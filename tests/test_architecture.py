@@ -287,7 +287,7 @@ MOST_LINES = {
     "doctor": 1542,
     "failures": 3140,
     "images": 1048,
-    "kinds": 11392,
+    "kinds": 11445,
     "node": 12019,
     "options": 2264,
     "plan": 885,
