@@ -384,7 +384,7 @@ def _steps(paths: RunPaths, roles: tuple[Role, ...], layout: JobLayout, python: 
 def _inside(site: Site, request: JobRequest, layout: JobLayout, kind: Kind, umask: int) -> Settings:
     spec, code, form = request.spec, request.paths.code, request.spec.code.form
     profilers = kind.profilers(spec)
-    workers: Workers = kind.workers(site, spec, layout.memory)
+    workers: Workers = kind.workers(site, spec, layout.memory, layout.cpus)
     if workers.gpu and "rmm" in profilers:
         workers = workers._replace(gpu=workers.gpu._replace(rmm_log_directory=str(request.paths.profiles)))
     advice = hooks.only("site's advice")(site.report.advice, kind) if site.report.advice else {}

@@ -90,7 +90,7 @@ def test_a_dry_run_is_a_summary(priced: World) -> None:
             "2 nodes, time limit 02:00:00, at most 4", "node-h = 16 core-h, 0.8", "% of the grant of account astro"
         ),
         "start": "Slurm would start the job now",
-        "processes": says("client, dask: 1 scheduler, 2 workers"),
+        "processes": says("client, dask: 1 scheduler, 8 workers", "4 on each node"),
         "because": says("workers.start"),
         "network": "hpcml chooses the protocol on the nodes",
         "script": "--dry-run=script prints the batch script",
