@@ -6,6 +6,7 @@ from __future__ import annotations
 # The smallest coefficient of logistic is a five-hundredth of the largest: L-BFGS stops 2 % from it.
 EXAMPLES: dict[str, dict[str, float]] = {
     "arrays": {"shape": 0, "mean": 0.02, "noise": 0.001, "error": 0.02},
+    "dask_dataframe": {"rows": 0, "mean": 1e-9, "rise": 1e-9},
     "dbscan": {"rows": 0, "clusters": 0, "eps": 0.001, "noise": 0.01},
     "encode": {"rows": 0, "classes": 0, "counts": 0, "back": 0},
     "etl": {"read": 0, "kept": 0, "hours": 0, "mean_fare": 1e-9},

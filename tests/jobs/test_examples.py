@@ -419,6 +419,17 @@ def test_join(run_example: RunExample, tmp_path_factory: pytest.TempPathFactory)
     assert result["sums"] == joined.groupby("region")["cents"].sum().to_dict()
 
 
+def test_dask_dataframe(run_example: RunExample, tmp_path_factory: pytest.TempPathFactory) -> None:
+    result, _, variables, _ = run_example("dask_dataframe")
+    folder = tmp_path_factory.mktemp("levels")
+    variables["made"](folder)
+    table = pd.concat(map(pd.read_parquet, folder.glob("*.parquet"))).sort_values(["station", "hour"])
+    stations = table.groupby("station")["level"]
+    assert result["rows"] == len(table)
+    assert np.allclose(result["mean"], stations.mean(), rtol=1e-9)
+    assert np.allclose(result["rise"], stations.diff().groupby(table["station"]).max(), rtol=1e-9)
+
+
 def test_arrays(run_example: RunExample) -> None:
     result, out, variables, _ = run_example("arrays")
     frames = variables["frames"].compute()
