@@ -209,7 +209,7 @@ def _process(role: Role) -> Launcher:
     name = paths.SCRIPT if role == slurm_options.SUPERVISOR else role.name
     log = f"{name}-$HPCML_NODE.log" if role.every_node else f"{name}.log"
     output = "" if role == slurm_options.STAGE else f' >>"$HPCML_RUN_DIR/logs/{log}" 2>&1'
-    return Launcher("env", "", ("/bin/sh", "-c", f'exec "$@"{output}', "sh"))
+    return Launcher("env", "", ("/bin/sh", "-c", f'export {slurm_options.NODE}; exec "$@"{output}', "sh"))
 
 
 def taken(site: Site, part: Sequence[held.Part]) -> tuple[str, ...]:

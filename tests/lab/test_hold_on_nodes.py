@@ -214,6 +214,7 @@ def test_four_runs_share_a_node_and_each_has_a_gpu_of_its_own(cluster: Cluster, 
     four = together((cluster.lab.popen([*command, *script, "4"], cwd=cluster.work) for _ in range(4)), 200)
     assert [(done.returncode, done.stdout) for done in four] == [(0, "4\n")] * 4, [done.stderr for done in four]
     assert sorted(path.read_text().split() for path in place.iterdir()) == [[str(gpu), "2", "800"] for gpu in range(4)]
+    assert (directory_of(four[0]) / "logs/rank-n1.log").exists()
     cluster.run("rm", "-r", str(place))
     cluster.run("mkdir", "-p", str(place))
     sizes = ("--gpus-per-node", "3", "--cpus-per-node", "2", "--memory-per-node", "2G", "--ranks", "1")
