@@ -403,6 +403,20 @@ def test_the_answer_is_lost_and_the_run_found_again(laptop: Laptop) -> None:
     assert laptop.staged() == []
 
 
+def test_a_run_is_in_the_hold_though_its_laptop_has_gone(laptop: Laptop) -> None:
+    """As when the laptop falls asleep: the run waits for the hold, and the message says how to find it."""
+    hold = json.loads(laptop.run("hold", "--nodes", "1", "--time", "1h", "--json").stdout)["run"]
+    laptop.tell("answer")
+    done = laptop.run("run", "--in", "last", "job.py")
+    assert done.returncode == errors.ANSWER_LOST, done.stderr
+    (run,) = set(laptop.runs()) - {hold}
+    assert run in done.stderr.replace("\n", "")
+    laptop.tell()
+    status = json.loads(laptop.run("status", run, "--json").stdout)
+    assert (status["state"], status["hold"]) == ("PENDING", hold)
+    assert laptop.staged() == []
+
+
 def test_ctrl_c_means_there_what_it_means_here(laptop: Laptop) -> None:
     """The run goes on, the other side ends too, and says how to come back."""
     laptop.run("submit", "job.py")
