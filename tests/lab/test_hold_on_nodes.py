@@ -61,6 +61,13 @@ while len(os.listdir(sys.argv[1])) < int(sys.argv[2]) and time.monotonic() < unt
     time.sleep(0.05)
 print(len(os.listdir(sys.argv[1])), flush=True)
 """
+POINT = """
+import sys, hpcml
+if __name__ == "__main__":
+    workers = hpcml.connect().scheduler_info(n_workers=-1)["workers"].values()
+    threads, memory = (sum(worker[name] for worker in workers) for name in ("nthreads", "memory_limit"))
+    hpcml.run.report(k=int(sys.argv[2]), threads=threads, memory=memory // 2**20)
+"""
 WAITS = "print('waits', flush=True)\nimport time\ntime.sleep(600)\n"
 
 
@@ -228,6 +235,26 @@ def test_four_runs_share_a_node_and_each_has_a_gpu_of_its_own(cluster: Cluster, 
     assert (facts["runs"], facts["nodes_free"]) == ([large.name], 0)
     for words in (["--nodes", "2"], ["--memory-per-node", "4G"], ["--cpus-per-node", "9"]):
         assert cluster.run(*command, *words, *script, "1").returncode == errors.USAGE, words
+
+
+def test_a_session_and_a_sweep_share_a_node(cluster: Cluster) -> None:
+    """Each has a Dask cluster of its own, with the CPUs and the memory of its part."""
+    shared = started(cluster, "--nodelist", "n1", "--cpus-per-node", "8", "--mem", "3200M", "--idle", "off")
+    part = ("--in", shared.name, "--cpus-per-node", "2", "--memory-per-node", "1500M")
+    done = cluster.run("hpcml", "jupyter", "--json", "--detach", *part)
+    assert done.returncode == 0, done.stderr
+    session = Path(json.loads(done.stdout)["directory"])
+    script = cluster.command(POINT)[-1]
+    swept = cluster.run("hpcml", "sweep", *part, "--wait", "--yes", "--grid", "k=1,2", script, timeout=240)
+    assert swept.returncode == 0, swept.stderr
+    rows = json.loads(cluster.run("hpcml", "sweep", "table", Path(script).stem, "--json").stdout)
+    assert [(row["state"], row["metrics"]) for row in rows] == [
+        ("ok", {"k": k, "threads": 2.0, "memory": 1500.0}) for k in (1.0, 2.0)
+    ]
+    assert wait_for((session / "attempts/0/services/jupyter.json").exists, 120)
+    assert json.loads(cluster.run("hpcml", "status", shared.name, "--json").stdout)["runs"] == [session.name]
+    cluster.run("hpcml", "cancel", shared.name)
+    assert [cluster.wait_status(one, 90)["exit_status"] for one in (shared, session)] == [errors.CANCELLED] * 2
 
 
 def test_a_hold_outlives_one_of_its_nodes(cluster: Cluster) -> None:
