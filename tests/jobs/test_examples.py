@@ -180,6 +180,20 @@ def test_kmeans_reads_files(run_example: RunExample, tmp_path_factory: pytest.Te
     assert result["sizes"] == [100, 100]
 
 
+def test_kmeans_of_too_few_rows(
+    run_example: RunExample,
+    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "out").mkdir()
+    folder = tmp_path_factory.mktemp("measured")
+    pd.DataFrame({"a": [0.0, 1.0]}).to_parquet(folder / "one.parquet")
+    with pytest.raises(SystemExit):
+        run_example("kmeans", "--data", f"{folder}/*.parquet", "--k", "3")
+    assert "--k 3: the data have only 2 rows" in capsys.readouterr().err
+
+
 def test_resume(run_example: RunExample, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stopped in its middle and continued it ends as in one go, to the last digit."""
     saves: list[Callable[[], object]] = []
