@@ -717,6 +717,8 @@ FAULTS = (
     F("hpcml/node/hardware/sysfs.py", "last = max((index for index", "last = min((index for index", "an adapter and a GPU below one root port count as one device"),
     F("hpcml/runs/modules_reached.py", "if id(node) in top_level:", "if top_level:", "a broken module that only one function imports keeps a script from Slurm"),
     F("hpcml/node/starts.py", '    interpreter = interpreter.replace("\\r", "\\\\r")  # as of a file from Windows\n', "", "the error of a program with Windows line ends names an interpreter that is there"),
+    F("hpcml/node/profilers.py", "if name in _AROUND and not inside]", "if name in _AROUND]", "nsys starts itself below nsys, without an end"),
+    F("hpcml/kinds/dask/login/plan.py", 'for name in ("ncu", "rmm") if', 'for name in ("rmm",) if', "a run without GPUs ends with 0, and Nsight Compute recorded nothing"),
     F("hpcml/node/profilers.py", "except (OSError, RuntimeError) as error:", "except RuntimeError as error:", "a full disk ends a script that memray records"),
     F("hpcml/plan/container.py", "if runtime.stage not in layout.stage_modes:", "if False:", "a profile asks for sbcast where no Slurm is, and each run fails at its image"),
     F("hpcml/installed.py", "found.setdefault(name, version)  # the first", "found[name] = version  # the first", "an old package behind the one that is imported ends a run"),
