@@ -53,7 +53,9 @@ class KMeans:
                 f"columns, not {self.init!r}. Start from those of scikit-learn's KMeans on a sample, as kmeans.py does."
             )
         if rows.shape[0] < self.n_clusters:
-            raise ValueError(f"{rows.shape[0]} rows cannot form {self.n_clusters} clusters. Choose a smaller n_clusters.")
+            raise ValueError(
+                f"{rows.shape[0]} rows cannot form {self.n_clusters} clusters. Choose a smaller n_clusters."
+            )
         self.library, other = choose(rows, self.n_clusters)
         self._other = other and other(self.n_clusters, init=self.init, n_init=1, max_iter=self.max_iter, tol=self.tol)
         if self._other:

@@ -19,7 +19,7 @@ EXAMPLES: dict[str, dict[str, float]] = {
     "nearest": {"known": 0, "asked": 0, "r2": 0.001, "mean_distance": 0.001},
     "neighbors": {"known": 0, "asked": 0, "accuracy": 0.005},
     "pca_svd": {"shape": 0, "shares": 0.005, "singular_values": 0.05},
-    "pipeline": {"read": 0, "used": 0, "model": 1e-5, "error": 1e-6},
+    "pipeline": {"read": 0, "used": 0, "data": 1e-9, "model": 1e-5, "error": 1e-6},
     "preprocess": {"rows": 0, "columns": 0, "scales": 1e-9, "categories": 0},
     "query": {"regions": 0, "best": 0},
     "regularized": {"rows": 0, "r2": 1e-4, "zeros": 0},

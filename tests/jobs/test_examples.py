@@ -451,6 +451,10 @@ def test_pipeline(run_example: RunExample) -> None:
     assert result["error"] == pytest.approx(error, rel=1e-6)
     assert result["error"] < result["error_of_the_mean"] / 5
     assert result["used"] == len(table) < result["read"] == 100_000
+    raw = variables["trips"].compute()
+    assert {name: facts["missing"] for name, facts in result["data"].items()} == raw.isna().sum().to_dict()
+    assert result["data"]["fare"]["deviation"] == pytest.approx(raw["fare"].std())
+    assert result["good_enough"]
 
 
 def test_score(run_example: RunExample, tmp_path_factory: pytest.TempPathFactory) -> None:
