@@ -126,8 +126,8 @@ NOTES: dict[str, tuple[str, str]] = {
     "first": (
         "A short script on one GPU, from the submission to the end: in a run, and with a LocalCUDACluster.",
         "Medians of each step's seconds, since the step before. *usable*: a client with its worker. *data*: the first tasks. "
-        "*cuml*: its import in the script. In a run the scheduler is a process of its own. It imports what a task's graph names: this is the difference in "
-        "*data* and *first fit*.",
+        "*cuml*: its import in the script. In a run the scheduler and the worker import cuML while the script starts, "
+        "with a LocalCUDACluster the worker does so in its first fit.",
     ),
     "failures": (
         "What hpcml says of 22 failures on a GPU, caused in runs on the local site.",

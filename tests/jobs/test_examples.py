@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import dask
+import dask.array as da
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
@@ -432,6 +433,17 @@ def test_join(run_example: RunExample, tmp_path_factory: pytest.TempPathFactory)
     assert result["sums"] == joined.groupby("region")["cents"].sum().to_dict()
 
 
+def test_dask_dataframe(run_example: RunExample, tmp_path_factory: pytest.TempPathFactory) -> None:
+    result, _, variables, _ = run_example("dask_dataframe")
+    folder = tmp_path_factory.mktemp("levels")
+    variables["made"](folder)
+    table = pd.concat(map(pd.read_parquet, folder.glob("*.parquet"))).sort_values(["station", "hour"])
+    stations = table.groupby("station")["level"]
+    assert result["rows"] == len(table)
+    assert np.allclose(result["mean"], stations.mean(), rtol=1e-9)
+    assert np.allclose(result["rise"], stations.diff().groupby(table["station"]).max(), rtol=1e-9)
+
+
 def test_arrays(run_example: RunExample) -> None:
     result, out, variables, _ = run_example("arrays")
     frames = variables["frames"].compute()
@@ -486,6 +498,45 @@ def test_an_example_of_ranks(name: str, package: str, tmp_path: Path) -> None:
     losses = re.search(r"^loss ([\d.]+), then ([\d.]+) after \d+ steps on 2 ranks$", done.stdout, re.MULTILINE)
     assert losses, done.stdout
     assert float(losses[2]) < 0.2 * float(losses[1])
+
+
+def test_zarr_svd(run_example: RunExample) -> None:
+    """All three formats give the singular values of the whole matrix; two bits take a quarter of the bytes."""
+    result, _, variables, lines = run_example("zarr_svd", "--rows", "4000", "--columns", "200")
+    values = variables["plain"].compute(scheduler="synchronous").astype("float64")
+    expected = np.linalg.svd(values - values.mean(axis=0), compute_uv=False)[:4]
+    assert set(values.ravel()) == {0, 1, 2}
+    block = values.astype("uint8")
+    assert (variables["unpacked"](variables["packed"](block)) == block).all()
+    for name in ("plain", "Blosc", "packed"):
+        assert np.allclose(variables["values"][name], expected, rtol=3e-3)
+    sizes = result["disk_bytes"]
+    assert sizes["plain"] == values.size == 4 * sizes["packed"]
+    assert sizes["Blosc"] < 0.3 * sizes["plain"]
+    assert "packed: load" in lines[-2]
+
+
+def test_the_steps_of_a_chunk_are_one_task_whatever_the_width_of_fusion() -> None:
+    """docs/how-it-works.md says that optimization.fuse.ave-width changes nothing for arrays."""
+    x = da.ones((8_000, 4), chunks=(1_000, 4)).map_blocks(np.cumsum, axis=1, dtype="float64")
+    counts = set()
+    for width in (0, 1, 5, 20):
+        with dask.config.set({"optimization.fuse.ave-width": width}):
+            centred = x.astype("float32") - x.astype("float32").mean(axis=0)
+            counts.add(len(dict(dask.optimize(da.linalg.svd_compressed(centred, k=2, seed=0)[1])[0].__dask_graph__())))
+    assert len(counts) == 1
+
+
+def test_frames(run_example: RunExample) -> None:
+    result, _, variables, _ = run_example("frames", "--rows", "16000")
+    table = pd.concat([variables["made"](number, 2_000) for number in range(8)], ignore_index=True)
+    area = np.where(table["zone"] % 2, "south", "north")
+    by_area = table["fare"].groupby(area).agg(["count", "mean"])
+    assert result["rows"] == len(table)
+    assert result["sum"] == pytest.approx(table["fare"].sum())
+    assert result["zones"] == table["zone"].nunique()
+    assert result["counts"] == by_area["count"].tolist()
+    assert result["means"] == pytest.approx(by_area["mean"].tolist())
 
 
 def test_minimal(
