@@ -207,7 +207,7 @@ def timed(document: Document) -> Shown:
 SOURCES = (
     Source(
         "cuML multi-GPU workflow (Leeroopedia, 2026)",
-        "16 algorithms with one Dask worker per GPU. The document has no figures.",
+        "Algorithms with one Dask worker per GPU. The document has no figures.",
         (
             Row("KMeans", "", "gpu-1-lloyd.json", fitted, ("jobs/kmeans.py", "jobs/lloyd/__init__.py")),
             cuml("DBSCAN", "dbscan"),
@@ -224,6 +224,7 @@ SOURCES = (
             cuml("RandomForest", "forest"),
             cuml("Naive Bayes", "naive_bayes"),
             cuml("OneHotEncoder", "preprocess"),
+            example("LabelEncoder", "encode --rounds 5 --gpus 1"),
         ),
     ),
     Source(
@@ -260,8 +261,7 @@ SOURCES = (
         (
             Row("LocalCUDACluster, unchanged", "", "gpu-2-idioms.json", unchanged, ("bench/gpu/scripts/idioms.py",),
                 older=ONE_MORE),
-            Row("`da.linalg.svd` of a CuPy array, 10,000 × 1,000", "", command="hpcml submit --gpus-per-node 1 SCRIPT",
-                missing=NOT_MEASURED),
+            example("`da.linalg.svd` of a tall CuPy array, exact, truncated and compressed", "svd --rounds 5 --gpus 1"),
         ),
     ),
     Source(
@@ -282,7 +282,7 @@ SOURCES = (
             Row("grid search, Ridge, 10 values × 5 folds, 28 MB", "77 s on a GPU, 4.9 s on CPUs", "gpu-1-headlines-search-again.json",
                 searched, (f"{WORKLOADS}search.py",), older="since then the job lost options; what is timed is the same"),
             Row("groupby of taxi trips (2019)", "works", "gpu-2-gallery.json", gallery("etl"), (f"{WORKLOADS}etl.py",)),
-            example("sum of a column of 10⁹ rows; join with a small table, shuffle", "frames --rounds 5 --gpus 1 -- --rows 1000000000",
+            example("sum of a column of 10⁹ rows; join with a small table", "frames --rounds 5 --gpus 1 -- --rows 1000000000",
                     "sum 250 ms on 8 V100"),
             Row("join of 10⁹ with 10⁷ rows, 2 GPUs, the gallery's own way", "about 1 GB/s over TCP",
                 "gpu-2-headlines-by-the-job.json", headline("join: the job", 1e9, 1), (f"{WORKLOADS}join.py",)),
