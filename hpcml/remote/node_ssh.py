@@ -88,17 +88,12 @@ def serve(run: directories.Run, folder: str, node: str) -> None:
     with contextlib.suppress(NotFoundError):  # runs without Dask, and before its start
         variables |= script_api.client_variables(*handle.scheduler_of(run, status))
     try:
-        command = tunnel_server.step(run, node, folder, "", *map(_setting, variables.items()), whole=True)
+        settings = map(ssh.quoted, map("=".join, variables.items()))
+        command = tunnel_server.step(run, node, folder, "", *settings, whole=True)
     except StorageError as error:
         hint = f"The run was restarted. Create new ones: hpcml ssh-config {run.id}."
         raise StorageError("The run's ssh keys do not exist", place=folder, hint=hint) from error
     tunnel_server.become(run, [*_DEAF, *command])
-
-
-def _setting(variable: tuple[str, str]) -> str:
-    """Return a variable as a word of sshd's SetEnv."""
-    text = "=".join(variable).replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{text}"'
 
 
 def _running(run: directories.Run) -> run_status.Status:
@@ -165,7 +160,7 @@ def write(folder: Path, relay: Relay, user: str, command: Callable[[str], Sequen
 
 def _settings(folder: Path, name: str) -> tuple[str, ...]:
     """Return the settings of all names of a run. They are first in the user's file, so they win."""
-    key, known_hosts = (f'"{ssh.literal(str(folder / file))}"' for file in ("key", "known_hosts"))
+    key, known_hosts = (ssh.quoted(ssh.literal(str(folder / file))) for file in ("key", "known_hosts"))
     return (
         f"IdentityFile {key}",
         "IdentitiesOnly yes",
