@@ -467,6 +467,7 @@ FAULTS = (
     F("hpcml/remote/tunnel_target.py", "if now - self.since > self.patience:", "if False:", "a tunnel waits for ever for a service that never gets ready"),
     F("hpcml/remote/tunnel_target.py", "if target.node and target.node not in nodes:", "if False:", "a tunnel to a misspelt node waits until its deadline"),
     F("hpcml/remote/tunnel_target.py", "nodes[target.rank * len(nodes) // self.planned.expected]", "nodes[target.rank % len(nodes)]", "the port of a rank is looked for on another node"),
+    F("hpcml/remote/tunnel_target.py", "if attempt == self.asked or not nodes:", "if self.asked is not None or not nodes:", "a tunnel to a port does not come back after a requeue", True),
     F("hpcml/remote/tunnel_server.py", "for name, known in run_record.services(run.paths).items() if not known.clause}", "for name, known in run_record.services(run.paths).items()}", "a tunnel opens before its service is ready"),
     F("hpcml/remote/tunnel_server.py", "authorized = quoted(literal(str(folder / \"authorized\")))", "authorized = folder / \"authorized\"", "with a space in the runs folder, no sshd in a job step accepts its key", True),
     F("hpcml/remote/routes.py", 'return wrong if isinstance(wrong, str) else ""', 'return ""', "an open tunnel whose program is gone says nothing"),

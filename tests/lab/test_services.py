@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from beside import PART
 from conftest import ALL_NODES
 from laptop import Outside, until
 from test_tunnel import ROUTES, listeners
@@ -164,6 +165,45 @@ def test_what_is_not_ready_and_what_does_not_exist(outside: Outside, pages: tupl
     for node in ("n1", "n2"):
         command = ("bash", "-c", "ls -d /tmp/hpcml_*")
         until(lambda words=(node, *command): not outside.on(*words, user="root").stdout, 30)  # type: ignore[misc]
+
+
+# Each attempt has a page of its own: on the port of the submission, and on another one that the script names.
+AGAIN = """
+import http.server, threading, time
+import hpcml
+
+class Page(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200); self.end_headers()
+        self.wfile.write(f"attempt {hpcml.run.attempt} at {self.server.server_port}".encode())
+    def log_message(self, *words): pass
+
+for port in (7111, 7112 + hpcml.run.attempt):
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", port), Page)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+hpcml.run.service("named", port=port)
+while not hpcml.run.should_stop(): time.sleep(0.1)
+"""
+REQUEUE = 'slurm.extra=["--requeue"]'
+OF_AGAIN = {"board": 7111, "named": 7112, "--to 7111": 7111}
+
+
+def test_open_tunnels_come_back_to_the_next_attempt_of_a_requeued_run(outside: Outside) -> None:
+    options = ("--nodes", "1", "--service", "board=7111", "--set", REQUEUE, "--until-done", *PART)
+    run, directory = outside.start_run("again", AGAIN, "--ranks", "1", *options)
+    job = str((directory / "job").readlink())
+    words = {name: name.split() if "--to" in name else ["--service", name] for name in OF_AGAIN}
+    tunnels = {name: outside.tunnel(run, *words[name]) for name in OF_AGAIN}
+    before = {name: tunnel.up() for name, tunnel in tunnels.items()}
+    assert outside.on("login", "scontrol", "requeue", job).returncode == 0
+    until(lambda: all("is PENDING: " in tunnel.said for tunnel in tunnels.values()), 60, lambda: tunnels["board"].said)
+    for tunnel in tunnels.values():
+        assert tunnel.said == Says(f"on {before['board']['node']} ended", "is PENDING: ", "requeued")
+    outside.on("login", "scontrol", "update", f"jobid={job}", "StartTime=now+3seconds")
+    for name, port in OF_AGAIN.items():
+        assert tunnels[name].up(2, 90)["port"] == before[name]["port"]
+        assert page(outside, before[name]["port"]) == f"attempt 1 at {port + (name == 'named')}"
+    outside.on("login", "hpcml", "cancel", run)
 
 
 # A task of Dask that serves on the second node, in a process that outlives the task.
