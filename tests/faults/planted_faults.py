@@ -22,6 +22,7 @@ FAULTS = (
     F("hpcml/cli/cancel_rm.py", "[*tasks, *_dividing(run)]", "tasks", "a cancelled job's sweep points are run by its sister jobs", True),
     F("hpcml/cli/cancel_rm.py", "accepted, message, failed = False, str(error), error.exit_status", "accepted, message = False, str(error)", "hpcml cancel --all ends with 0 after a refused cancellation"),
     F("hpcml/cli/completion.py", "    if line.host:\n        return  # they are on the other machine\n", "", "completion for another host offers this machine's runs"),
+    F("hpcml/cli/completion.py", "line.given.get(\"run\", [\"last\"])[-1]", "\"last\"", "TAB after a run offers the services of another", True),
     F("hpcml/cli/common.py", 'readline().strip().lower() in ("y", "yes")', 'readline().strip().lower() not in ("n", "no")', "Enter alone at a [y/N] question removes runs"),
     F("templates/completion.bash", 'local head=${words[last]%"$own"}', 'local head=""', "bash completes --site=x to --site=--site=x", True),
     F("hpcml/cli/doctor.py", "        return UNFIT if counts[RED] else 0\n    shown = ", "        return 0\n    shown = ", "hpcml doctor --json ends with 0 after a red finding"),
