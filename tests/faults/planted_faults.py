@@ -465,6 +465,7 @@ FAULTS = (
     F("hpcml/node/services.py", "return found if self.answered else answer", "return found", "a service whose HTTP path answers with an error counts as ready"),
     F("hpcml/node/services.py", "if text != self.seen.get(name):", "if text:", "each look of the supervisor orders every service again"),
     F("hpcml/node/services.py", "        self.next_look = time.monotonic() + EVERY\n        folder", "        folder", "each tick of the supervisor lists a folder of the shared file system", True),
+    F("hpcml/node/services.py", "threading.Thread(target=self._serve, args=(client,), daemon=True).start()", "self._serve(client)", "an open websocket holds up all other requests of a page", True),
     F("hpcml/node/agent.py", "    if wanted.node != node.context.node:\n        return\n", "", "a port of the second node leads to a program of the first", True),
     F("hpcml/remote/tunnel_target.py", "if now - self.since > self.patience:", "if False:", "a tunnel waits for ever for a service that never gets ready"),
     F("hpcml/remote/tunnel_target.py", "nodes[(rank or 0) * len(nodes) // max(planned.expected, 1)]", "nodes[(rank or 0) % len(nodes)]", "the port of a rank is looked for on another node"),
