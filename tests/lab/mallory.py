@@ -556,3 +556,50 @@ while not held and time.monotonic() < end:
 print(json.dumps([s.getsockname()[1] for s in held]), flush=True)
 sys.stdin.read()
 """
+
+# Listens again and again where a service of somebody's listens and stops listening: at a port and at a unix socket.
+SWAP = r"""
+import json, os, random, socket, sys, threading, time
+port, path = int(sys.argv[1]), sys.argv[2]
+os.umask(0)
+stop, listened, met, won = threading.Event(), {"port": 0, "socket": 0}, {"port": 0, "socket": 0}, []
+
+def listen(kind):
+    while not stop.is_set():
+        time.sleep(random.uniform(0, 0.01))
+        listener = socket.socket(socket.AF_INET if kind == "port" else socket.AF_UNIX)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind(("127.0.0.1", port) if kind == "port" else path)
+            listener.listen()
+            listened[kind] += 1
+            listener.settimeout(0.02)
+            while True:
+                peer, _ = listener.accept()
+                met[kind] += 1
+                peer.settimeout(0.05)
+                try:
+                    if heard := peer.recv(99):
+                        won.append(f"heard {heard!r} at the {kind}")
+                    peer.sendall(b"mallorys")
+                except OSError:
+                    pass
+                peer.close()
+        except OSError:
+            pass
+        finally:
+            listener.close()
+        try:
+            os.unlink(path) if kind == "socket" else None
+        except OSError:
+            pass
+
+threads = [threading.Thread(target=listen, args=(kind,)) for kind in listened]
+for thread in threads:
+    thread.start()
+sys.stdin.read()
+stop.set()
+for thread in threads:
+    thread.join()
+print(json.dumps({"tries": min(listened.values()), "met": met, "won": won}))
+"""
