@@ -56,6 +56,7 @@ FAULTS = (
     F("hpcml/node/end_cause.py", "(usual | {name: told[name] for name in usual.keys() & told.keys()})", "usual", "a run that ended with its hold counts as cancelled by itself", True),
     F("hpcml/runs/holds.py", "!= __version__:", "== '':", "another version's hold starts a run that it does not understand", True),
     F("hpcml/runs/holds.py", "if image and image != self.image:", "if False:", "a run in a hold has no image though one was asked for", True),
+    F("hpcml/runs/holds.py", " and files.is_own_folder(f\"{folder}/{run_id}\")", "", "a folder of another account keeps hpcml run --in last from starting", True),
     F("hpcml/kinds/hold/node/agent.py", "> CPU * passed:", "> 20 * passed:", "a hold ends under a process that works in it"),
     F("hpcml/kinds/hold/node/agent.py", 'variable.startswith(b"HPCML_RUN_DIR=")', "False", "hpcml's own processes keep an idle hold's nodes"),
     F("hpcml/schedulers/allocation.py", """ --nodelist="$HPCML_NODE_NAMES"'""", "'", "two runs in a hold share a node while another is free", True),

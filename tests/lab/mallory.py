@@ -603,3 +603,25 @@ for thread in threads:
     thread.join()
 print(json.dumps({"tries": min(listened.values()), "met": met, "won": won}))
 """
+
+# Tries all that could put something into a hold's folder or take something out, in a loop, until its input ends.
+QUEUE = r"""
+import json, os, sys, threading
+hold, victims, planted = sys.argv[1], sys.argv[2:], "evil-20990101-000000-0000"
+os.umask(0)
+stop, tries, won = threading.Event(), 0, set()
+threading.Thread(target=lambda: (sys.stdin.read(), stop.set()), daemon=True).start()
+folders = [hold, *(f"{hold}/hold{name}" for name in ("", "/queue", "/runs", "/told", "/closed"))]
+acts = {"listed": os.listdir, "opened": lambda path: os.chmod(path, 0o777), "moved": lambda path: os.rename(path, path + ".away"),
+        "planted in": lambda path: os.close(os.open(f"{path}/{planted}", os.O_CREAT | os.O_WRONLY)),
+        "linked in": lambda path: os.symlink("/etc/passwd", f"{path}/{planted}"), "made": os.mkdir,
+        "read in": lambda path: [open(f"{path}/{name}").read() for victim in victims for name in (victim, f".{victim}")],
+        "removed": os.rmdir, "told": lambda path: os.rename(f"{path}/{planted}", f"{path}/{victims[0]}")}
+while not stop.is_set() or tries < 5000:
+    for path in folders:
+        for word, act in acts.items():
+            tries += 1
+            try: act(path); won.add(f"{word} {path}")
+            except OSError: pass
+print(json.dumps({"tries": tries, "won": sorted(won)}))
+"""
