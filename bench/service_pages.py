@@ -2,7 +2,7 @@
 
     python3 -m venv /opt/apps && /opt/apps/bin/pip install tensorboard mlflow        # where the lab's users can read it
     sudo tests/lab/lab.py up && sudo tests/lab/lab.py env && sudo tests/lab/lab.py laptop
-    sudo .venv/bin/python bench/browser.py --apps /opt/apps --json docs/benchmarks/browser.json
+    sudo .venv/bin/python bench/service_pages.py --apps /opt/apps --json docs/benchmarks/service-pages.json
 
 Each of two ranks, one a node, starts the three programs. The browser on the laptop loads each page with its scripts,
 styles and requests. Then a browser on the program's own node loads the same page. How much a page has loaded when it
@@ -25,6 +25,7 @@ sys.path[:0] = [str(TOP / "tests/lab")]
 from labs import Lab  # noqa: E402
 from laptop import Outside  # noqa: E402
 
+COMMAND = "sudo .venv/bin/python bench/service_pages.py --apps /opt/apps --json docs/benchmarks/service-pages.json"
 PROGRAMS = {  # the port, and what is true in the browser once the page shows what was logged
     "tensorboard": (6006, "document.body.innerText.includes('loss')"),
     "mlflow": (5000, "document.body.innerText.includes('seen-from-')"),
@@ -106,8 +107,7 @@ def main() -> None:
         outside.on("login", "hpcml", "cancel", run)
         outside.lab.wait_idle(60)
     if options.json:
-        command = "sudo .venv/bin/python bench/browser.py --apps /opt/apps --json docs/benchmarks/browser.json"
-        found = {"command": command, "versions": versions(options.apps), "pages": pages}
+        found = {"command": COMMAND, "versions": versions(options.apps), "pages": pages}
         Path(options.json).write_text(json.dumps(found, indent=1) + "\n")
     for page in pages.values():
         far, near = page["on the laptop"], page["on the node"]
