@@ -91,7 +91,7 @@ GROUPS = {
         "tunnel": Command(
             "open a run's dashboard, its JupyterLab or any port on your laptop", "[OPTIONS] [RUN]",
             "last", "--open last", "--to 6006 last", "--to 6006@n2 last",
-            values={"NAME": {"dashboard": "Dask's dashboard", "jupyter": "JupyterLab"},
+            values={"NAME": "SERVICE",
                     "ROUTE": {"direct": "", "twohop": "", "srun": ""}}),
         "ssh-config": Command(
             "let ssh, editors and rsync connect to the nodes of a run", "[OPTIONS] [RUN]", "last"),
