@@ -281,16 +281,16 @@ COMPLEX = {
 }
 # The lines of each package, which may only fall: a commit that raises a number says what this buys.
 MOST_LINES = {
-    ".": 6086,
+    ".": 6103,
     "api": 1023,
-    "cli": 7811,
+    "cli": 7915,
     "doctor": 1542,
     "failures": 3140,
     "images": 1048,
     "kinds": 11467,
     "node": 12025,
     "options": 2264,
-    "plan": 885,
+    "plan": 890,
     "remote": 3924,
     "repairs": 984,
     "report": 2279,
@@ -299,7 +299,7 @@ MOST_LINES = {
     "schedulers": 3704,
     "sites": 1535,
     "survey": 1207,
-    "sweeps": 1416,
+    "sweeps": 1419,
 }
 
 

@@ -8,9 +8,9 @@ import sys
 from argparse import SUPPRESS
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from hpcml import files
+from hpcml import files, hooks
 from hpcml.cli import common, submit
 from hpcml.errors import NotFoundError, UsageError, nearest
 from hpcml.forms import Form
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from argparse import Namespace
 
     from hpcml.options.parser import Parser
+    from hpcml.request.record import RunRequest
     from hpcml.runs.submit import Prepared
     from hpcml.sweeps.submission import Asked, Choice
 
@@ -173,7 +174,6 @@ def run(options: Namespace) -> int:
 
 def _begin(options: Namespace) -> int:
     """Submit the points that no run has ended or goes on with."""
-    from hpcml.runs import submit as runs_submit
     from hpcml.sweeps import submission
 
     seed = common.whole(options.seed, "--seed")
@@ -181,12 +181,7 @@ def _begin(options: Namespace) -> int:
     study = search.search(*optuna, maximize=options.maximize, seed=seed)
     spec = submit.script_spec(options)
     wanted = _wanted(options, study, seed)
-    if spec.code.form is not Form.SCRIPT:
-        hint = "Submit the program without a sweep, or call the program from a Python file."
-        raise UsageError("The script of a sweep must be a Python file", place=spec.code.script.name, hint=hint)
-    if spec.value("profile"):
-        hint = "Profile one point of the sweep: hpcml submit --profile … SCRIPT ARGS…."
-        raise UsageError("A sweep cannot record profiler output", place="--profile", hint=hint)
+    _check(spec)
     names = {value.name for point in wanted for value in point} | (study.space.keys() if study else set())
     submission.check_names(names, spec.code.arguments)
     submit.check_modes(options)
@@ -194,8 +189,7 @@ def _begin(options: Namespace) -> int:
     jobs, name = _jobs(options), job_name(spec)
     at_once = common.positive(options.at_once, "--at-once")
     spec = spec.changed(name=name, sweep=name, at_once=at_once, options=_typed(options))
-    spec = submission.with_python(spec)
-    prepared = runs_submit.prepare_request(spec, dry_run=bool(options.dry_run))
+    hold, prepared = _prepared(options, spec, jobs)
     submit.tell_notes(prepared, seen=not options.dry_run)
     submission.check_worker_groups(prepared)
     if study:
@@ -223,7 +217,34 @@ def _begin(options: Namespace) -> int:
         if not common.confirmed(question, yes=False):
             say("Nothing was submitted.", sys.stderr)
             return 1
-    return _wait(options, started, name)
+    status = _wait(options, started, name)
+    if hold:
+        hold.wait_for_nodes(started[0].id)
+    return status
+
+
+def _check(spec: RunRequest) -> None:
+    """Refuse what no sweep can start."""
+    if spec.code.form is not Form.SCRIPT:
+        hint = "Submit the program without a sweep, or call the program from a Python file."
+        raise UsageError("The script of a sweep must be a Python file", place=spec.code.script.name, hint=hint)
+    if spec.value("profile"):
+        hint = "Profile one point of the sweep: hpcml submit --profile … SCRIPT ARGS…."
+        raise UsageError("A sweep cannot record profiler output", place="--profile", hint=hint)
+
+
+def _prepared(options: Namespace, spec: RunRequest, jobs: int) -> tuple[Any, Prepared]:
+    """Return what is to be submitted, and the hold in which it starts, None without one."""
+    from hpcml.runs import submit as runs_submit
+    from hpcml.sweeps import submission
+
+    if not getattr(options, "in"):
+        return None, runs_submit.prepare_request(submission.with_python(spec), dry_run=bool(options.dry_run))
+    if jobs > 1:
+        hint = "Remove --jobs. --at-once N runs N points in parallel."
+        raise UsageError("A sweep in a hold is one run, without jobs of its own", place="--jobs", hint=hint)
+    hold, spec = hooks.only("place in a kept allocation")(options, spec)
+    return hold, hooks.only("plan in a kept allocation")(hold, submission.with_python(spec))
 
 
 def _typed(options: Namespace) -> tuple[str, ...]:
@@ -374,7 +395,9 @@ def _tell_cost(prepared: Prepared, count: int, taken: Sequence[float], jobs: int
     """Say what so many points may cost in so many jobs; ``taken`` are the seconds that others took."""
     inside = prepared.plan.inside
     nodes = f"{f'{jobs} jobs of ' if jobs > 1 else ''}{inside.job.nodes} node{'' if inside.job.nodes == 1 else 's'}"
-    if not inside.job.one_machine:
+    if prepared.plan.hold:
+        _say("cost", f"none beyond the hold's: {nodes} of the hold until the last point ends")
+    elif not inside.job.one_machine:
         submit.tell_forecast(prepared, whole=True, jobs=jobs)
     elif inside.job.time_limit:
         hours = jobs * inside.job.nodes * inside.job.time_limit / 3600

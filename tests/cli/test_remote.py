@@ -72,6 +72,9 @@ def test_a_run_in_a_hold_that_has_not_started_waits_and_is_cancelled_alone(lapto
     assert cancelled.stdout == says(run, "cancel", hold)
     assert json.loads(laptop.run("status", run, "--json").stdout)["exit_status"] == errors.CANCELLED
     assert json.loads(laptop.run("status", hold, "--json").stdout)["state"] == "PENDING"
+    waits = json.loads(laptop.run("run", "--in", "last", "--detach", "--json", "job.py").stdout)["run"]
+    laptop.run("cancel", hold)  # it never starts, and so does not the run that waits in it
+    assert json.loads(laptop.run("status", waits, "--json").stdout)["exit_status"] == errors.CANCELLED
     assert len(laptop.world.jobs()) == 1
     assert laptop.staged() == []
 
@@ -397,6 +400,20 @@ def test_the_answer_is_lost_and_the_run_found_again(laptop: Laptop) -> None:
     laptop.tell()
     found = laptop.world.run(*command, "--json")
     assert json.loads(found.stdout)["job"] in laptop.world.jobs()
+    assert laptop.staged() == []
+
+
+def test_a_run_is_in_the_hold_though_its_laptop_has_gone(laptop: Laptop) -> None:
+    """As when the laptop falls asleep: the run waits for the hold, and the message says how to find it."""
+    hold = json.loads(laptop.run("hold", "--nodes", "1", "--time", "1h", "--json").stdout)["run"]
+    laptop.tell("answer")
+    done = laptop.run("run", "--in", "last", "job.py")
+    assert done.returncode == errors.ANSWER_LOST, done.stderr
+    (run,) = set(laptop.runs()) - {hold}
+    assert run in done.stderr.replace("\n", "")
+    laptop.tell()
+    status = json.loads(laptop.run("status", run, "--json").stdout)
+    assert (status["state"], status["hold"]) == ("PENDING", hold)
     assert laptop.staged() == []
 
 

@@ -169,6 +169,24 @@ def test_what_failed_is_tried_again_with_what_its_cause_asks_for(world: World) -
     assert {one["key"] for one in points_of(run_of(world))} == {point["key"] for point in points[:3]}
 
 
+def test_a_sweep_in_a_hold_asks_for_nothing(world: World) -> None:
+    """One job is in the queue, the hold's; points that fail by its size run again with what the hold has."""
+    assert world.run("hold", "--site", "slurm", "--nodes", "2", "--time", "1h", "--detach").returncode == 0
+    words = ("--in", "last", *GRID)
+    said = sweep(world, *words)[1]
+    assert "2 nodes of the hold" in said
+    run = run_of(world)
+    points = points_of(run)
+    write_events(run, {"event": "allocated", "nodes": ["n1", "n2"]})
+    end(run, points[0], "out of memory", {"kind": "oom", "rule": "oom-kill", "nodes": []})
+    write_end(run, 1, state="FAILED")
+    said = sweep(world, *words, "--only-failed")[1]
+    assert "  again  " in said
+    assert [one["key"] for one in points_of(run_of(world))] == [points[0]["key"]]
+    assert "hold" in json.loads((run_of(world) / "submission.json").read_text())
+    assert len([call for call in world.calls("sbatch") if "--test-only" not in call["arguments"]]) == 1
+
+
 def test_a_changed_script_is_asked_about(world: World) -> None:
     sweep(world, *GRID)
     first = run_of(world)
