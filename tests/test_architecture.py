@@ -281,9 +281,9 @@ COMPLEX = {
 }
 # The lines of each package, which may only fall: a commit that raises a number says what this buys.
 MOST_LINES = {
-    ".": 6084,
+    ".": 6085,
     "api": 1022,
-    "cli": 7794,
+    "cli": 7889,
     "doctor": 1542,
     "failures": 3140,
     "images": 1048,
@@ -295,11 +295,11 @@ MOST_LINES = {
     "repairs": 984,
     "report": 2278,
     "request": 563,
-    "runs": 9459,
+    "runs": 9462,
     "schedulers": 3701,
     "sites": 1527,
     "survey": 1207,
-    "sweeps": 1416,
+    "sweeps": 1434,
 }
 
 
