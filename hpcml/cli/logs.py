@@ -30,8 +30,7 @@ def add_options(parser: ArgumentParser) -> None:
     common.add_json(parser, argparse.SUPPRESS)
     names = [f"{role.name} ({role.log})" if role.log else role.name for role in kinds.roles().values()]
     roles = ", ".join([f"{SCRIPT} (the script's output; default for runs without --ranks)", *names])
-    text = f"log to show: {roles}, rank:N (only rank N), point:N (point N of a sweep: hpcml sweep table) or job "
-    text += "(the batch script's output)"
+    text = f"log to show: {roles}, rank:N (only rank N), point:N (of a sweep) or job (the batch script's output)"
     parser.add_argument("role", metavar="LOG", nargs="?", help=text)
     parser.add_argument("-f", "--follow", action="store_true", help="follow the log until the run ends")
     parser.add_argument("-n", "--lines", metavar="N", help="start with the last N lines of each log")
@@ -44,16 +43,12 @@ def add_options(parser: ArgumentParser) -> None:
 
 def run(options: Namespace) -> int:
     """Print a role's log, and what comes to it."""
-    from hpcml.runs import handle, waiting
     from hpcml.runs import record as records
     from hpcml.runs import status as run_status
+    from hpcml.runs import waiting
 
     most = None if options.lines is None else common.whole(options.lines, "-n")
-    if point := re.fullmatch(rf"{handle.OF_POINT}(\d+)", options.role or options.run):
-        run, role = _of_point(options, int(point[1]))
-    else:
-        role = _role(options)
-        run = common.find_run(options)
+    run, role, word = _meant(options)
     ranks = kinds.get(records.load(run).planned.kind).ranks if options.attempt is None else None
     if ranks and options.role is None:
         role = ranks.name
@@ -74,7 +69,7 @@ def run(options: Namespace) -> int:
     if not logs.has_any and not options.follow:
         state = run_status.status(records.adopt(run) if records.is_prepared(run) else run)
         hint = f"The run is {state.state}: {state.message}."
-        raise NotFoundError(f"The run has no {point[0] if point else role} log yet", place=run.id, hint=hint)
+        raise NotFoundError(f"The run has no {word} log yet", place=run.id, hint=hint)
     return 0
 
 
@@ -141,6 +136,16 @@ def _role(options: Namespace) -> str:
     if earlier_names.SOURCES.get(options.role) == SCRIPT:
         note(f"the log {options.role} is now called {SCRIPT}")
     return handle.role_of(options.role or SCRIPT)
+
+
+def _meant(options: Namespace) -> tuple[directories.Run, str, str]:
+    """Return the run and the role of the log that is meant, and the role's word for messages."""
+    from hpcml.runs import handle
+
+    if point := re.fullmatch(rf"{handle.OF_POINT}(\d+)", options.role or options.run):
+        return *_of_point(options, int(point[1])), point[0]
+    role = _role(options)
+    return common.find_run(options), role, role
 
 
 def _of_point(options: Namespace, number: int) -> tuple[directories.Run, str]:

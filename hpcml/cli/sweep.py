@@ -279,8 +279,7 @@ def _wait(options: Namespace, started: Sequence[directories.Run], name: str) -> 
             return 0
         status = submit.wait_for_end(started[0], as_json=options.json)
         if not options.json and status != _DETACHED:
-            quoted = shlex.quote(name)
-            _say("output", f"of each point: hpcml logs {quoted} point:N (N: hpcml sweep table {quoted})")
+            _say("output", f"of each point: hpcml logs {shlex.quote(name)} point:N (N: hpcml sweep table)")
         return status
     if options.json and not waits:
         records = [{"run": run.id, "directory": str(run.paths.directory)} for run in started]
@@ -476,8 +475,7 @@ def _rm(options: Namespace, runs: Path, name: str) -> int:
     else:
         with record.held(runs, name, folder.name):
             if record.find(runs, name).runs != sweep.runs:
-                hint = "Run your command again."
-                raise UsageError("Another command has submitted points of the sweep", place=name, hint=hint)
+                raise UsageError("The sweep was continued meanwhile", place=name, hint="Run your command again.")
             removal.carry_out()
             directories.remove_folder(folder)
         say(f"Removed {what}.", sys.stderr)
