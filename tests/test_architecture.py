@@ -281,9 +281,9 @@ COMPLEX = {
 }
 # The lines of each package, which may only fall: a commit that raises a number says what this buys.
 MOST_LINES = {
-    ".": 6103,
+    ".": 6104,
     "api": 1023,
-    "cli": 7942,
+    "cli": 8042,
     "doctor": 1542,
     "failures": 3140,
     "images": 1048,
@@ -295,11 +295,11 @@ MOST_LINES = {
     "repairs": 984,
     "report": 2279,
     "request": 569,
-    "runs": 9666,
+    "runs": 9669,
     "schedulers": 3736,
     "sites": 1535,
     "survey": 1207,
-    "sweeps": 1419,
+    "sweeps": 1437,
 }
 
 
