@@ -25,6 +25,7 @@ HOOKS: dict[str, tuple[str, ...]] = {
     "advice at an end": ("hpcml.cli.report.advice_of",),
     "commands of an end": ("hpcml.cli.report.commands_of",),
     "runs that share work": ("hpcml.sweeps.record.sharing",),
+    "log of a point": ("hpcml.sweeps.record.point_with_log",),
     # on the node: hpcml.node.supervisor
     "queue of points": ("hpcml.node.sweep.queue.Points",),
     "cause of a run": ("hpcml.failures.judgement.short_cause",),

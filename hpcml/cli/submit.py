@@ -273,7 +273,8 @@ def announce(run: directories.Run, *, as_json: bool) -> None:
     """Say which run it is and where, on stderr, or as JSON, and the notes that were not shown before."""
     assert run.submission is not None
     if as_json:
-        common.print_json({"run": run.id, "directory": str(run.paths.directory), **run.submission.as_json()})
+        itself = {"run": run.id, "directory": str(run.paths.directory)}
+        common.print_json(itself | run.submission.as_json() | itself)  # a submission in a hold names the hold's run
         return
     job = f" job {run.job}" if run.job else ""
     folder = common.typed(run.paths.directory, sys.stderr)

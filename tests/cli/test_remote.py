@@ -20,7 +20,7 @@ from hpcml import errors
 from hpcml.cli import on_host
 from remote_world import Laptop
 from tests.said import says
-from world import until
+from world import until, write_end
 
 HOSTILE = (
     "$(touch pwned)", "`touch pwned`", "a'b\"c", "new\nline", "; touch pwned", "", " ", "\\", "*", "é", "\udcff",
@@ -77,6 +77,25 @@ def test_a_run_in_a_hold_that_has_not_started_waits_and_is_cancelled_alone(lapto
     assert json.loads(laptop.run("status", waits, "--json").stdout)["exit_status"] == errors.CANCELLED
     assert len(laptop.world.jobs()) == 1
     assert laptop.staged() == []
+
+
+def test_a_sweep_on_the_cluster_is_looked_at_and_removed(laptop: Laptop) -> None:
+    begun = laptop.world.run("sweep", "job.py", "--grid", "k=8,16", "--json", env=laptop.environment)
+    assert begun.returncode == 0, begun.stderr
+    directory = Path(laptop.run("status", "job", "--field", "directory").stdout.rstrip("\n"))
+    assert directory.parent == laptop.far / ".hpcml/runs"
+    (directory / "points").mkdir()
+    key = json.loads((directory / "points.json").read_text())["points"][1]["key"]
+    (directory / f"points/{key}.log").write_text("of k=16\n")
+    assert laptop.run("logs", "job", "point:2").stdout == "of k=16\n"
+    assert "hpcml --host cluster logs" in laptop.run("logs", directory.name).stderr
+    write_end(directory)
+    for job in laptop.world.jobs():
+        laptop.world.set_job(job, state="COMPLETED")
+    assert laptop.run("sweep", "rm", "job").returncode == errors.USAGE
+    removed = laptop.run("sweep", "rm", "job", "--yes")
+    assert (removed.returncode, laptop.runs()) == (0, ["sweeps"]), removed.stderr
+    assert not list((laptop.far / ".hpcml/runs/sweeps").iterdir())
 
 
 def test_a_module_and_a_program_are_sent_with_their_folder(laptop: Laptop) -> None:

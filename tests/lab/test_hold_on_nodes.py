@@ -103,7 +103,9 @@ def start(cluster: Cluster, text: str, *options: str, env: dict[str, str] | None
     words = cluster.command(text)[2:]
     done = cluster.run("hpcml", "run", "--in", "last", "--detach", "--json", *options, *words, env=env)
     assert done.returncode == 0, done.stderr
-    return Path(json.loads(done.stdout)["directory"])
+    facts = json.loads(done.stdout)
+    assert facts["run"] == Path(facts["directory"]).name
+    return Path(facts["directory"])
 
 
 def test_two_runs_are_beside_each_other_and_one_has_all_nodes(cluster: Cluster, hold: Path) -> None:
