@@ -100,16 +100,9 @@ def fitted(spec: RunRequest, given: Allocation, place: str = "") -> RunRequest:
     """
     gpus = given.gpus if spec.size.gpus_per_node else 0  # 0 is asked for: workers on CPUs
     has = {"nodes": len(given.nodes), "gpus_per_node": gpus, "cpus_per_node": given.cpus}
-    lines, kind = of_lines(spec), spec.size.gpu_type
+    lines = of_lines(spec)
     others = {name.lstrip("-").replace("-", "_"): value or name for name, value in spec.place.sbatch}
-    left_out: dict[str, str] = {}
-    if kind and gpus and kind not in given.gpu_types and "--gpus-per-node" in lines:
-        left_out["gpu_type"] = "{} ({})".format(*lines["--gpus-per-node"])
-    elif kind and gpus and kind not in given.gpu_types:
-        types = " and ".join(given.gpu_types) or "GPUs of which Slurm tells no type"
-        problem = f"--gpus-per-node requests GPUs of type {kind}, but the allocation has {types}"
-        hint = "Write only the number of GPUs, or get an allocation with this type."
-        raise UsageError(problem, place=place or f"job {given.job}", hint=hint)
+    left_out = _other_type(spec, given, lines, place)
     for name, value in (spec.given() | others).items():
         option = f"--{name.replace('_', '-')}"
         differs = name in has and value != has[name]
@@ -137,6 +130,19 @@ def fitted(spec: RunRequest, given: Allocation, place: str = "") -> RunRequest:
             "time": TimeLimit(str(minutes)) if minutes else TimeLimit(),
         }
     )
+
+
+def _other_type(spec: RunRequest, given: Allocation, lines: dict[str, tuple[str, str]], place: str) -> dict[str, str]:
+    """Return the script's line that asks for another type of GPU; UsageError if the command line asks for it."""
+    kind = spec.size.gpu_type
+    if not (kind and given.gpus and spec.size.gpus_per_node) or kind in given.gpu_types:
+        return {}
+    if line := lines.get("--gpus-per-node"):
+        return {"gpu_type": "{} ({})".format(*line)}
+    types = " and ".join(given.gpu_types) or "GPUs of which Slurm tells no type"
+    problem = f"--gpus-per-node requests GPUs of type {kind}, but the allocation has {types}"
+    hint = "Write only the number of GPUs, or get an allocation with this type."
+    raise UsageError(problem, place=place or f"job {given.job}", hint=hint)
 
 
 def of_lines(spec: RunRequest) -> dict[str, tuple[str, str]]:
