@@ -2,7 +2,7 @@
 
     python3 bench/worker_shapes.py --rounds 3 --out docs/benchmarks/worker_shapes.json
 
-It needs no network and no Slurm: only this checkout and its .venv. Each round runs all examples one after the other in
+It needs no network and no Slurm: only this checkout and the Python that runs it. Each round runs all examples one after the other in
 one run of hpcml for each shape: a worker with all cores, 2, 4, and a worker per core. Another shape is the first of
 each round. No round begins that would end after ``--minutes``. What is shown of an example is the median of its rounds,
 in seconds; the last lines are each shape's sum, and its geometric mean relative to one worker with all cores.
@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-PYTHON = ROOT / ".venv/bin/python"
+PYTHON = Path(sys.executable)
 EACH = 60  # seconds of one example, after which it is broken off
 DEADLINE = 170  # seconds of all examples in one run
 Seconds = dict[str, dict[str, list[float]]]  # of each round, by example and shape
