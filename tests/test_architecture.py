@@ -283,7 +283,7 @@ COMPLEX = {
 MOST_LINES = {
     ".": 6086,
     "api": 1023,
-    "cli": 7811,
+    "cli": 7800,
     "doctor": 1542,
     "failures": 3140,
     "images": 1048,
@@ -295,7 +295,7 @@ MOST_LINES = {
     "repairs": 984,
     "report": 2278,
     "request": 565,
-    "runs": 9661,
+    "runs": 9657,
     "schedulers": 3704,
     "sites": 1535,
     "survey": 1207,
