@@ -222,7 +222,7 @@ def test_why_spythons_client_neither_builds_nor_inspects(tmp_path: Path, monkeyp
     image = sif_file.make(tmp_path / "old.sif", GPU)
     failing = tmp_path / "bin/singularity"
     failing.parent.mkdir()
-    failing.write_text("#!/bin/sh\necho FATAL: no space left >&2\nexit 255\n")
+    failing.write_text("#!/bin/sh\necho FATAL: full >&2\nexit 255\n")
     failing.chmod(0o755)
     monkeypatch.setenv("PATH", f"{failing.parent}:/usr/bin:/bin")
     assert client.build(recipe=str(tmp_path / "a.def"), image=str(image), sudo=False, force=True) == str(image)
