@@ -281,25 +281,25 @@ COMPLEX = {
 }
 # The lines of each package, which may only fall: a commit that raises a number says what this buys.
 MOST_LINES = {
-    ".": 6086,
+    ".": 6104,
     "api": 1023,
-    "cli": 7811,
+    "cli": 8042,
     "doctor": 1542,
     "failures": 3140,
     "images": 1048,
-    "kinds": 11467,
+    "kinds": 11489,
     "node": 12025,
     "options": 2264,
-    "plan": 885,
-    "remote": 3924,
+    "plan": 890,
+    "remote": 3955,
     "repairs": 984,
     "report": 2279,
-    "request": 565,
-    "runs": 9661,
-    "schedulers": 3704,
+    "request": 569,
+    "runs": 9669,
+    "schedulers": 3736,
     "sites": 1535,
     "survey": 1207,
-    "sweeps": 1416,
+    "sweeps": 1437,
 }
 
 

@@ -234,13 +234,15 @@ def _look_at_image(table: dict[str, object]) -> None:
 
 
 def check_modes(options: Namespace) -> None:
-    """Refuse two options that say what becomes of a submission."""
+    """Refuse two options that say what becomes of a submission, and what only a run in a hold has."""
     modes = ("dry-run", "prepare", "check", "wait", "detach")
     chosen = [f"--{mode}" for mode in modes if getattr(options, mode.replace("-", "_"))]
     if len(chosen) > 1:
         raise UsageError(
             f"{' and '.join(chosen)} cannot be combined", place="hpcml submit", hint="Use only one of these options."
         )
+    if getattr(options, "no_wait", False) and not getattr(options, "in"):
+        raise UsageError("--no-wait needs --in", place="--no-wait", hint="Add --in RUN.")
 
 
 def _check(prepared: submission.Prepared, options: Namespace) -> int:
@@ -271,7 +273,8 @@ def announce(run: directories.Run, *, as_json: bool) -> None:
     """Say which run it is and where, on stderr, or as JSON, and the notes that were not shown before."""
     assert run.submission is not None
     if as_json:
-        common.print_json({"run": run.id, "directory": str(run.paths.directory), **run.submission.as_json()})
+        itself = {"run": run.id, "directory": str(run.paths.directory)}
+        common.print_json(itself | run.submission.as_json() | itself)  # a submission in a hold names the hold's run
         return
     job = f" job {run.job}" if run.job else ""
     folder = common.typed(run.paths.directory, sys.stderr)

@@ -11,7 +11,7 @@ EXAMPLES: dict[str, dict[str, float]] = {
     "encode": {"rows": 0, "classes": 0, "counts": 0, "back": 0},
     "etl": {"read": 0, "kept": 0, "hours": 0, "mean_fare": 1e-9},
     "forest": {"rows": 0, "accuracy": 0.05},
-    "frames": {"rows": 0, "sum": 1e-9, "zones": 0, "counts": 0, "means": 1e-9},
+    "frames": {"rows": 0, "sum": 1e-9, "counts": 0, "means": 1e-9},
     "join": {"rows": 0, "sums": 0},
     "kmeans": {"rows": 0, "sizes": 0.005, "centres": 0.01},
     "linear": {"rows": 0, "coefficients": 1e-5, "r2": 1e-6},
