@@ -283,7 +283,7 @@ COMPLEX = {
 MOST_LINES = {
     ".": 6104,
     "api": 1023,
-    "cli": 8042,
+    "cli": 8031,
     "doctor": 1542,
     "failures": 3140,
     "images": 1048,
@@ -295,7 +295,7 @@ MOST_LINES = {
     "repairs": 984,
     "report": 2279,
     "request": 569,
-    "runs": 9669,
+    "runs": 9665,
     "schedulers": 3736,
     "sites": 1535,
     "survey": 1207,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import ast
 import re
+import runpy
 import shlex
 import shutil
 import subprocess
@@ -36,6 +37,11 @@ def of(language: str, *, kind: str = "") -> list[Any]:
 
 def codes(text: str) -> list[str]:
     return re.findall(r"`([^`\n]+)`", text)
+
+
+def test_the_picture_of_a_run_is_what_its_program_draws() -> None:
+    program = ROOT / "tests/pictures/shape.py"
+    assert runpy.run_path(str(program))["draw"]() == (ROOT / "docs/pictures/shape.svg").read_text(encoding="utf-8")
 
 
 # -- links --------------------------------------------------------------------------------------------------------

@@ -434,7 +434,7 @@ FAULTS = (
     F("hpcml/runs/gpus_chosen.py", "    if not lacking and not unknown:\n", "    if True:\n", "a script whose Python lacks cuML gets GPUs, and fails on them"),
     F("hpcml/runs/gpus_chosen.py", "size.gpus_per_node != NOT_SAID or decided or", "size.gpus_per_node != NOT_SAID or", "GPUs are requested although the settings say 0 by default"),
     F("hpcml/runs/gpus_chosen.py", "named = place.partition or site.defaults.partition", 'named = ""', "a script gets GPUs although its user named a partition without GPUs"),
-    F("hpcml/cli/submit.py", '    return [asks, *(("", text) for _, text in _on_gpus(prepared.plan)), *others]', "    return [asks, *others]", "a submission does not say why it requests GPUs"),
+    F("hpcml/cli/submit.py", '    return [asks, *(("", text) for _, text in gpus_chosen.lines(prepared.plan.gpus_because)), *others]', "    return [asks, *others]", "a submission does not say why it requests GPUs"),
     F("hpcml/cli/submit.py", "    return start(options, again)\n", "    return start(options, again, may_choose_gpus=True)\n", "a repeated run of CPUs requests GPUs"),
     F("hpcml/runs/dask_named.py", "return not modules or any(", "return any(", "a script that this Python cannot parse starts without its cluster"),
     F("hpcml/kinds/dask/node/late_cluster.py", 'ADDRESS = "hpcml-late://cluster"', 'ADDRESS = ""', "a Python without hpcml's replacements opens a cluster of its own on one node", True),
