@@ -283,7 +283,7 @@ COMPLEX = {
 MOST_LINES = {
     ".": 6086,
     "api": 1023,
-    "cli": 7811,
+    "cli": 7838,
     "doctor": 1542,
     "failures": 3140,
     "images": 1048,
@@ -291,7 +291,7 @@ MOST_LINES = {
     "node": 12019,
     "options": 2264,
     "plan": 885,
-    "remote": 3924,
+    "remote": 3955,
     "repairs": 984,
     "report": 2278,
     "request": 565,
