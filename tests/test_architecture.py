@@ -281,25 +281,25 @@ COMPLEX = {
 }
 # The lines of each package, which may only fall: a commit that raises a number says what this buys.
 MOST_LINES = {
-    ".": 6086,
+    ".": 6104,
     "api": 1023,
-    "cli": 7838,
+    "cli": 8058,
     "doctor": 1542,
     "failures": 3140,
     "images": 1048,
-    "kinds": 11468,
-    "node": 12019,
+    "kinds": 11489,
+    "node": 12025,
     "options": 2264,
-    "plan": 885,
+    "plan": 890,
     "remote": 3955,
     "repairs": 984,
-    "report": 2278,
-    "request": 565,
-    "runs": 9661,
-    "schedulers": 3704,
+    "report": 2279,
+    "request": 569,
+    "runs": 9665,
+    "schedulers": 3736,
     "sites": 1535,
     "survey": 1207,
-    "sweeps": 1416,
+    "sweeps": 1437,
 }
 
 
