@@ -293,7 +293,7 @@ MOST_LINES = {
     "plan": 881,
     "remote": 3924,
     "repairs": 984,
-    "report": 2278,
+    "report": 2348,
     "request": 563,
     "runs": 9457,
     "schedulers": 3701,

@@ -73,13 +73,13 @@ RULES = (
     Rule(
         "gpu-low",
         "gpu_use",
-        "The script used the GPUs {gpu_use} % of the time. Use fewer GPUs, or give each GPU larger pieces of work.",
+        "The GPUs were in use for {useful} % of the job's time. Use fewer GPUs, or give each GPU more work.",
         below=25,
     ),
     Rule(
         "slow-start",
         "bring_up",
-        "The script started after {bring_up} % of the run's paid time. A container image on the nodes' own "
+        "The script started after {bring_up} % of the job's time. A container image on the nodes' own "
         "disks (runtime.stage), or a Python environment with fewer small files, starts faster.",
         above=20,
     ),

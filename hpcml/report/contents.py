@@ -240,7 +240,8 @@ def load(
     alone = measured.activity.alone(*script) if measured.activity else (0.0, 0.0)
     if measured.activity and measured.ledger.unit != "GPU":  # for GPUs the hours say it: work may go on without tasks
         of_tasks, texts = measured.activity.figures(*script)
-        figures |= of_tasks
+        of_job = (script[1] - script[0]) / (phases.end - phases.began)  # all shares are of the job's time
+        figures |= {name: share * of_job for name, share in of_tasks.items()}
     rules = advice.changed((*advice.RULES, *measured.accounting.rules), inside.report.advice)
     rules = tuple(rule for rule in rules if rule.unless not in measured.times)
     unknown = _unknown(measured, recorded.end, machines.devices, plan.gpus)

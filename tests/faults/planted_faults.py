@@ -493,6 +493,8 @@ FAULTS = (
     F("hpcml/report/page.py", "jinja2.Environment(autoescape=True,", "jinja2.Environment(autoescape=False,", "a line of a log becomes markup of the report"),
     F("hpcml/report/page_template.py", "{% if report.interconnect.interconnect_remedy and not report.interconnect.interconnect_ok %}", "{% if report.interconnect.interconnect_remedy and report.interconnect.interconnect_ok %}", "a failed check of the interconnect shows no remedy"),
     F("hpcml/report/page.py", "kept += [low] if low == high else sorted((low, high))", "kept += [low]", "the peaks vanish from pictures of long runs"),
+    F("hpcml/report/page.py", "if _samples(curve) >= LEAST_SAMPLES]", "if _samples(curve)]", "a chart shows a single dot"),
+    F("hpcml/report/contents.py", "{name: share * of_job for", "{name: share for", "advice and the table of hours have two bases"),
     F("hpcml/node/hardware/nvidia_samples.py", "round(energy / 1000, 1)", "energy", "the report tells a thousand times the energy"),
     F("hpcml/runs/record.py", "if _age(run) < LOST_AFTER or run.paths", "if run.paths", "a submission still under way counts as never submitted", True),
     F("hpcml/runs/waiting.py", "signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])", "signal.pthread_sigmask(signal.SIG_UNBLOCK, [])", "cancel does not end a local run that waits for another", True),
