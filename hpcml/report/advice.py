@@ -48,7 +48,7 @@ class Rule(NamedTuple):
         return self.below is None or value < self.below
 
     def score(self, figures: Mapping[str, float]) -> float:
-        """Return how bad it is."""
+        """Return the weight that orders advice: the largest is the worst."""
         value = figures[self.figure]
         return self.weight * (100 - value if self.below is not None else value)
 
@@ -174,7 +174,7 @@ def changed(rules: Iterable[Rule], changes: Mapping[str, Mapping[str, object]]) 
 
 
 def advise(rules: Iterable[Rule], figures: Mapping[str, float], texts: Mapping[str, str]) -> tuple[Advice, ...]:
-    """Return what is to be said, the worst first; ``words`` are those that sentences may use beside figures."""
+    """Return the advice that applies, the worst first; ``texts`` are names that sentences may use beside figures."""
     held = [rule for rule in rules if rule.holds(figures)]
     held = [rule for rule in held if rule.alone] or held
     held.sort(key=lambda rule: -rule.score(figures))

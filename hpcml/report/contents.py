@@ -162,7 +162,7 @@ _SPREAD = (Identity, Course, Hours, Findings, Machines, Interconnect)  # groups 
 
 
 def accounting_of(kind: Kind) -> Accounting:
-    """Return what a kind adds to the time accounting."""
+    """Return the part of the time accounting that a kind adds."""
     return kind.accounting() or PLAIN
 
 
@@ -206,7 +206,7 @@ class _Measured(NamedTuple):
     ledger: Ledger
 
     def event(self, name: str, kind: type[T]) -> T:
-        """Return what the first event of a name says, nothing if there is none."""
+        """Return the facts of the first event of a name, the defaults if there is none."""
         facts = next((event.facts.facts for event in self.events if event.name == name), None)
         return records.salvage(kind, facts or {})[0]
 
@@ -320,7 +320,7 @@ def _phases(
     by_node: Mapping[str, Node],
     kind: Kind,
 ) -> Phases:
-    """Return when the phases began; the end is the last sign of the run."""
+    """Return the times at which phases began; the end is the last sign of the run."""
     seen = [event.time for event in events]
     seen += [at for node in by_node.values() for at in (node.t[0], node.t[-1])]
     if end and end.time > 1:
@@ -352,7 +352,7 @@ def _named(phases: Phases, accounting: Accounting) -> tuple[Phase, ...]:
 def _usages(
     by_node: Mapping[str, Node], names: Sequence[str], per_node: int, *, one_machine: bool
 ) -> tuple[str, list[Usage]]:
-    """Return what hours are counted of: GPUs where the run has some, else the cores of its nodes, else its nodes.
+    """Return the devices whose hours are counted: the run's GPUs, else the cores of its nodes, else its nodes.
 
     A node or a GPU without samples counts too; what it did is not known.
     """
@@ -408,7 +408,7 @@ def _hours(recorded: Recorded, attempt: int, end: End, measured: _Measured) -> t
 
 
 def _machines(measured: _Measured, each: int) -> Machines:
-    """Return what the run had; ``each`` are the processes of a node."""
+    """Return the machines of the run; ``each`` is the number of processes per node."""
     process, names = measured.accounting.process, measured.names
     places = [
         (name, gpu, f"{process} {_place(name, names) * each + place}" if process and len(node.gpus) == each else "")

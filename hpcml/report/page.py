@@ -189,7 +189,7 @@ def _style(report: Report) -> str:
 
 
 def _policy(page_style: str) -> str:
-    """Return what the page may do: its own style and script by their sums, and nothing from anywhere."""
+    """Return the page's content security policy: its own style and script by their sums, and nothing else."""
     style, script = (
         base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in (page_style, page_template.SCRIPT)
     )
@@ -351,7 +351,7 @@ def _plot(picture: _Picture, seconds: float, gap: float) -> _Drawn:
 
 
 def _samples(curve: Curve) -> int:
-    """Return how many values of a curve are known."""
+    """Return the number of known values of a curve."""
     return sum(value is not None for value in curve.values)
 
 
