@@ -37,7 +37,7 @@ def read_note(path: Path) -> Note:
 
 
 def table(path: Path, limit: int = files.RECORD) -> dict[str, Any]:
-    """Return what a JSON file of the run holds; empty if it is not there or is no table, and so is no evidence."""
+    """Return the table of a JSON file of the run; empty if the file is missing or has no table, and is no evidence."""
     try:
         content = files.read_json(path, limit)
     except (OSError, ValueError):

@@ -36,7 +36,7 @@ _GENERAL = ("sbatch: error: Batch job submission failed", "sbatch: error: cli_fi
 
 
 def own_lines(refusal: str) -> list[str]:
-    """Return what sbatch or the site's own check printed before the last line, which says so in general."""
+    """Return the output of sbatch or of the site's own check above the last line, which is general."""
     *before, last = [line for line in refusal.splitlines() if line.startswith("sbatch: error: ")] or [""]
     return [line for line in before if not line.startswith(_GENERAL)] if last.startswith(_GENERAL) else []
 
@@ -65,7 +65,7 @@ def of_refusal(message: str, quote: Iterable[str]) -> Meaning | None:
 
 
 def of_xid(xid: int) -> str:
-    """Return what an Xid, the GPU driver's number of an error, means, as a clause; empty if no rule knows it."""
+    """Return the meaning of an Xid, the GPU driver's number of an error, as a clause; empty if no rule has it."""
     known = meaning(f"NVRM: Xid (PCI:0): {xid}, ", Where.LOG)
     return known.cause if known else ""
 

@@ -28,7 +28,7 @@ _PASSED_ON = (
     "JaxStackTraceBeforeTransformation",  # the traceback of the error that it causes
 )
 _TRIED = ("ImportError", "ModuleNotFoundError", "KeyError", "AttributeError", "FileNotFoundError", *_PASSED_ON)
-# How a process is told that another one, with which it shares memory or a pipe, is gone.
+# The errors of a process that has lost another one, with which it shares memory or a pipe.
 _LOST_PROCESS = ("ConnectionResetError", "ConnectionRefusedError", "BrokenPipeError", "EOFError")
 _NOT_REBUILT = re.compile(r"function takes exactly \d+ arguments? \(\d+ given\)")  # type(error)(text) of a UnicodeError
 
@@ -80,7 +80,7 @@ def _chain(case: Case, hits: Sequence[Hit]) -> _Chain:
 
 
 def _place_of_error(case: Case, pattern: str = " ({}, line {})") -> str:
-    """Return where the script raised its error, empty if that is not known."""
+    """Return the place at which the script raised its error, empty if that is not known."""
     file, number = str(case.error.get("file") or ""), case.error.get("line")
     return pattern.format(file, number) if file and isinstance(number, int) else ""
 
@@ -136,7 +136,7 @@ def _with_groups(hit: Hit, hits: Sequence[Hit]) -> Hit:
 
 
 def _beginning(chain: Sequence[Mapping[str, Any]], hit_by_error: Mapping[int, Hit]) -> int:
-    """Return which error of a chain came first, of which the last is the one that was raised first.
+    """Return the index of the error that caused a chain, of which the last is the one that was raised first.
 
     One that was raised to be handled ("try this, else that") is no beginning, unless another was raised from it. An
     error whose words tell nothing gives way to those that were raised from it.
@@ -252,7 +252,7 @@ def after(case: Case, cascade: Hit, hits: Sequence[Hit]) -> Cause:
 
 
 def _left(case: Case) -> Cause | None:
-    """Return that ranks ended well, while others still needed them; None if none did."""
+    """Return the cause that ranks ended with 0 while others still needed them; None if none did."""
     if not case.finished:
         return None
     ranks = [line.rank for line in case.finished if line.rank is not None]

@@ -91,7 +91,7 @@ class Wait(NamedTuple):
 
 
 def waits(groups: Sequence[Group]) -> tuple[Wait, ...]:
-    """Return where the ranks of a run are, of most ranks first; their children are left out."""
+    """Return the places of a run's ranks, the place of most ranks first, without the ranks' children."""
     places: dict[str, list[str]] = {}
     for group in groups:
         for one in group.processes:
@@ -104,7 +104,7 @@ def waits(groups: Sequence[Group]) -> tuple[Wait, ...]:
 
 
 def wait_sentence(found: Sequence[Wait]) -> str:
-    """Return which rank the others wait for, as a clause; empty if no place has more than half of several ranks."""
+    """Return the rank that the others wait for, as a clause; empty if no place has more than half of several ranks."""
     count = sum(len(one.ranks) for one in found)
     if not found or 2 * len(found[0].ranks) <= max(count, 2):
         return ""
