@@ -196,7 +196,7 @@ def configuration(exam: Examination) -> Finding:
 
 
 def judge_configuration(settings: dict[str, str], exam: Examination) -> Finding:
-    """Return what of Slurm's configuration is not what the profile and hpcml believe, the worst first."""
+    """Return the differences of Slurm's configuration from the profile and from hpcml's defaults, the worst first."""
     names = (machine.VERSION, "MaxArraySize", "MaxJobCount", "JobRequeue", "KillWait", "MaxBatchRequeue", "RequeueExit")
     details = {
         key: settings[key]
