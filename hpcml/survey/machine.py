@@ -154,7 +154,7 @@ def _without(directives: Mapping[str, str], removed: str) -> dict[str, str]:
 
 
 def _refused(directives: Mapping[str, str], folder: Path) -> str:
-    """Return why Slurm would not take a job, in the words of Slurm and of the site; nothing if it would."""
+    """Return the reason for which Slurm would refuse a job, in its own or the site's words; empty if it accepts."""
     lines = [
         f"#SBATCH {option}{f'={value}' if value else ''}"
         for option, value in directives.items()
@@ -239,7 +239,7 @@ class JobRequest(NamedTuple):
 
 
 def choose_job(table: Mapping[str, Any], account: str, partition: str, qos: str) -> JobRequest:
-    """Return where the job starts soonest: a partition with GPUs, if there is one, and a QoS for debugging."""
+    """Return the partition and QoS in which the job starts soonest: with GPUs if possible, and a QoS for debugging."""
     partitions: Mapping[str, Any] = table.get("partitions", {})
     every: Mapping[str, Any] = table.get("qos", {})
     by_use = sorted(partitions, key=lambda name: (not partitions[name].get("gpus_per_node"), not QUICK.search(name)))

@@ -82,7 +82,7 @@ def _allowed(fields: Fields, what: str, names: Iterable[str]) -> tuple[str, ...]
 
 
 def _most_memory(fields: Fields, cpus: int) -> int:
-    """Return how many MiB of a node a job with so many CPUs may have in a partition, 0 without a limit.
+    """Return the MiB of a node that a job with so many CPUs may have in a partition, 0 without a limit.
 
     Beyond MaxMemPerCPU Slurm adds CPUs to the job, which a node does not have if the job has all of them.
     """
@@ -168,7 +168,7 @@ class _Writer:
         return dict(sorted(usable.items(), key=order))
 
     def _why_closed(self, name: str, fields: Fields) -> str:
-        """Return why a partition takes no job of this user from here; empty if it may take some."""
+        """Return the reason for which a partition takes no job of this user from here; empty if it may take some."""
         groups, nodes = (_names(fields.get(field, "")) for field in ("AllowGroups", "AllocNodes"))
         if self.accounts and not self._accounts_of(name, fields):
             return f"for the accounts {', '.join(_names(fields.get('AllowAccounts', ''))) or 'of others'}"
@@ -254,7 +254,7 @@ class _Writer:
         return any("gres/gpu" in amounts(one.get("TRES", "")) for one in self.partitions.values())
 
     def _shape(self, name: str) -> tuple[Kind, How]:
-        """Return what a job may ask for on every node of a partition, and how that is known; 0 is not known."""
+        """Return the largest request that fits every node of a partition, with its source; 0 is not known."""
         kinds, fields = self.kinds[name], self.partitions[name]
         if kinds:
             smallest = Kind(
