@@ -81,13 +81,13 @@ class Layers:
         return root
 
     def origin(self, key: str) -> str:
-        """Return where a key, or the first key below it, was set; ``default`` if nowhere."""
+        """Return the place at which a key, or the first key below it, was set; ``default`` if nowhere."""
         if key in self.values:
             return self.values[key].origin
         return next((value.origin for name, value in self.values.items() if name.startswith(f"{key}.")), "default")
 
     def named(self, *parts: str) -> Named:
-        """Return who set a key (``"cost", "budget"``), hpcml where nobody did, for who starts the program it names."""
+        """Return the author of a key (``"cost", "budget"``), else hpcml, for callers that start a program it names."""
         key = ".".join(map(_escape, parts))
         value = self.values.get(key)
         return Named(value.by, f"{value.origin}: {_shown(key)}") if value else HPCML

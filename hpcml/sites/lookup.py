@@ -63,14 +63,14 @@ def config_folders(environment: Mapping[str, str]) -> list[Path]:
 
 
 def why_ignored(path: Path) -> str:
-    """Return why a file of settings does not count, in words, and what to do; nothing if it counts."""
+    """Return the reason for which a file of settings is ignored, in words, and the remedy; empty if it is used."""
     try:
         files.read_setting(path)
     except files.ForeignError as error:
         next_step = error.hint or "copy the settings that you need from this file into your own file in ~/.config/hpcml"
         return f"hpcml ignores {path}: {error.why} ({next_step})"
     except (OSError, UnicodeDecodeError):
-        return ""  # told by who reads it
+        return ""  # its reader reports it
     return ""
 
 
@@ -271,7 +271,7 @@ class _Profiles:
         return layers
 
     def below(self, parent: str, named_by: str, below: tuple[str, ...] = ()) -> Layers:
-        """Return what a profile inherits from the one that it extends."""
+        """Return the settings that a profile inherits from the one that it extends."""
         layers, not_inherited = Layers(), ("identify", "description", "extends", "name")
         inherited = self.layers(parent, named_by, below)
         layers.notes |= inherited.notes
@@ -332,7 +332,7 @@ def _recognise(profiles: _Profiles, environment: Mapping[str, str]) -> tuple[str
 
 
 def _matches(rule: Identify, host: str, environment: Mapping[str, str]) -> str:
-    """Return why the rule matches this machine, or nothing."""
+    """Return the reason for which the rule matches this machine, or nothing."""
     if rule.never:
         return ""
     reasons = []
