@@ -60,7 +60,7 @@ def points(request: Request) -> list[Point]:
     Raises
     ------
     UsageError
-        If a word is none of a point, a name stands twice, there are no points or more than :data:`MOST`.
+        If a word is none of a point, a name is repeated, there are no points or more than :data:`MOST`.
     NotFoundError
         If a file of points cannot be read.
     """
@@ -341,7 +341,7 @@ def key_of(point: Point, code: str, arguments: Sequence[str], image: str) -> str
 
 
 def code_digest(script: Path, others: Iterable[Path] = ()) -> str:
-    """Return a digest of a script and of all modules beside it that it or they import, wherever the import stands.
+    """Return a digest of a script and of all modules beside it that it or they import, wherever the import is.
 
     ``others`` are modules in other folders of its project.
 

@@ -63,7 +63,7 @@ def path_of(runs: Path, name: str) -> Path:
 
 
 def load(runs: Path, name: str) -> Sweep | None:
-    """Return what is known of a sweep, None if there is no such one.
+    """Return the record of a sweep, None if there is no such sweep.
 
     Raises
     ------
@@ -193,7 +193,7 @@ class Given(NamedTuple):
 
 
 def given(run: directories.Run) -> Given:
-    """Return what a run was submitted with; nothing if it has no points."""
+    """Return the points that a run was submitted with; nothing if it has none."""
     table = directories.read_json(run.paths.points)
     if not table:
         return Given([], "")
@@ -208,7 +208,7 @@ def sharing(run: directories.Run) -> tuple[str, ...]:
 
 
 def ends(run: directories.Run) -> dict[str, PointEnd]:
-    """Return how the points of a run have ended, by key."""
+    """Return the ends of a run's points, by key."""
     return {key: _end(run, run.paths.record_of(key)) for key in _names(run, ".json")}
 
 
@@ -247,7 +247,7 @@ def remove_leases(runs: Path, name: str, in_use: frozenset[str]) -> None:
 
 
 def stale(points: Sequence[Planned], before: Progress) -> int:
-    """Return how many points have ended with the same values and another script, arguments or image only."""
+    """Return the number of ended points that differ only in the script, its arguments or the image."""
     ended = {frozenset(one.values.items()) for one in before.ended.values()}
     ended |= {frozenset((name, value) for name, value in one if name == "draw") for one in ended}  # of a search
     return sum(

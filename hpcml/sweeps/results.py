@@ -67,7 +67,7 @@ def metric_of(sweep: Sweep, progress: Progress) -> str:
 
 
 def counts(table: Sequence[Row]) -> str:
-    """Return how many points there are of each state, in words."""
+    """Return the number of points of each state, in words."""
     states = [row.state if row.state != "under way" else "running" if row.running else "waiting" for row in table]
     parts = [
         f"{number} {state}"
@@ -169,7 +169,7 @@ def _varied(measured: Sequence[Row]) -> list[str]:
 
 
 def _no_picture(name: str, metric: str, measured: Sequence[Row]) -> UsageError:
-    """Return why a sweep has no picture."""
+    """Return the reason for which a sweep has no picture."""
     if measured:
         hint = "A picture needs a parameter with at least two different values."
         return UsageError("All points of the sweep have the same parameter values", place=name, hint=hint)

@@ -71,7 +71,7 @@ class Faults:
         self._options: dict[tuple[str, str, tuple[str, ...]], tuple[str, ...]] = {}
 
     def of(self, key: str) -> Fault | None:
-        """Return why a point failed; None if it did not, or is under way."""
+        """Return the cause of a point's failure; None if it did not fail, or is not over."""
         if key in self.progress.under_way:
             return None
         if end := self.progress.ended.get(key):
@@ -90,7 +90,7 @@ class Faults:
         return self._runs[run_id]
 
     def _end(self, run_id: str) -> Fault:
-        """Return why a run ended in which points were interrupted."""
+        """Return the cause of the end of a run in which points were interrupted."""
         run, status = self._run(run_id)
         answer = why.of_status(run, status)
         kind = kind_of(answer.rule, evident=answer.known)
