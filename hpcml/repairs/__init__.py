@@ -64,7 +64,7 @@ def decisions(versions: Mapping[str, str], rows: Iterable[Repair] = REPAIRS) -> 
 
 
 def notes(made: Mapping[str, Decision]) -> list[str]:
-    """Return what a log says of the repairs that are off for an untried release."""
+    """Return the log's sentences on repairs that are off for an untried release."""
     return [f"repair {one.sentence(name)}." for name, one in made.items() if one.state == UNTRIED]
 
 
