@@ -118,8 +118,8 @@ def of_site(rules: Mapping[str, Any], kind: Kind) -> dict[str, dict[str, str]]:
         If one lacks what a rule needs, or has a limit or a figure that is none.
     """
     of_kind = [accounting] if (accounting := kind.accounting()) else []
-    known = [rule.name for rule in (*RULES, *(rule for one in of_kind for rule in one.rules))]
-    figures = [*FIGURES, *(figure.name for one in of_kind for figure in one.figures)]
+    known = [rule.name for rule in (*RULES, *(rule for own in of_kind for rule in own.rules))]
+    figures = [*FIGURES, *(figure.name for own in of_kind for figure in own.figures)]
     changes: dict[str, dict[str, str]] = {}
     for name, rule in rules.items():
         if rule.off:

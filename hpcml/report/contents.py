@@ -150,7 +150,7 @@ class Report(NamedTuple):
             **earlier_names.with_earlier(table),
             "ending": self.course.ending.as_json(),
             "ledger": {**table["ledger"], "definitions": definitions},
-            "results": [one.name for one in self.results.files],
+            "results": [file.name for file in self.results.files],
             "points": [{"state": end.state, **records.plain(end)} for end in self.points.ended],
             "versions": dict(self.machines.versions),
             "repairs": {name: decision._asdict() for name, decision in self.machines.repairs},
@@ -343,7 +343,7 @@ def _named(phases: Phases, accounting: Accounting) -> tuple[Phase, ...]:
     named: list[Phase] = []
     for kind, begin, end in ledger.moments(phases, accounting):
         title = _TITLES.get(kind) or parts[kind].title
-        if kind == "starting" and any(one.kind == accounting.startup for one in named):
+        if kind == "starting" and any(phase.kind == accounting.startup for phase in named):
             title = accounting.before_script
         named.append(Phase(kind, title, begin - phases.began, end - phases.began))
     return tuple(named)
@@ -375,7 +375,7 @@ def _usages(
         for name in all_names:
             if node := by_node.get(name):
                 cpu = node.columns.cpu
-                use = [None if one is None else min(100.0, max(0.0, 100 * one / node.cores)) for one in cpu]
+                use = [None if cores is None else min(100.0, max(0.0, 100 * cores / node.cores)) for cores in cpu]
                 usages.append(Usage(Device(name), node.cores, node.t, use, node.every))
             else:
                 usages.append(Usage(Device(name), cores, [], []))
@@ -388,13 +388,13 @@ def _hours(recorded: Recorded, attempt: int, end: End, measured: _Measured) -> t
     counted, phases = measured.ledger, measured.phases
     before, total = attempts.earlier(recorded, attempt), dict(counted.parts)
     uncounted = []
-    for one in before:
-        kept = attempts.sums(recorded, one.number)
+    for attempt_before in before:
+        kept = attempts.sums(recorded, attempt_before.number)
         if kept.unit == counted.unit:
             total = {name: hours + kept.parts.get(name, 0.0) for name, hours in total.items()}
         else:
             uncounted.append(
-                f"The total of the {counted.unit}-hours does not include attempt {one.number + 1}, "
+                f"The total of the {counted.unit}-hours does not include attempt {attempt_before.number + 1}, "
                 "which has no samples."
             )
     this = attempts.one(recorded, attempt)._replace(begin=phases.began, end=phases.end)

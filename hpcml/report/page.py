@@ -181,7 +181,7 @@ def _style(report: Report) -> str:
             for place in range(COLOURS)
         ),
         ".h0 { fill: var(--none); }\n",
-        *(f".h{one} {{ fill: rgb(var(--heat) / {round(100 * one / LEVELS)}%); }}\n" for one in range(1, LEVELS + 1)),
+        *(f".h{row} {{ fill: rgb(var(--heat) / {round(100 * row / LEVELS)}%); }}\n" for row in range(1, LEVELS + 1)),
     ]
     light = " ".join(f"--{name}: {part.light};" for name, part in parts.items())
     dark = " ".join(f"--{name}: {part.dark};" for name, part in parts.items())
@@ -289,7 +289,7 @@ def _pictures(report: Report) -> list[_Drawn]:
         _map("Use of each node's cores", _shares_of_cores(report), "node", seconds, gap),
         *(_plot(picture, seconds, gap) for picture in (*of_nodes, *_of_kind(report))),
     ]
-    return [one for one in drawn if one[2]]
+    return [row for row in drawn if row[2]]
 
 
 def _of_gpus(report: Report, column: str) -> list[Curve]:
@@ -409,7 +409,8 @@ def clock(seconds: float) -> str:
 def ticks(seconds: float) -> list[float]:
     """Return round times from 0 to the run's end."""
     steps = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200, 86400)
-    step = next((one for one in steps if seconds / one <= MOST_TICKS), math.ceil(seconds / MOST_TICKS / 86400) * 86400)
+    whole_days = math.ceil(seconds / MOST_TICKS / 86400) * 86400
+    step = next((size for size in steps if seconds / size <= MOST_TICKS), whole_days)
     return [at * step for at in range(int(seconds / step) + 1)]
 
 

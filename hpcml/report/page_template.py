@@ -113,7 +113,7 @@ PAGE = """<!doctype html>
 <header>
 <h1>{{ report.run.run }}</h1>
 {% if report.run.script %}<p><code>{{ report.run.script }}</code></p>{% endif %}
-<p class="soft">{% for what in (nodes, "job " ~ report.run.job if report.run.job, "site " ~ report.run.site, report.course.began | moment) if what %}{{ what }}{{ " · " if not loop.last }}{% endfor %}</p>
+<p class="soft">{% for fact in (nodes, "job " ~ report.run.job if report.run.job, "site " ~ report.run.site, report.course.began | moment) if fact %}{{ fact }}{{ " · " if not loop.last }}{% endfor %}</p>
 <p class="soft">{% if requested %}Requested: {{ requested }}. {% endif %}Results: <code>{{ report.results.folder }}</code></p>
 <p class="lead"><b class="{{ state_class }}">{{ report.course.ending.end.state }}</b>:
 {{ report.course.ending.end.message }}{% if shows_status %} (exit status {{ report.course.ending.end.exit_status }}){% endif %}</p>
@@ -146,7 +146,7 @@ PAGE = """<!doctype html>
 {% endif %}
 {% if report.findings.advice %}
 <section><h2>What to change</h2>
-{% for one in report.findings.advice %}<p class="advice">{{ one.sentence }}</p>
+{% for advice in report.findings.advice %}<p class="advice">{{ advice.sentence }}</p>
 {% endfor %}</section>
 {% elif good %}
 <p class="soft">{% if short %}A run below 5 minutes is too short for advice on time, memory and cores.{% else %}No advice: this run used what it paid for.{% endif %}</p>
@@ -161,8 +161,8 @@ PAGE = """<!doctype html>
 {% if unit == "core" %}<span class="soft">Cores that it used are useful in the table below.</span>{% endif %}</p>
 {% if report.findings.functions %}<table><tr><th>Function</th><th class="n">tasks</th><th class="n">total</th><th class="n">mean</th><th class="n">longest</th></tr>
 <tr><td>the script itself</td><td class="n"></td><td class="n">{{ report.findings.script_alone | short }}</td><td class="n"></td><td class="n"></td></tr>
-{% for one in functions %}<tr><td>{{ one.name }}</td><td class="n">{{ one.tasks | count }}</td><td class="n">{{ one.seconds | short }}</td>
-<td class="n">{{ (one.seconds / one.tasks) | short }}</td><td class="n">{{ one.longest | short }}</td></tr>
+{% for function in functions %}<tr><td>{{ function.name }}</td><td class="n">{{ function.tasks | count }}</td><td class="n">{{ function.seconds | short }}</td>
+<td class="n">{{ (function.seconds / function.tasks) | short }}</td><td class="n">{{ function.longest | short }}</td></tr>
 {% endfor %}</table>
 <p class="soft">Total is the time of all tasks together; tasks run at the same time.</p>{% endif %}</section>
 {% endif %}
@@ -180,9 +180,9 @@ PAGE = """<!doctype html>
 {% endif %}
 {% if report.results.files %}
 <section><h2>Results</h2>
-<div class="pictures">{% for one in report.results.files if one.picture %}<figure><img alt="{{ one.name }}" src="{{ one.picture }}"><figcaption><a href="{{ one.link }}">{{ one.name }}</a></figcaption></figure>
+<div class="pictures">{% for file in report.results.files if file.picture %}<figure><img alt="{{ file.name }}" src="{{ file.picture }}"><figcaption><a href="{{ file.link }}">{{ file.name }}</a></figcaption></figure>
 {% endfor %}</div>
-<table>{% for one in report.results.files if not one.picture %}<tr><td><a href="{{ one.link }}">{{ one.name }}</a></td><td class="n">{{ one.size | size }}</td></tr>
+<table>{% for file in report.results.files if not file.picture %}<tr><td><a href="{{ file.link }}">{{ file.name }}</a></td><td class="n">{{ file.size | size }}</td></tr>
 {% endfor %}</table>
 <p class="soft">The links need the run's folder <code>out</code>.{% if report.results.others %} {{ report.results.others }} more files are in this folder.{% endif %}</p></section>
 {% endif %}
@@ -191,9 +191,9 @@ PAGE = """<!doctype html>
 <p>{{ report.hours.attempts | length }} attempts ran for {{ report.hours.attempts | sum(attribute="seconds") | duration }}: {{ total | hours(decimals) }} {{ unit }}-hours,
 of them {{ report.hours.total.useful | hours(decimals) }} useful. The rest of this page shows the last one.</p>
 <div class="wide"><table class="attempts"><tr><th>Attempt</th><th>job</th><th>began</th><th class="n">lasted</th><th class="n">{{ unit }}-hours</th><th class="n">useful</th><th>ended</th></tr>
-{% for one in report.hours.attempts %}<tr><td>{{ one.number + 1 }}</td><td>{{ one.job }}</td><td>{{ one.begin | moment }}</td>
-<td class="n">{{ one.seconds | duration }}</td><td class="n">{% if one.hours is none %}–{% else %}{{ one.hours | hours(decimals) }}{% endif %}</td>
-<td class="n">{{ one.useful | percent }}</td><td><b>{{ one.outcome }}</b> {{ one.message }}</td></tr>
+{% for attempt in report.hours.attempts %}<tr><td>{{ attempt.number + 1 }}</td><td>{{ attempt.job }}</td><td>{{ attempt.begin | moment }}</td>
+<td class="n">{{ attempt.seconds | duration }}</td><td class="n">{% if attempt.hours is none %}–{% else %}{{ attempt.hours | hours(decimals) }}{% endif %}</td>
+<td class="n">{{ attempt.useful | percent }}</td><td><b>{{ attempt.outcome }}</b> {{ attempt.message }}</td></tr>
 {% endfor %}</table></div></section>
 {% endif %}
 {% if pictures %}
@@ -208,10 +208,10 @@ of them {{ report.hours.total.useful | hours(decimals) }} useful. The rest of th
 {% if report.machines.devices %}
 <section><h2>GPUs</h2><div class="wide"><table><tr><th>GPU</th><th>model</th><th class="n">mean use</th><th class="n">highest memory use</th>
 <th class="n">mean power</th><th class="n">energy</th></tr>
-{% for one in report.machines.devices[:256] %}<tr><td>{{ one.label }}{% if one.process %}, {{ one.process }}{% endif %}</td><td>{{ one.name }}</td><td class="n">{{ one.use | percent }}</td>
-<td class="n">{{ one.memory | size }}{% if one.memory_size %} of {{ one.memory_size | size }}{% endif %}</td>
-<td class="n">{% if one.power is none %}–{% else %}{{ "%.0f" | format(one.power) }} W{% endif %}</td>
-<td class="n">{% if one.energy is none %}–{% else %}{{ "%.3f" | format(one.energy) }} kWh{% endif %}</td></tr>
+{% for gpu in report.machines.devices[:256] %}<tr><td>{{ gpu.label }}{% if gpu.process %}, {{ gpu.process }}{% endif %}</td><td>{{ gpu.name }}</td><td class="n">{{ gpu.use | percent }}</td>
+<td class="n">{{ gpu.memory | size }}{% if gpu.memory_size %} of {{ gpu.memory_size | size }}{% endif %}</td>
+<td class="n">{% if gpu.power is none %}–{% else %}{{ "%.0f" | format(gpu.power) }} W{% endif %}</td>
+<td class="n">{% if gpu.energy is none %}–{% else %}{{ "%.3f" | format(gpu.energy) }} kWh{% endif %}</td></tr>
 {% endfor %}</table></div>
 <p class="soft">Use is the share of the job's time in which a CUDA kernel ran, as the driver measures it.</p></section>
 {% endif %}

@@ -184,8 +184,8 @@ def _shares(ledger: Ledger, accounting: Accounting) -> dict[str, float]:
     }
     if ledger.parts["unknown"] > ledger.paid / 2:
         return figures
-    of_kind = [one for one in accounting.figures if one.part and one.unit in ("", ledger.unit)]
-    return figures | {one.name: ledger.share(one.part) for one in of_kind}
+    of_kind = [figure for figure in accounting.figures if figure.part and figure.unit in ("", ledger.unit)]
+    return figures | {figure.name: ledger.share(figure.part) for figure in of_kind}
 
 
 def _of_the_script(unit: str, by_node: Mapping[str, Node], begin: float, end: float) -> dict[str, float]:
