@@ -181,7 +181,7 @@ def _child_out_of_memory(case: Case, hits: Sequence[Hit]) -> Cause | None:
     confirmed = [hit for hit in hits if hit.rule.role is Role.CONFIRMATION]
     if not confirmed:
         return None
-    chain = [f"{one.get('type')}: {one.get('message')}" for one in case.error.get("chain", ())]
+    chain = [f"{error.get('type')}: {error.get('message')}" for error in case.error.get("chain", ())]
     near = last_output.near_end(case.last_output, crashed=False)
     lines = [(text, 0) for text in chain] + [
         (text, near.first + place if near.first else 0) for place, text in enumerate(near.text.split("\n"))

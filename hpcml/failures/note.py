@@ -52,5 +52,5 @@ def script_error(path: Path) -> dict[str, Any]:
     """
     content = table(path, _LONGEST_ERROR)
     chain = content.get("chain")
-    whole = isinstance(chain, list) and all(isinstance(one, dict) and isinstance(one.get("type"), str) for one in chain)
+    whole = isinstance(chain, list) and all(isinstance(row, dict) and isinstance(row.get("type"), str) for row in chain)
     return content if whole else {}

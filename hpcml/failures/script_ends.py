@@ -94,7 +94,7 @@ def _printed(case: Case, hits: Sequence[Hit], clause: str, *, crashed: bool = Fa
 def _of_points(case: Case) -> Cause:
     """Return the number of a sweep's failed points, and the cause of the first."""
     points = case.end.points
-    first = [f"{one.point}: {one.cause}" for one in points.first]
+    first = [f"{failed.point}: {failed.cause}" for failed in points.first]
     short = f"{points.failed} of {points.submitted} points failed"
     lines = tuple(map(case.own, first))
     clause = f"{short}; the first failed point: {first[0][:TOLD]}" if first else short

@@ -65,7 +65,7 @@ def raised(case: Case, hits: Sequence[Hit]) -> Cause:
 def _chain(case: Case, hits: Sequence[Hit]) -> _Chain:
     """Return the errors of the script's uncaught error with the rules that they meet."""
     errors_of_chain = case.error["chain"]
-    texts = [f"{one.get('type')}: {one.get('message')}".rstrip(": ") for one in errors_of_chain]
+    texts = [f"{error.get('type')}: {error.get('message')}".rstrip(": ") for error in errors_of_chain]
     when = case.times.get("script-ended", 0.0)
     lines = [case.own(in_one_line(text)[:TOLD], 0, when) for text in texts]
     if case.last_error and case.last_error.text.endswith(texts[0].split("\n")[0][:TOLD]):
@@ -100,7 +100,7 @@ def _of_error(case: Case, hits: Sequence[Hit], text: str, line: Line, later: tup
     if name == "IndexError" and "sys.argv" in str(case.error.get("code")):
         clause, short = f"{clause}: the script was started with too few arguments", "arguments missing"
         remedy = "Write the arguments after the script: hpcml rerun RUN -- ARGUMENTS."
-    nodes = dict.fromkeys(one.line.node for one in hits if one.rule.name == "task-error" and one.groups[0] == name)
+    nodes = dict.fromkeys(hit.line.node for hit in hits if hit.rule.name == "task-error" and hit.groups[0] == name)
     line = line._replace(text=f"{line.text}{_place_of_error(case)}")
     cause = Cause(clause, short, True, "script-error", remedy, Retry.NONE, (line,), later, 1, tuple(nodes))
     return _with_child(case, _with_thread(case, cause), name)
@@ -131,7 +131,7 @@ def _with_groups(hit: Hit, hits: Sequence[Hit]) -> Hit:
     """Return an error's hit with what the program printed of it before: CUDA's assertion names the condition."""
     if any(hit.groups):
         return hit
-    printed = (one.groups for one in hits if one.rule is hit.rule and one.own and any(one.groups))
+    printed = (other.groups for other in hits if other.rule is hit.rule and other.own and any(other.groups))
     return hit._replace(groups=next(printed, hit.groups))
 
 
