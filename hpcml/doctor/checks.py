@@ -72,7 +72,7 @@ def library_path(exam: Examination) -> Finding:
     if not entries:
         return green("LD_LIBRARY_PATH is not set")
     homes = [exam.environment.get(name, "").rstrip("/") for name in ("CUDA_HOME", "CUDA_PATH", "CUDA_ROOT")]
-    of_cuda = [one for one in entries if any(home and one.startswith(f"{home}/") for home in homes)]
+    of_cuda = [folder for folder in entries if any(home and folder.startswith(f"{home}/") for home in homes)]
     for entry in entries:
         with contextlib.suppress(OSError):  # a folder that is not there
             libraries = sorted(name for name in os.listdir(entry) if _DRIVER.fullmatch(name))
@@ -120,10 +120,10 @@ def judge_adapters(
     uses = uses or has
     for name, value in values.items():
         named = named_adapters(value)
-        if strange := [one for one in named if one not in has]:
+        if strange := [device for device in named if device not in has]:
             sentence = f"{name} names {', '.join(strange)}, but {where} {', '.join(has) or 'none'}"
             return red(sentence, f"Unset {name}, or set {name} to {','.join(uses) or 'an empty value'}.", **values)
-        if unused := [one for one in uses if named and one not in named]:
+        if unused := [device for device in uses if named and device not in named]:
             sentence = f"{name} leaves the RDMA adapters {', '.join(unused)} unused"
             return yellow(sentence, f"Unset {name}, or set {name} to {','.join(uses)}.", **values)
     return green(f"the nodes have the RDMA adapters that {' and '.join(values)} select", **values)
@@ -321,10 +321,10 @@ def session_memory(root: Path) -> tuple[int, str] | None:
         if controllers and "memory" not in controllers.split(","):
             continue
         innermost = PurePosixPath(group.strip("/"))
-        for one in (
+        for value in (
             (PurePosixPath(),) if ".." in innermost.parts else (innermost, *innermost.parents)
         ):  # "..": not seen from this container
-            file = Path("sys/fs/cgroup", folder, one, name)
+            file = Path("sys/fs/cgroup", folder, value, name)
             text = _text(root / file)
             if text.isdecimal() and int(text) < _NO_LIMIT:
                 limits.append((int(text), f"/{file}"))
@@ -364,7 +364,7 @@ def failed_nodes(exam: Examination) -> Finding:
         return green("within the last day, none of your runs failed because of a node")
     failures, _, option = bad_nodes.sentence(bad).partition(": exclude ")
     left_out = " (the profile excludes such nodes)" if exam.site.slurm.exclude_failed else ""
-    data = {"nodes": [one._asdict() for one in bad]}
+    data = {"nodes": [node._asdict() for node in bad]}
     return yellow(failures + left_out, f"Exclude {option}.", **data)
 
 

@@ -64,7 +64,7 @@ def _by_value(by_node: ByNode, value: Callable[[Node], Any]) -> dict[str, Any]:
 
 def _interface(exam: Examination, by_node: ByNode) -> Finding:
     wanted = exam.site.network.interface
-    addresses = _by_value(by_node, lambda node: {one.name: one.ipv4 for one in node.network.interfaces if one.ipv4})
+    addresses = _by_value(by_node, lambda node: {port.name: port.ipv4 for port in node.network.interfaces if port.ipv4})
     if not wanted:
         return green(
             "the profile names no network interface: hpcml chooses an interface on each node", interfaces=addresses
@@ -167,7 +167,7 @@ def _shared_memory(exam: Examination, by_node: ByNode) -> Finding:
             )
             hint = f"Remove the unused files, in a job on {node}: rm /dev/shm/{one['left'][0]} …"
             return yellow(sentence, hint, shm=shm)
-    size = units.format_bytes(min(one["size"] for one in shm.values())) if shm else "0 B"
+    size = units.format_bytes(min(system["size"] for system in shm.values())) if shm else "0 B"
     return green(f"/dev/shm has a size of {size} and contains no old files of yours", shm=shm)
 
 
@@ -187,7 +187,7 @@ def _scratch(exam: Examination, by_node: ByNode) -> Finding:
             )
             hint = "If the node has a disk, set paths.scratch to a folder on this disk."
             return yellow(sentence, hint, scratch=scratch)
-    folders = ", ".join(sorted({f"{one['folder']} ({one['type']})" for one in scratch.values()}))
+    folders = ", ".join(sorted({f"{place['folder']} ({place['type']})" for place in scratch.values()}))
     return green(f"node-local files go to {folders}", scratch=scratch)
 
 

@@ -24,7 +24,7 @@ def judge(exam: Examination, by_node: ByNode) -> Finding:
         return not_applicable("the nodes have no InfiniBand or RoCE port")
     if all(ports_of.values()):
         faults += _wrong_variables(ports_of, named, by_node)
-    worst = next((one for one in faults if one.state == RED), faults[0] if faults else _all_well(ports_of, named))
+    worst = next((fault for fault in faults if fault.state == RED), faults[0] if faults else _all_well(ports_of, named))
     rows = {name: [_row(port) for port in several] for name, several in ports_of.items()}
     return worst._replace(facts={"ports": rows, **worst.facts})
 
