@@ -248,8 +248,8 @@ def choose_job(table: Mapping[str, Any], account: str, partition: str, qos: str)
     chosen = qos or ("" if partition and QUICK.search(partition) else next(iter(quick), ""))
     chosen = chosen or partitions.get(name, {}).get("qos", "")
     limits = (partitions.get(name, {}), every.get(chosen, {}))
-    least = max([1, *(one.get("min_nodes", 1) for one in limits)])
-    two = name in partitions and all(one.get("max_nodes", 2) > 1 for one in limits)  # ssh is tried between two
+    least = max([1, *(limit.get("min_nodes", 1) for limit in limits)])
+    two = name in partitions and all(limit.get("max_nodes", 2) > 1 for limit in limits)  # ssh is tried between two
     gpu = "gpu:1" if partitions.get(name, {}).get("gpus_per_node") else ""
     paying = account or table.get("defaults", {}).get("account", "")
     return JobRequest(paying, name, chosen, max(least, 2 if two else 1), gpu)
