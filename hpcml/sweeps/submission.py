@@ -134,7 +134,7 @@ def _to_run(planned: Sequence[Planned], progress: Progress, faults: Faults, only
             fault.kind in only if only else fault.kind == "node" and "--exclude" in fault.options
         )
 
-    return [one for one in planned if wanted(one)]
+    return [point for point in planned if wanted(point)]
 
 
 def more(
@@ -340,11 +340,11 @@ def choose(
     failed = any(end.failed for end in progress.ended.values())
     if not (only_failed or failed or progress.interrupted):
         busy = progress.ended.keys() | progress.under_way.keys()
-        return [one for one in planned if one.key not in busy], More(prepared.spec)
+        return [point for point in planned if point.key not in busy], More(prepared.spec)
     only = asked(only_failed) if only_failed else ()
     faults = Faults(Path(prepared.plan.directory).parent, progress)
     chosen = _to_run(planned, progress, faults, only)
-    of_points = [fault for one in chosen if (fault := faults.of(one.key))]
+    of_points = [fault for point in chosen if (fault := faults.of(point.key))]
     inside, directives = prepared.plan.inside, dict(prepared.plan.directives)
     name = directives.get("--partition", "")
     memory = int(Memory(directives["--mem"])) if directives.get("--mem") else 0
@@ -365,7 +365,7 @@ def submit(choice: Choice, asked: Asked) -> list[directories.Run]:
             Path(leases).mkdir(mode=0o700)
         others = min(asked.jobs, len(choice.chosen)) - 1
         jobs += [runs_submit.prepare(prepared.loaded, prepared.spec) for _ in range(others)]
-    ids = [one.plan.run_id for one in jobs]
+    ids = [job.plan.run_id for job in jobs]
     sweep = old._replace(
         points=tuple(choice.planned),
         runs=(*old.runs, *ids),
@@ -376,7 +376,7 @@ def submit(choice: Choice, asked: Asked) -> list[directories.Run]:
     table: dict[str, object] = {
         "sweep": old.name,
         "max_fails": asked.max_fails,
-        "points": [_for_the_nodes(one, choice.progress) for one in choice.chosen],
+        "points": [_for_the_nodes(point, choice.progress) for point in choice.chosen],
     }
     if leases:
         table |= {"claims": leases, "runs": ids}
@@ -384,9 +384,9 @@ def submit(choice: Choice, asked: Asked) -> list[directories.Run]:
         table["study"] = asked.study.for_the_nodes(runs, old.name, asked.key)
     text = json.dumps(table, indent=1) + "\n"
     started: list[directories.Run] = []
-    for one in jobs:
+    for job in jobs:
         try:
-            started.append(runs_submit.submit(one._replace(points=text)))
+            started.append(runs_submit.submit(job._replace(points=text)))
         except SiteError as error:
             if not started:
                 raise
