@@ -324,7 +324,7 @@ def apt_mirror() -> str:
     except subprocesses.CommandMissingError:
         return ""  # no Debian
     mirrors = [line.removeprefix("Packages|Debian|") for line in answer.out.splitlines()]
-    return next((one.rstrip("/") for one in mirrors if re.match(r"https?://[^@/]+/", one)), "")
+    return next((mirror.rstrip("/") for mirror in mirrors if re.match(r"https?://[^@/]+/", mirror)), "")
 
 
 def build(order: Order, sink: Callable[[bytes], None]) -> dict[str, object]:
