@@ -91,7 +91,7 @@ def _was_tried(version: str, specifier: str) -> bool:
     if release is None:
         return False
     clauses = [_CLAUSE.fullmatch(text) for text in specifier.split(",")]
-    return all(one and _COMPARE[one[1]](_numbers(release[1]), _numbers(one[2])) for one in clauses)
+    return all(clause and _COMPARE[clause[1]](_numbers(release[1]), _numbers(clause[2])) for clause in clauses)
 
 
 def _numbers(release: str) -> tuple[int, ...]:
