@@ -66,7 +66,7 @@ class Layers:
             self.values[key] = Value(value, origin, by)
 
     def nested(self) -> dict[str, Any]:
-        """Return the settings as nested tables."""
+        """Return the settings as nested tables; ConfigError if a value has the place of a table."""
         root: dict[str, Any] = {}
         for key, value in self.values.items():
             table, parts = root, _split(key)
@@ -183,7 +183,7 @@ def _toml_value(text: str) -> object:
 
 
 def here() -> Path:
-    """Return the current folder, if it is still there."""
+    """Return the current folder; NotFoundError if it no longer exists."""
     try:
         return Path.cwd()
     except OSError as error:

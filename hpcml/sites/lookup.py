@@ -77,7 +77,8 @@ def why_ignored(path: Path) -> str:
 def profile_files(environment: Mapping[str, str], ignored: list[str] | None = None) -> dict[str, list[Path]]:
     """Return each profile's files by name, most general first (a later one is laid over an earlier one).
 
-    Files that others could have written are left out, and said in ``ignored``.
+    Files that others could have written are left out, and named in ``ignored``. ConfigError if a folder of profiles
+    cannot be listed.
     """
     by_name: dict[str, list[Path]] = {}
     shipped = assets.folder("profiles")
@@ -249,7 +250,7 @@ class _Profiles:
         return [(identify_of(path), _origin(path), Origin.SITE) for path in self.files[name]]
 
     def layers(self, name: str, named_by: str, below: tuple[str, ...] = ()) -> Layers:
-        """Return a profile's settings over those of the profile that it extends."""
+        """Return a profile's settings over those that it extends; ConfigError if one is unknown or extends itself."""
         if name not in self.files:
             hint = did_you_mean(nearest(name, self.files), f"Known sites: {', '.join(sorted(self.files))}.")
             raise ConfigError(f"Unknown site '{name}'", place=named_by, hint=hint)
