@@ -159,7 +159,7 @@ def prepare(
     given: Mapping[str, str],
     force: bool,
 ) -> Order:
-    """Return the order for a build, or raise an HpcmlError that says why it would fail.
+    """Return the order for a build; UsageError, NotFoundError or ImageError if it would fail.
 
     ``fakeroot`` is whether to be root of a user namespace; None means: unless this user is root. ``given`` are the
     user's own build arguments. With ``force`` an image that is there is replaced.

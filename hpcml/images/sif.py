@@ -287,7 +287,7 @@ def shipped_definitions() -> dict[str, Path]:
 
 
 def find_definition(word: str, folder: Path) -> Definition:
-    """Return the definition that the user means: a file, or the name of one that ships with hpcml."""
+    """Return a definition by its file or by the name of one of hpcml's; NotFoundError if it cannot be read."""
     names = shipped_definitions()
     path = names[word] if word in names else folder / layers.user_path(word)
     try:
