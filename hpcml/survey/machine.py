@@ -262,6 +262,8 @@ def run_job(wanted: JobRequest, seconds: float) -> Node:
     ------
     SiteError
         If Slurm refuses the job, it does not end in time, or it ends without an answer.
+    StorageError
+        If the job's files cannot be written.
     """
     top = Path(process_environment().get("HOME", "")) / ".hpcml"
     name = f"site-init-{os.getpid()}-{os.urandom(4).hex()}"
