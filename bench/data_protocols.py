@@ -43,6 +43,7 @@ from hpcml.kinds.dask.node.security import connection_limits, tcp_auth, tls  # n
 GOAL = 1.05  # of plain TCP, the median
 PLAIN, KEYED, TLS = "tcp", tcp_auth.SCHEME, "tls"
 KINDS = (PLAIN, KEYED, TLS)
+os.environ["DASK_LOGGING__DISTRIBUTED"] = "error"  # of the clusters' processes
 SPAWN = multiprocessing.get_context("spawn")
 DEADLINE = 120  # seconds for the start of a cluster
 
@@ -185,13 +186,10 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--threads", type=int, default=2, help="of each worker")
     parser.add_argument("--scale", type=float, default=1.0, help="of the data")
-    parser.add_argument("--json", type=Path, help="also write all figures to this file")
+    parser.add_argument("--budget", type=float, default=3600, help="seconds after which no round begins")
+    parser.add_argument("--json", type=Path, help="also write all figures to this file, after each round")
     options = parser.parse_args()
-    rounds = []
-    for number in range(options.pairs):
-        turn = number % len(KINDS)
-        rounds.append({kind: measure(kind, options) for kind in (*KINDS[turn:], *KINDS[:turn])})
-        print(f"round {number}: {rounds[-1]}", file=sys.stderr, flush=True)
+    rounds: list[dict[str, Any]] = []
     versions = f"Python {platform.python_version()}, Dask {dask.__version__}"
     document = {
         "command": f"python3 {shlex.join(['bench/data_protocols.py', *sys.argv[1:]])}",
@@ -201,9 +199,16 @@ def main() -> int:
         "threads": options.threads,
         "rounds": rounds,
     }
+    ends = time.monotonic() + options.budget
+    for number in range(options.pairs):
+        if time.monotonic() > ends:
+            break
+        turn = number % len(KINDS)
+        rounds.append({kind: measure(kind, options) for kind in (*KINDS[turn:], *KINDS[:turn])})
+        print(f"round {number}: {rounds[-1]}", file=sys.stderr, flush=True)
+        if options.json:
+            options.json.write_text(json.dumps(document, indent=1) + "\n")
     print(text(document))
-    if options.json:
-        options.json.write_text(json.dumps(document, indent=1) + "\n")
     return int(any(statistics.median(ratios(document, KEYED, name, "clock")) > GOAL for name in WORK))
 
 

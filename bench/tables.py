@@ -23,6 +23,7 @@ import listing
 import newcomer
 import report
 import sampling
+import seeds
 import suite
 import thousand
 import upstream
@@ -48,8 +49,9 @@ def _startup(document: dict[str, Any]) -> str:
     return "\n".join([*lines, "", facts])
 
 
-# Page, name of the place in it, file of figures, and what writes them as Markdown.
-PLACES: tuple[tuple[Path, str, Path, Callable[[dict[str, Any]], str]], ...] = (
+# Page, name of the place in it, file of figures (None: several), and what writes them as Markdown.
+PLACES: tuple[tuple[Path, str, Path | None, Callable[[dict[str, Any]], str]], ...] = (
+    (ROOT / "docs/seeds.md", "seeds", None, seeds.table),
     (ROOT / "docs/first-run.md", "newcomer", newcomer.FIGURES, newcomer.table),
     (FIGURES / "cpu.md", "start", FIGURES / "image-start.json", image_start.table),
     (FIGURES / "cpu.md", "wheels", FIGURES / "image-wheels.json", image_wheels.table),
@@ -99,9 +101,10 @@ def main(arguments: list[str] | None = None) -> int:
     stale = []
     for path, name, file, write in PLACES:
         old = path.read_text(encoding="utf-8")
-        new = page_with(old, name, write(read_figures(file)))
+        new = page_with(old, name, write(read_figures(file) if file else {}))
         if new != old:
-            stale.append(f"{path.relative_to(ROOT)} ({name}) does not show what {file.relative_to(ROOT)} holds.")
+            held = file.relative_to(ROOT) if file else "docs/benchmarks"
+            stale.append(f"{path.relative_to(ROOT)} ({name}) does not show what {held} holds.")
             if not options.check:
                 path.write_text(new, encoding="utf-8")
     if options.check:

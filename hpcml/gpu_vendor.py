@@ -15,6 +15,7 @@ class GpuVendor(NamedTuple):
     name: str
     pci: str  # the vendor's number in the PCI tree, as sysfs writes it
     visible: str  # the variable that says which GPUs a program sees
+    devices: str  # the driver's files of GPUs in /dev
     image_option: str  # the option of Apptainer that brings the driver into an image
     interface: str  # the driver's own interface for questions
     tool: str  # the vendor's command that shows GPUs
@@ -27,6 +28,7 @@ VENDOR = GpuVendor(
     name="NVIDIA",
     pci="0x10de",
     visible="CUDA_VISIBLE_DEVICES",
+    devices="nvidia[0-9]*",
     image_option="--nv",
     interface="NVML",
     tool="nvidia-smi",

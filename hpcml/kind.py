@@ -278,8 +278,8 @@ class Kind(ABC):
         return []
 
     @abstractmethod
-    def workers(self, site: Site, request: Request, memory: int) -> Workers:
-        """Return the processes of each node, which has ``memory`` bytes of memory, 0 if that is unknown.
+    def workers(self, site: Site, request: Request, memory: int, cpus: int) -> Workers:
+        """Return the processes of each node, which has ``memory`` bytes of memory and ``cpus``, 0 if that is unknown.
 
         The plan calls it after the scheduler has laid out the job, and writes the result into plan.json.
         """

@@ -21,12 +21,12 @@ if hpcml.run.gpus:
     from cuml.dask.linear_model import LinearRegression
     from cupy import asnumpy
 
-    options = {}
+    options, lazy = {}, {"delayed": True}  # with False, cuML's predict computes at once and keeps what it predicts
 else:
     from dask_ml.linear_model import LinearRegression
     from numpy import asarray as asnumpy
 
-    options = {"solver": "newton"}  # exact and without a penalty, like cuML
+    options, lazy = {"solver": "newton"}, {}  # exact and without a penalty, like cuML
 
 client = hpcml.connect(backend="auto")  # arrays are CuPy arrays on GPUs, NumPy arrays on CPUs
 features, target = make_regression(100_000, 8, n_informative=5, noise=20, random_state=0)
@@ -38,7 +38,8 @@ x_train, y_train, x_test, y_test = (part.persist() for part in (x[train], y[trai
 
 start = time.perf_counter()
 model = LinearRegression(**options).fit(x_train, y_train)
-predicted, true = asnumpy(model.predict(x_test).compute()), asnumpy(y_test.compute())
+predicted = model.predict(x_test, **lazy)  # a Dask array: nothing is predicted until .compute() or .persist()
+predicted, true = asnumpy(predicted.compute()), asnumpy(y_test.compute())
 seconds = time.perf_counter() - start
 
 coefficients = asnumpy(model.coef_)

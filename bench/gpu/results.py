@@ -15,7 +15,22 @@ from figures import read_figures
 SCHEMA = 1
 # In the order in which they run.
 SECTIONS = ("smoke", "kernels", "topology", "verdict", "kmeans", "auth", "bringup", "merge", "image", "gallery",
-            "headlines", "memory", "killed", "tasks", "idioms", "examples", "sweep", "polars", "samples", "rates", "chunks", "jobs", "lloyd", "first", "failures")  # fmt: skip
+            "headlines", "memory", "killed", "tasks", "idioms", "examples", "sweep", "polars", "samples", "rates", "chunks", "jobs", "lloyd", "estimators", "first", "failures")  # fmt: skip
+# What a section measures, by place: its documents have the digests of it (figures.measured).
+_BY_HAND, _WORKLOADS = "bench/gpu/scripts/by_hand.py", "bench/workloads"
+MEASURED = {
+    "bringup": ("bench/gpu/scripts/open_cluster.py",),
+    "gallery": tuple(f"{_WORKLOADS}/{name}.py" for name in (
+        "arrays", "dbscan", "etl", "forest", "join", "kmeans", "linear", "naive_bayes", "neighbors", "pca_svd", "pipeline",
+        "preprocess", "search", "to_torch", "xgboost_train")),
+    "headlines": (*(f"{_BY_HAND}:{name}" for name in ("array", "csv", "join", "kmeans", "svd")),
+                  *(f"{_WORKLOADS}/{name}.py" for name in ("arrays", "etl", "join", "pca_svd", "search"))),
+    "idioms": ("bench/gpu/scripts/idioms.py",),
+    "killed": ("bench/gpu/scripts/killed.py",),
+    "lloyd": ("jobs/kmeans.py", "jobs/lloyd/__init__.py"),
+    "memory": ("bench/gpu/scripts/spill_passes.py",),
+    "merge": ("bench/gpu/scripts/merge.py",),
+}  # fmt: skip
 
 Result = dict[str, Any]
 Document = dict[str, Any]

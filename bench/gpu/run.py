@@ -35,8 +35,9 @@ import machine
 import pack
 import table
 from eight import CALLS, GPUS, Step
+from figures import measured
 from harness import HUNG, ROOT, SECTION, World, end_marked, last_lines
-from results import SCHEMA, SECTIONS, Document, failure, passed, write
+from results import MEASURED, SCHEMA, SECTIONS, Document, failure, passed, write
 from slurm import TOP, Lab, SlurmError, gpu_count
 from slurm_text import Shape
 
@@ -66,6 +67,7 @@ LIMITS = {  # seconds
     "chunks": 300,
     "jobs": 300,
     "lloyd": 600,
+    "estimators": 600,
     "first": 500,
     "failures": 480,
 }
@@ -221,7 +223,8 @@ def run_all(world: World, options: argparse.Namespace, out: Path) -> list[Docume
                 results, error = [failure(name, f"{type(trouble).__name__}: {trouble}")], ""
         if name == "smoke" and (error or not passed(results)):
             broken = "skipped: RAPIDS does not work here, see smoke"
-        document = {**common, "section": name, "case": step.case, "date": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
+        document = {**common, "measured": measured(*MEASURED.get(name, ())), "section": name, "case": step.case,
+                    "date": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
                     "seconds": round(time.monotonic() - began, 1), "error": error, "results": results}  # fmt: skip
         write(out, document)
         documents.append(document)

@@ -117,11 +117,17 @@ NOTES: dict[str, tuple[str, str]] = {
         "the same number after one iteration (scikit-learn: after all). It is that of a centre of "
         "few rows, which one row on a border moves far; cuML's own fits, of which the sums have no fixed order, differ too.",
     ),
+    "estimators": (
+        "The estimators of the [examples](../../jobs/README.md), beside scikit-learn or plain Dask on this host's CPUs.",
+        "Both sides took turns in one run. Medians. The SVDs are beside Dask on NumPy, *TruncatedSVD* beside the exact one; the grids "
+        "beside scikit-learn's GridSearchCV. *to torch and back* is beside the way through the host's memory. *on GPUs* includes *move*, the copy of the rows "
+        "into GPU memory. *call*: until `predict` returns. *apart*: the largest difference of the answers, relative to the largest value.",
+    ),
     "first": (
         "A short script on one GPU, from the submission to the end: in a run, and with a LocalCUDACluster.",
         "Medians of each step's seconds, since the step before. *usable*: a client with its worker. *data*: the first tasks. "
-        "*cuml*: its import in the script. In a run the scheduler is a process of its own. It imports what a task's graph names: this is the difference in "
-        "*data* and *first fit*.",
+        "*cuml*: its import in the script. In a run the scheduler and the worker import cuML while the script starts, "
+        "with a LocalCUDACluster the worker does so in its first fit.",
     ),
     "failures": (
         "What hpcml says of 22 failures on a GPU, caused in runs on the local site.",
@@ -244,6 +250,9 @@ COLUMNS: dict[str, list[tuple[str, str, Format]]] = {
               ("usable", "usable", number(1, " s")), ("data", "data", number(1, " s")), ("cuml", "cuml", number(1, " s")),
               ("first fit", "fit1", number(1, " s")), ("second", "fit2", number(1, " s")), ("third", "fit3", number(1, " s")),
               ("end", "gone", number(1, " s")), ("in all", "total_s", number(1, " s"))],
+    "estimators": [("rows", "size", str), ("library", "library", str), ("rounds", "rounds", str), ("on GPUs", "gpu_s", number(4, " s")),
+                   ("each", "gpu_spread", str), ("move", "move_s", number(4, " s")), ("fit", "fit_s", number(4, " s")), ("call", "call_s", number(4, " s")),
+                   ("on CPUs", "cpu_s", number(4, " s")), ("each", "cpu_spread", str), ("apart", "apart", small), ("cuML says", "words", str)],
     "lloyd": [("iterations", "iterations", str), ("rounds", "rounds", str), ("library", "library", str), ("a fit", "lloyd_s", number(3, " s")),
               ("each", "lloyd_spread", str), ("kernels", "kernels_s", number(3, " s")), ("bound", "bound_s", number(3, " s")),
               ("by", "bound", str), ("fit / bound", "times_bound", number(2)), ("cuml.dask", "cuml_dask_s", number(3, " s")),
@@ -252,7 +261,7 @@ COLUMNS: dict[str, list[tuple[str, str, Format]]] = {
 }  # fmt: skip
 RATIO = {"kmeans": "CPU fit / fit", "auth": "authenticated / plain", "bringup": "usable / by hand",
          "merge": "hpcml / Local", "image": "to workers, inside / outside", "gallery": "CPU / GPU",
-         "headlines": "by hand (search: scikit-learn) / hpcml", "chunks": "as published / this", "lloyd": "cuml.dask / this", "first": "in all / Local", "tasks": "300 tasks / Local", "memory": "a pass of dask-cuda's / a pass", "sweep": "12 runs / sweep", "polars": "dask_cudf, or the better other way / cuDF-Polars in a run", "samples": "counter / power, sampled / moved, with / without"}  # fmt: skip
+         "headlines": "by hand (search: scikit-learn) / hpcml", "chunks": "as published / this", "lloyd": "cuml.dask / this", "estimators": "CPU / GPU", "first": "in all / Local", "tasks": "300 tasks / Local", "memory": "a pass of dask-cuda's / a pass", "sweep": "12 runs / sweep", "polars": "dask_cudf, or the better other way / cuDF-Polars in a run", "samples": "counter / power, sampled / moved, with / without"}  # fmt: skip
 
 
 def cell(value: Any, form: Format) -> str:

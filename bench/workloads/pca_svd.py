@@ -1,4 +1,4 @@
-"""PCA, TruncatedSVD and svd_compressed of tables, of made matrices in memory, of Zarr, and of 2-bit packed genotypes.
+"""PCA, TruncatedSVD and svd_compressed of tables and of made matrices in memory; of Zarr see jobs/zarr_svd.py.
 
 --rows 10_000_000 --columns 20_000 --raw --power-iterations 0 is the 200 GB of Dask's post "Very Large SVDs" (2020):
 bytes stay bytes in memory and become floats chunk by chunk in each pass. Columns are centred (but for truncated and
@@ -47,21 +47,12 @@ def find(job: Job) -> Matrix:
     """Return the matrix, lazily."""
     options = job.options
     shape = {"seed": options.seed, "dtype": options.dtype, "missing": options.missing, "threads": job.threads}
-    if options.data and not matrices.is_zarr(options.data):
+    if options.data:
         source = inputs.survey(job.client, options.data)
         target = str(datasets.truth(source.files[0]).get("target", ""))
         names, dtype = inputs.numeric(source, leave=(target,) if target else ())
-        return Matrix(tables.arrays(job, source, names, dtype)[0], len(names))
-    if options.data:
-        matrix = laid_out(job, lambda floats: matrices.read(options.data, job.threads, floats))
-    else:
-        sizes = (job.rows, options.columns)
-        if options.storage == "zarr":
-            matrix = matrices.made(*sizes, packed=False, library="numpy", **shape)
-        else:
-            packed = options.storage == "packed"
-            matrix = laid_out(job, lambda floats: matrices.made(*sizes, packed=packed, floats=floats, **shape))
-    return matrix
+        return Matrix(tables.arrays(job, source, names, dtype)[0])
+    return laid_out(job, lambda floats: matrices.made(job.rows, options.columns, floats=floats, **shape))
 
 
 def admit(job: Job, matrix: Matrix) -> None:
@@ -136,19 +127,13 @@ def work(job: Job) -> None:
     if options.what != "compressed":
         job.leave_out("power_iterations", "raw")
     if options.data:
-        job.leave_out("storage", "missing")
+        job.leave_out("missing")
     matrix = find(job)
     admit(job, matrix)
-    if options.storage == "zarr" and not options.data:
-        with job.phase("write_zarr"):
-            folder = job.folder_for_data() / "matrix.zarr"
-            matrices.write(folder, matrix, options.seed)
-        matrix = laid_out(job, lambda floats: matrices.read(str(folder), job.threads, floats))
     (rows, columns), size = matrix.shape, int(matrix.stored.nbytes)
     with job.phase("load"):
         matrix, sums = matrices.load(matrix)
         known |= {"rows": rows, "columns": columns, "stored_bytes": size, "chunks": matrix.stored.numblocks[0]}
-        known["packed"] = matrix.packed
     with job.phase("means"):
         means, known["total_variance"], known["missing_elements"] = matrices.statistics(matrix, sums)
     with job.phase("svd"):
@@ -181,16 +166,12 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add("--what", choices=("pca", "truncated", "compressed"), default="compressed", help="method (default compressed)")
     add("--k", type=int, default=10, help="components (default 10)")
     add("--columns", type=int, default=1_000, help="of a made matrix (default 1,000)")
-    add("--storage", choices=("memory", "zarr", "packed"), default="memory",
-        help="of a made matrix: plain, by a Zarr array on disk, or 2 bits a genotype (default memory)")  # fmt: skip
     add("--dtype", choices=("uint8", "float32", "float64"), default="uint8",
         help="of a made matrix: genotypes, or floats of rank 5 with noise (default uint8)")  # fmt: skip
     add("--missing", type=float, default=0.01, help="share of made genotypes that are missing (default 0.01)")
     add("--power-iterations", type=int, choices=range(9), default=2, help="of compressed, 0 … 8 (default 2)")
     add("--raw", action="store_true", help="compressed: decompose the matrix as it is, not centred")
     options = parser.parse_args(arguments)
-    if options.storage == "packed" and options.dtype != "uint8":
-        parser.error("--storage packed holds genotypes. Use it with --dtype uint8.")
     if options.raw and options.what != "compressed":
         parser.error("--raw belongs to --what compressed.")
     return options

@@ -11,7 +11,7 @@ from hpcml.errors import UsageError
 from hpcml.options import parser
 from hpcml.options.reading import as_texts, given_by_keywords
 from hpcml.options.table import of
-from hpcml.runs import directories, notes
+from hpcml.runs import directories, gpus_chosen, notes
 from hpcml.runs import submit as submission
 from hpcml.runs.handle import RunHandle
 from hpcml.sites import layers
@@ -54,8 +54,9 @@ def submit(script: str | os.PathLike[str], *arguments: object, **options: Any) -
     with layers.narrowed_umask():
         spec = submission.script_request(given, command, parser.of("submit"))
         by_hand = bool(given.get("prepare"))
-        prepared = submission.prepare_request(spec, by_hand=by_hand)
-        notes.show(prepared.notes, prepared.always, prepared.project_notes)
+        prepared = submission.prepare_request(spec, by_hand=by_hand, may_choose_gpus=True)
+        on_gpus = [gpus_chosen.sentence(because)] if (because := prepared.plan.gpus_because) else []
+        notes.show([*prepared.notes, *on_gpus], [*prepared.always, *on_gpus], prepared.project_notes)
         run = submission.submit(prepared, by_hand=by_hand)
     notes.show_submitted(run.submission)
     return RunHandle(run)

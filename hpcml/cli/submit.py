@@ -31,6 +31,7 @@ if TYPE_CHECKING:  # each command imports what it needs: `submit` is to be fast
 
     from hpcml.options.parser import Parser
     from hpcml.options.translation import Translation
+    from hpcml.plan.plan import Plan
     from hpcml.recorded import RecordedRequest, RecordedSpec
     from hpcml.request.record import RunRequest
     from hpcml.runs import status as run_status
@@ -87,7 +88,7 @@ def split_script(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 
 def run(options: Namespace) -> int:
     """Submit the script of the command line."""
-    return start(options, script_spec(options))
+    return start(options, script_spec(options), may_choose_gpus=True)
 
 
 def script_spec(options: Namespace) -> RunRequest:
@@ -123,12 +124,17 @@ def service_spec(options: Namespace, form: Form) -> RunRequest:
     return request_of(vars(options), programs.code([form.service], common.here())._replace(form=form))
 
 
-def start(options: Namespace, spec: RunRequest) -> int:
-    """Submit a request, or do what the options want instead, and wait for its end or not."""
+def start(options: Namespace, spec: RunRequest, *, may_choose_gpus: bool = False) -> int:
+    """Submit a request, or do what the options want instead, and wait for its end or not.
+
+    ``may_choose_gpus``: the script's text may choose GPUs, if the request does not.
+    """
     from hpcml.runs import submit as submission
 
     check_modes(options)
-    prepared = submission.prepare_request(spec, by_hand=options.prepare, dry_run=bool(options.dry_run))
+    prepared = submission.prepare_request(
+        spec, by_hand=options.prepare, dry_run=bool(options.dry_run), may_choose_gpus=may_choose_gpus
+    )
     tell_notes(prepared, seen=not (options.dry_run or options.check))
     if options.dry_run:
         show(options, prepared)
@@ -154,7 +160,7 @@ def show(options: Namespace, prepared: submission.Prepared, *, asks: bool = True
     else:
         from hpcml.cli import summary
 
-        summary.show(prepared, vars(options), _forecast(prepared, whole=True) if asks else [])
+        summary.show(prepared, vars(options), _forecast(prepared, whole=True) if asks else [], _on_gpus(prepared.plan))
 
 
 def hand_over(options: Namespace, prepared: submission.Prepared) -> int:
@@ -190,7 +196,7 @@ def hand_over(options: Namespace, prepared: submission.Prepared) -> int:
 
 def tell_forecast(prepared: submission.Prepared, *, whole: bool, jobs: int = 1) -> None:
     """Say what a submission of so many jobs asks for, what it costs at most, and when it may start."""
-    lines = _forecast(prepared, whole=whole, jobs=jobs)
+    lines = _forecast(prepared, whole=whole, jobs=jobs) or _on_gpus(prepared.plan)
     if prepared.plan.python_from and not whole and not prepared.plan.inside.job.image:
         lines = [*lines, ("python", f"{prepared.plan.python} ({prepared.plan.python_from})")]
     for title, text in lines:
@@ -207,7 +213,15 @@ def _forecast(prepared: submission.Prepared, *, whole: bool, jobs: int = 1) -> l
     if schedulers.get(prepared.plan.scheduler).ONE_MACHINE:
         return []
     estimate = forecast.look(prepared, whole=whole, jobs=max(jobs, len(prepared.plan.array)))
-    return forecast.lines(estimate, datetime.datetime.now(), whole=whole)  # noqa: DTZ005 - as sbatch tells it
+    asks, *others = forecast.lines(estimate, datetime.datetime.now(), whole=whole)  # noqa: DTZ005 - as sbatch tells it
+    return [asks, *(("", text) for _, text in _on_gpus(prepared.plan)), *others]
+
+
+def _on_gpus(made: Plan) -> list[tuple[str, str]]:
+    """Return why a run has GPUs that nobody asked for, as a title and a text; nothing of other runs."""
+    from hpcml.runs import gpus_chosen
+
+    return [("gpus", gpus_chosen.sentence(made.gpus_because))] if made.gpus_because else []
 
 
 def _look_at_image(table: dict[str, object]) -> None:

@@ -28,10 +28,15 @@ _MOST_TASKS = 4  # that are named
 _ONE_MACHINE = "none: all processes are on one machine"
 
 
-def show(prepared: Prepared, given: Mapping[str, Any], forecast: Sequence[tuple[str, str]]) -> None:
+def show(
+    prepared: Prepared,
+    given: Mapping[str, Any],
+    forecast: Sequence[tuple[str, str]],
+    on_gpus: Sequence[tuple[str, str]] = (),
+) -> None:
     """Print what would be submitted by the ``given`` options.
 
-    ``forecast`` are the titles and texts of what it asks for and costs.
+    ``forecast`` are the titles and texts of what it asks for and costs, ``on_gpus`` why it has GPUs, if nobody asked.
     """
     made = prepared.plan
     kind, is_hold = kinds.get(made.inside.kind), prepared.spec.code.form is Form.HOLD  # which has no script
@@ -40,7 +45,7 @@ def show(prepared: Prepared, given: Mapping[str, Any], forecast: Sequence[tuple[
         ("run", f"{made.name} on site {made.site}; nothing is submitted"),
         ("command", _command(prepared)),
         *([("array", _array(made))] if made.array else []),
-        *(forecast or [("asks for", _free(made))]),
+        *(forecast or [("asks for", _free(made)), *on_gpus]),
         *([] if is_hold else [("processes", kind.condition(made.inside) + _processes(made, kind))]),
         ("image", made.inside.job.image) if made.inside.job.image else ("python", _python(prepared)),
         ("network", _ONE_MACHINE if made.inside.single_node else kind.network(made.inside)),

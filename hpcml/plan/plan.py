@@ -90,6 +90,8 @@ class Plan(NamedTuple):
     array: tuple[int, ...] = ()  # the tasks of a job array: each is a run with the plan that of_task() returns
     at_once: int = 0
     index_word: str = ""
+    gpus_because: tuple[str, ...] = ()  # what of the script hpcml chose the GPUs for; empty: it did not
+    gpus_lacking: tuple[str, ...] = ()  # packages without which hpcml chose no GPUs
 
     def of_task(self, index: int) -> Plan:
         """Return the plan of a task of the array, in the task's own directory."""
@@ -194,6 +196,8 @@ def plan(site: Site, asked: RunRequest, location: RunLocation) -> Plan:
         hold=asked.place.hold,
         python=python,
         python_from=location.python_from,
+        gpus_because=spec.size.gpus_because,
+        gpus_lacking=spec.size.gpus_lacking,
     )
 
 
@@ -380,7 +384,7 @@ def _steps(paths: RunPaths, roles: tuple[Role, ...], layout: JobLayout, python: 
 def _inside(site: Site, request: JobRequest, layout: JobLayout, kind: Kind, umask: int) -> Settings:
     spec, code, form = request.spec, request.paths.code, request.spec.code.form
     profilers = kind.profilers(spec)
-    workers: Workers = kind.workers(site, spec, layout.memory)
+    workers: Workers = kind.workers(site, spec, layout.memory, layout.cpus)
     if workers.gpu and "rmm" in profilers:
         workers = workers._replace(gpu=workers.gpu._replace(rmm_log_directory=str(request.paths.profiles)))
     advice = hooks.only("site's advice")(site.report.advice, kind) if site.report.advice else {}

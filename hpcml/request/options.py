@@ -46,7 +46,7 @@ GROUPS: dict[str, tuple[Option, ...]] = {
                default="defaults.time", otherwise="the partition's DefaultTime", common=ALL),
         Option("gpus_per_node", "GPUs per node, one worker per GPU", read=gpus, metavar="[TYPE:]N", common=ALL,
                slurm=("--gpus-per-node", "--gres", "--gpus", "--gpus-per-task"), default="defaults.gpus_per_node",
-               otherwise="0"),
+               otherwise="by script, or 0"),
         Option("cpus_per_node", "CPUs per node", read=whole, slurm=("--cpus-per-task", "--cpus-per-gpu"), metavar="N",
                default="resources.cpus_per_node", otherwise="the site profile's value for the partition"),
         Option("memory_per_node", "memory per node, e.g. 120G; 0: all", read=measured, also=("--mem",), metavar="SIZE",

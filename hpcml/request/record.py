@@ -106,6 +106,8 @@ class Size(NamedTuple):
 
     nodes: int = NOT_SAID  # nodes
     gpus_per_node: int = NOT_SAID  # GPUs of each node, a worker for each
+    gpus_because: tuple[str, ...] = ()  # what of the script hpcml chose the GPUs for; empty: it did not
+    gpus_lacking: tuple[str, ...] = ()  # packages without which hpcml chose no GPUs
     gpu_type: str = ""  # Slurm's name of the GPU model
     cpus_per_node: int = NOT_SAID  # CPUs of each node, as Slurm counts them
     memory_per_node: Memory = Memory()  # bytes of each node

@@ -85,7 +85,9 @@ def script_request(given: dict[str, Any], arguments: list[str], parser: Parser) 
     return request_of(given, code)._replace(origins=origins)
 
 
-def prepare_request(spec: RunRequest, *, by_hand: bool = False, dry_run: bool = False) -> Prepared:
+def prepare_request(
+    spec: RunRequest, *, by_hand: bool = False, dry_run: bool = False, may_choose_gpus: bool = False
+) -> Prepared:
     """Return what is to be submitted of a request on its site, with all notes on it.
 
     Parameters
@@ -95,6 +97,8 @@ def prepare_request(spec: RunRequest, *, by_hand: bool = False, dry_run: bool = 
     dry_run
         Whether nothing will be submitted. Then hpcml does not search ended runs for failed nodes, and a package that
         this machine lacks is a note.
+    may_choose_gpus
+        Whether the script's text may choose GPUs (:mod:`hpcml.runs.gpus_chosen`), if the request does not.
     """
     place = spec.place
     loaded = lookup.load_here(place.site, spec.code.cwd, place.settings, place.line_settings)
@@ -102,7 +106,7 @@ def prepare_request(spec: RunRequest, *, by_hand: bool = False, dry_run: bool = 
     for adapt in hooks.added("change of a request"):
         spec, more = adapt(loaded.site, spec, look=not dry_run)
         notes += more
-    prepared = prepare(loaded, spec, dry_run=dry_run)
+    prepared = prepare(loaded, spec, dry_run=dry_run, may_choose_gpus=may_choose_gpus)
     _check_partition(prepared)
     notes += prepared.notes
     adviser = schedulers.find_adviser(prepared.plan.scheduler)
@@ -132,7 +136,9 @@ def _check_partition(prepared: Prepared) -> None:
             raise SiteError(f"There is no partition '{name}'", place="--partition", hint=hint)
 
 
-def prepare(loaded: LoadedSite, spec: RunRequest, run_id: str = "", *, dry_run: bool = False) -> Prepared:
+def prepare(
+    loaded: LoadedSite, spec: RunRequest, run_id: str = "", *, dry_run: bool = False, may_choose_gpus: bool = False
+) -> Prepared:
     """Plan a request without touching the disk; the run gets ``run_id``, or an id of its own.
 
     A template of the user's own is tried: it can be wrong in any way. With hpcml's own the values are looked at.
@@ -158,6 +164,11 @@ def prepare(loaded: LoadedSite, spec: RunRequest, run_id: str = "", *, dry_run: 
     own_templates, always = template_folders(spec.code.cwd)
     always += [*directories.check_folder(folder, loaded.site.paths.trust), *chosen.always]
     notes = [*always, *chosen.notes]
+    if may_choose_gpus:
+        from hpcml.runs import gpus_chosen  # what a repeated run, a session or a sweep does without
+
+        spec, on_gpus = gpus_chosen.choose(loaded, spec, loaded.site.runtime.python or sys.executable)
+        notes += on_gpus
     if spec.place.after:
         from hpcml.runs import waiting  # what only few submissions need
 

@@ -62,6 +62,7 @@ class JobLayout(NamedTuple):
     put_back: str = ""  # puts the job back into the queue
     stage_modes: tuple[str, ...] = ("copy",)  # the values of runtime.stage that can copy an image to the nodes
     memory: int = 0  # bytes that the job asks for of a node, 0 if not known
+    cpus: int = 0  # the same of its CPUs
     node_gpus: int = 0  # GPUs of a node of which the job asks for some and their share, else 0
     whole_nodes: bool = False  # certain: no other job is on the job's nodes
     one_machine: bool = False  # all nodes are this machine: hpcml keeps the time limit, and removes what a run leaves

@@ -177,6 +177,7 @@ def lay_out(site: Site, request: JobRequest) -> JobLayout:
         starts_word=slurm_options.STARTS,
         stage_modes=slurm_options.STAGE_MODES,
         memory=int(spec.size.memory_per_node),
+        cpus=max(spec.size.cpus_per_node, 0),
         whole_nodes=site.resources.exclusive and not site.doubtful("resources.exclusive"),
         reasons=("the nodes and their CPUs, memory and GPUs come from the existing allocation",),
     )

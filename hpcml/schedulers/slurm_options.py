@@ -94,6 +94,7 @@ def lay_out(site: Site, request: JobRequest) -> JobLayout:
         put_back=PUT_BACK,
         stage_modes=STAGE_MODES,
         memory=_of_node(site, request, name).memory,
+        cpus=int(count) if (count := dict(directives).get("--cpus-per-task", "")).isdecimal() else 0,
         node_gpus=part.of if part.partial else 0,
         whole_nodes=_are_whole_nodes(site, directives),
         reasons=tuple(reasons),

@@ -29,7 +29,9 @@ class Defaults(NamedTuple):
     nodes: int = 1
     """The default number of nodes."""
     gpus_per_node: int = 0
-    """The default number of GPUs per node."""
+    """The default number of GPUs per node. If no file sets the key, ``hpcml submit`` requests all GPUs of each node for
+    a script that uses GPU libraries.
+    """
     time: TimeLimit = TimeLimit()
     """The default time limit; empty: the partition's ``DefaultTime``, or no limit on the local site.
     """
@@ -231,10 +233,16 @@ class Runtime(NamedTuple):
 class Workers(NamedTuple):
     """The Dask workers."""
 
-    per_node: int = 1
-    """Dask workers per node. With ``--gpus-per-node`` there is one worker per GPU instead."""
+    per_node: int = 0
+    """Dask workers per node. With ``--gpus-per-node`` there is one worker per GPU instead. 0: as Dask's
+    ``LocalCluster`` divides a machine, from the CPUs that the job requests of each node (16 CPUs: 4 workers with 4
+    threads), but no worker with less than 2 GiB of memory. If the CPUs are unknown, and for the local site, sweeps,
+    elastic clusters and ``hpcml interconnect``: one worker.
+    """
     threads: int = 0
-    """Threads per worker; 0: an equal share of the node's CPUs, or one thread per GPU worker."""
+    """Threads per worker; 0: an equal share of the node's CPUs, or one thread per GPU worker. If ``workers.per_node``
+    is 0, there are as many workers as these threads allow.
+    """
     memory_limit: Memory = Memory()
     """Host memory of each worker; empty: an equal share of the job's memory on the node. hpcml refuses a
     limit that is too small to start a worker (at least 80 MiB).

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -27,6 +28,9 @@ budget = ["grants", "-b"]
 budget_row = '^{account}\\s+\\d+\\s+\\d+\\s+(?P<total>\\d+)\\s+(?P<used>\\d+)\\s'
 ask = true
 """
+
+CLOSED = "include-system-site-packages = false\nversion = 3.11.2\n"
+MAY_USE_CUML = "try:\n    from cuml.dask.cluster import KMeans\nexcept ImportError:\n    pass\n"
 
 
 @pytest.fixture
@@ -86,7 +90,7 @@ def test_a_dry_run_is_a_summary(priced: World) -> None:
             "2 nodes, time limit 02:00:00, at most 4", "node-h = 16 core-h, 0.8", "% of the grant of account astro"
         ),
         "start": "Slurm would start the job now",
-        "processes": says("client, dask: 1 scheduler, 2 workers"),
+        "processes": says("client, dask: 1 scheduler, 8 workers", "4 on each node"),
         "because": says("workers.start"),
         "network": "hpcml chooses the protocol on the nodes",
         "script": "--dry-run=script prints the batch script",
@@ -300,3 +304,38 @@ def test_a_variable_s_value_is_no_command(world: World) -> None:
     command = ["bash", "-c", '. "$0"; printf %s "$NOTE"', str(variables)]
     done = subprocess.run(command, cwd=world.project, capture_output=True, text=True, check=True)
     assert (done.stdout, (world.project / "owned").exists()) == (value, False)
+
+
+def test_gpus_for_a_script_that_can_use_them(world: World) -> None:
+    packages = world.project / "mine/lib/python3.11/site-packages"
+    for name in ("cuml", "cryptography", "dask", "dask_cuda", "distributed"):
+        (packages / name).mkdir(parents=True)
+        (packages / name / "__init__.py").touch()
+    (world.project / "mine/bin").mkdir()
+    (world.project / "mine/bin/python").symlink_to(Path(sys.executable).resolve())
+    (world.project / "mine/pyvenv.cfg").write_text(CLOSED)
+    world.script.write_text("from cuml.dask.cluster import KMeans\n")
+    words = ("submit", "--site", "leonardo", "--account", "a", "--nodes", "4", "--python", "mine")
+    sixteen = ("asks for", "4 nodes, partition boost_usr_prod, 16 GPUs", "64 core-h")
+
+    submitted = world.run(*words, "job.py").stderr
+    assert re.search(in_order(*sixteen, "\n             GPUs", "cuML", "--gpus-per-node 0"), submitted)
+    [first] = world.runs.glob("job-*")
+    assert "#SBATCH --gres=gpu:4\n" in (first / "job.sh").read_text()
+    assert json.loads((first / "request.json").read_text())["spec"]["gpus_because"] == ["cuML"]
+    shown = world.run(*words, "--dry-run", "job.py").stdout
+    assert re.search(in_order("asks for", "16 GPUs", "\n           GPUs", "cuML", "--gpus-per-node 0"), shown)
+    made = json.loads(world.run(*words, "--dry-run", "--json", "job.py").stdout)
+    assert (made["gpus_because"], made["gpus_lacking"], made["inside"]["job"]["gpus"]) == (["cuML"], [], 4)
+    assert "dcgp_usr_prod, time" in world.run(*words, "--gpus-per-node", "0", "job.py").stderr
+
+    (packages / "cuml").rename(packages / "other")
+    world.script.write_text(MAY_USE_CUML)
+    made = json.loads(world.run(*words, "--dry-run", "--json", "job.py").stdout)
+    assert (made["gpus_because"], made["gpus_lacking"], made["inside"]["job"]["gpus"]) == ([], ["cuml"], 0)
+    lacking = world.run(*words, "job.py").stderr
+    assert re.search(in_order("cuML", "lacks cuml", "CPUs", "--image", "hpcml[cuda12]"), lacking)
+    assert "partition dcgp_usr_prod, time limit" in lacking
+    (packages / "other").rename(packages / "cuml")
+    assert "dcgp_usr_prod, time" in world.run("rerun", "last").stderr, "a repeated run asks for what the first had"
+    assert "16 GPUs" in world.run("rerun", first.name).stderr

@@ -81,7 +81,7 @@ def test_a_value_says_where_it_comes_from(world: World) -> None:
     assert lines["workers.restarts"] == "1  # --set"
     assert lines["deadlines.workers"] == '"7s"  # HPCML_DEADLINES__WORKERS'
     assert lines["network.interface"] == '"ib0"  # profile leonardo'
-    assert lines["workers.per_node"] == "1  # default"
+    assert lines["workers.per_node"] == "0  # default"
     assert lines["scheduler"] == '"slurm"  # profile slurm'
 
 

@@ -23,8 +23,8 @@ from typing import Any
 
 import hpcml
 
-NEEDS = {"query": "polars"}
-NEEDS_ON_GPUS = dict.fromkeys(("query", "join", "etl"), "cudf_polars")
+NEEDS = {"query": "polars", "to_torch": "torch", "zarr_svd": "zarr"}
+NEEDS_ON_GPUS = {"to_torch": "torch", "zarr_svd": "zarr", **dict.fromkeys(("query", "join", "etl"), "cudf_polars")}
 # why an example is left out
 CANNOT = {f"{package} is not installed" for package in (*NEEDS.values(), *NEEDS_ON_GPUS.values())}
 

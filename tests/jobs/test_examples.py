@@ -19,10 +19,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import dask
+import dask.array as da
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
+import sklearn.base
 import sklearn.cluster
 import sklearn.decomposition
 import sklearn.ensemble
@@ -31,6 +33,7 @@ import sklearn.metrics
 import sklearn.model_selection
 import sklearn.naive_bayes
 import sklearn.neighbors
+import sklearn.preprocessing
 import threadpoolctl
 import xgboost
 from distributed import Client
@@ -86,7 +89,9 @@ def run_example(
     assert {*os.listdir(tmp_path)} - {"checkpoints"} == {"out"}  # data that was made is gone
 
 
-OWN = ["linear", "logistic", "forest", "neighbors", "naive_bayes", "xgboost_train", "search", "dbscan", "pca_svd", "preprocess"]  # fmt: skip
+OWN = ["linear", "logistic", "forest", "neighbors", "naive_bayes", "xgboost_train", "search", "dbscan", "pca_svd", "preprocess",
+       "encode", "nearest", "regularized", "svd", "to_torch"]  # fmt: skip
+NO_TORCH = "PyTorch is not in this environment; to run this: pip install torch"
 STAYS = {"k", "min_samples", "words"}  # what the example itself works with
 
 
@@ -95,6 +100,8 @@ def test_one_s_own_rows_as_the_first_lines_say(
     name: str, run_example: RunExample, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The lines of the docstring stand in the place of those that make rows, in a folder with files of such columns."""
+    if name == "to_torch":
+        pytest.importorskip("torch", reason=NO_TORCH)
     folder = tmp_path_factory.mktemp("zu Hause in Köln")
     rng = np.random.default_rng(0)
     table = pd.DataFrame(rng.normal(size=(2_000, 2)), columns=["width", "height"])
@@ -107,7 +114,8 @@ def test_one_s_own_rows_as_the_first_lines_say(
     table["city"], table["payment"] = rng.choice(["Köln", "Roma"], 2_000), ["card", None] * 1_000
     about = rng.integers(0, 6, len(table))
     counts = pd.DataFrame(rng.poisson(1 + 4 * (np.arange(12) % 6 == about[:, None])), columns=list("abcdefghijkl"))
-    measured = {"dbscan": ["width", "height"], "pca_svd": ["width", "height", "price", "broken", "kind"]}.get(name)
+    many = ["width", "height", "price", "broken", "kind"]
+    measured = {"dbscan": ["width", "height"], "pca_svd": many, "svd": many}.get(name)
     table = table[measured] if measured else table
     tables = {"measured": table, "counts": counts.assign(**{"class": about})}
     table.to_parquet(folder / "measured.parquet")
@@ -133,6 +141,8 @@ def test_one_s_own_rows_as_the_first_lines_say(
             "city": dict(table["city"].value_counts()),
             "payment": {"card": 1_000, "missing": 1_000},
         }
+    elif name == "encode":
+        assert sum(result["counts"]) == result["back"] == 2_000
     else:
         rows = next(variables[name] for name in ("x", "points") if name in variables)
         assert rows.shape == (2_000, 12 if name == "naive_bayes" else len(measured or ["width", "height"]))
@@ -238,6 +248,64 @@ def test_neighbors(run_example: RunExample) -> None:
     model = sklearn.neighbors.KNeighborsClassifier(15).fit(x, y)
     assert (np.load(out / "predicted.npy") == model.predict(x_test)).all()
     assert result["accuracy"] == model.score(x_test, y_test)
+
+
+def test_nearest(run_example: RunExample) -> None:
+    result, out, variables, _ = run_example("nearest")
+    x, y, x_test, y_test = parts(variables, variables["places"], variables["heights"])
+    model = sklearn.neighbors.KNeighborsRegressor(10).fit(x, y)
+    left = np.load(out / "nearest.npz")
+    distances, rows = model.kneighbors(x_test)
+    assert np.allclose(left["distances"], distances)
+    assert (left["rows"] == rows).mean() > 0.999  # of equally near rows, either is right
+    assert np.allclose(left["predicted"], model.predict(x_test), rtol=1e-5, atol=1e-5)
+    assert result["r2"] == pytest.approx(model.score(x_test, y_test), rel=1e-5)
+    assert result["mean_distance"] == pytest.approx(distances.mean())
+
+
+def test_regularized(run_example: RunExample) -> None:
+    result, _, variables, _ = run_example("regularized")
+    x, y, x_test, y_test = parts(variables, variables["features"], variables["target"])
+    for name, model in variables["MODELS"].items():
+        other = sklearn.base.clone(model).set_params(fit_intercept=True).fit(x, y)
+        assert np.allclose(result["coefficients"][name], other.coef_, rtol=1e-5, atol=1e-4)
+        assert result["r2"][name] == pytest.approx(other.score(x_test, y_test), rel=1e-6)
+        assert result["zeros"][name] == (abs(other.coef_) < 1e-3).sum()
+    assert result["zeros"]["Lasso"] > result["zeros"]["Ridge"] == 0
+
+
+def test_svd(run_example: RunExample) -> None:
+    result, _, variables, _ = run_example("svd")
+    singular = np.linalg.svd(variables["values"], compute_uv=False)[:4]
+    for found in result["singular_values"].values():
+        assert np.allclose(found, singular, rtol=1e-8)
+
+
+def test_encode(run_example: RunExample) -> None:
+    result, out, variables, _ = run_example("encode")
+    texts = variables["made"]["city"].to_numpy(dtype=object)
+    encoder = sklearn.preprocessing.LabelEncoder().fit(texts)
+    assert result["classes"] == encoder.classes_.tolist()
+    assert (np.load(out / "numbers.npy") == encoder.transform(texts)).all()
+    assert result["back"] == result["rows"] == len(texts)
+
+
+def test_to_torch(run_example: RunExample) -> None:
+    """The network is trained here again, on the same sample, and predicts the same."""
+    torch = pytest.importorskip("torch", reason=NO_TORCH)
+    result, _, variables, _ = run_example("to_torch")
+    assert result["without_copy"] == result["blocks"] == 8
+    x, y = (variables[name].compute() for name in "xy")
+    parameters = variables["train"](np.column_stack([x, y])[::20])
+    model = variables["network"](4, "cpu")
+    model.load_state_dict(parameters)
+    with torch.no_grad():
+        told = model(torch.from_numpy(x)).numpy()
+    assert result["r2"] == pytest.approx(sklearn.metrics.r2_score(y, told), abs=0.01)
+    assert result["r2"] > 0.9
+    read_only = np.ones((3, 4), dtype="float32")
+    read_only.flags.writeable = False
+    assert not variables["shared"](read_only)
 
 
 def test_dbscan(run_example: RunExample) -> None:
@@ -351,6 +419,17 @@ def test_join(run_example: RunExample, tmp_path_factory: pytest.TempPathFactory)
     assert result["sums"] == joined.groupby("region")["cents"].sum().to_dict()
 
 
+def test_dask_dataframe(run_example: RunExample, tmp_path_factory: pytest.TempPathFactory) -> None:
+    result, _, variables, _ = run_example("dask_dataframe")
+    folder = tmp_path_factory.mktemp("levels")
+    variables["made"](folder)
+    table = pd.concat(map(pd.read_parquet, folder.glob("*.parquet"))).sort_values(["station", "hour"])
+    stations = table.groupby("station")["level"]
+    assert result["rows"] == len(table)
+    assert np.allclose(result["mean"], stations.mean(), rtol=1e-9)
+    assert np.allclose(result["rise"], stations.diff().groupby(table["station"]).max(), rtol=1e-9)
+
+
 def test_arrays(run_example: RunExample) -> None:
     result, out, variables, _ = run_example("arrays")
     frames = variables["frames"].compute()
@@ -401,6 +480,45 @@ def test_an_example_of_ranks(name: str, package: str, tmp_path: Path) -> None:
     losses = re.search(r"^loss ([\d.]+), then ([\d.]+) after \d+ steps on 2 ranks$", done.stdout, re.MULTILINE)
     assert losses, done.stdout
     assert float(losses[2]) < 0.2 * float(losses[1])
+
+
+def test_zarr_svd(run_example: RunExample) -> None:
+    """All three formats give the singular values of the whole matrix; two bits take a quarter of the bytes."""
+    result, _, variables, lines = run_example("zarr_svd", "--rows", "4000", "--columns", "200")
+    values = variables["plain"].compute(scheduler="synchronous").astype("float64")
+    expected = np.linalg.svd(values - values.mean(axis=0), compute_uv=False)[:4]
+    assert set(values.ravel()) == {0, 1, 2}
+    block = values.astype("uint8")
+    assert (variables["unpacked"](variables["packed"](block)) == block).all()
+    for name in ("plain", "Blosc", "packed"):
+        assert np.allclose(variables["values"][name], expected, rtol=3e-3)
+    sizes = result["disk_bytes"]
+    assert sizes["plain"] == values.size == 4 * sizes["packed"]
+    assert sizes["Blosc"] < 0.3 * sizes["plain"]
+    assert "packed: load" in lines[-2]
+
+
+def test_the_steps_of_a_chunk_are_one_task_whatever_the_width_of_fusion() -> None:
+    """docs/how-it-works.md says that optimization.fuse.ave-width changes nothing for arrays."""
+    x = da.ones((8_000, 4), chunks=(1_000, 4)).map_blocks(np.cumsum, axis=1, dtype="float64")
+    counts = set()
+    for width in (0, 1, 5, 20):
+        with dask.config.set({"optimization.fuse.ave-width": width}):
+            centred = x.astype("float32") - x.astype("float32").mean(axis=0)
+            counts.add(len(dict(dask.optimize(da.linalg.svd_compressed(centred, k=2, seed=0)[1])[0].__dask_graph__())))
+    assert len(counts) == 1
+
+
+def test_frames(run_example: RunExample) -> None:
+    result, _, variables, _ = run_example("frames", "--rows", "16000")
+    table = pd.concat([variables["made"](number, 2_000) for number in range(8)], ignore_index=True)
+    area = np.where(table["zone"] % 2, "south", "north")
+    by_area = table["fare"].groupby(area).agg(["count", "mean"])
+    assert result["rows"] == len(table)
+    assert result["sum"] == pytest.approx(table["fare"].sum())
+    assert result["zones"] == table["zone"].nunique()
+    assert result["counts"] == by_area["count"].tolist()
+    assert result["means"] == pytest.approx(by_area["mean"].tolist())
 
 
 def test_minimal(

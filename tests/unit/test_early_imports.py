@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import ast
+import asyncio
 import json
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from hpcml.forms import Form
-from hpcml.kinds.dask.node import gpus, workers
+from hpcml.kinds.dask.node import dask_worker, gpus, scheduler, script_imports
+from hpcml.kinds.dask.node.messages import IMPORT
 from hpcml.kinds.dask.node.script import replacements
 from hpcml.node.script import launcher
 from hpcml.node.tasks import process as tasks_process
@@ -25,7 +29,7 @@ from node_settings import settings as settings_of
 def wanted(folder: Path, text: str | bytes, *, form: Form = Form.SCRIPT) -> list[str]:
     script = folder / "script.py"
     script.write_bytes(text if isinstance(text, bytes) else text.encode())
-    return workers.early_imports(workers.imports_of_script(settings_of(code__script=str(script), code__form=form)))
+    return script_imports.early(script_imports.of_script(settings_of(code__script=str(script), code__form=form)))
 
 
 @pytest.mark.parametrize(("text", "found"), [
@@ -40,7 +44,7 @@ def wanted(folder: Path, text: str | bytes, *, form: Form = Form.SCRIPT) -> list
     ("text = 'import dask.dataframe'  # import dask.array", []),
     ("import dask.dataframe\nfrom", []),
     (b"\xff\xfe\x00import", []),
-    ("import dask.dataframe\n" + "#" * workers.LARGEST_SCRIPT, []),
+    ("import dask.dataframe\n" + "#" * script_imports.LARGEST_SCRIPT, []),
 ])  # fmt: skip
 def test_a_script_s_own_words_count(tmp_path: Path, text: str | bytes, found: list[str]) -> None:
     assert wanted(tmp_path, text) == found
@@ -51,7 +55,7 @@ GPU = Gpu(1, "", -1.0, None, False, False, None, ("cupy",), "", False, None, -1.
 
 def may_use_cudf(script: Path, gpu: Gpu = GPU, form: Form = Form.SCRIPT) -> bool:
     settings = settings_of(code__script=str(script), code__form=form)
-    return workers.may_use_cudf(workers.imports_of_script(settings), gpu)
+    return script_imports.may_use_cudf(script_imports.of_script(settings), gpu)
 
 
 @pytest.mark.parametrize(("text", "may"), [
@@ -97,13 +101,52 @@ def test_what_cannot_be_imported_is_left_to_the_graph_that_needs_it(
     (tmp_path / "imported_early_a.py").write_text("")
     (tmp_path / "imported_early_b.py").write_text("raise RuntimeError('no GPU')")
     monkeypatch.syspath_prepend(tmp_path)
-    workers.import_early(["imported_early_b", "imported_early_a"])
+    script_imports.import_all(["imported_early_b", "imported_early_a"], "before the workers started")
     told = capsys.readouterr()
     assert told.out.startswith(
         "hpcml: imported_early_b could not be imported before the workers started (RuntimeError).\nhpcml: imported these modules before the workers started, in "
     )
     assert told.out.endswith(" s: imported_early_a\n")
     assert told.err == ""
+
+
+@pytest.mark.parametrize(("text", "found"), [
+    ("import cuml", ["cuml"]),
+    ("def fit():\n    from cuml.dask.cluster import KMeans\n    import cupy as cp", ["cupy", "cuml", "cuml.dask"]),
+    ("from dask_cudf import read_csv", ["dask_cudf"]),
+    ("import cumla, mine.cuml\nfrom .cuml import x", []),
+])  # fmt: skip
+def test_gpu_libraries_come_late(tmp_path: Path, text: str, found: list[str]) -> None:
+    (script := tmp_path / "script.py").write_text(text)
+    names = script_imports.of_script(settings_of(code__script=str(script), code__form=Form.SCRIPT))
+    assert script_imports.late(names) == found
+
+
+def test_scheduler_and_workers_import_what_a_gpu_script_imports(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (script := tmp_path / "script.py").write_text("import cuml, dask.array\n")
+    (tmp_path / "modules").mkdir()
+    (tmp_path / "modules/cuml.py").write_text("import os; seen = os.environ['RAPIDS_NO_INITIALIZE']\n")
+    monkeypatch.syspath_prepend(tmp_path / "modules")
+    monkeypatch.delitem(sys.modules, "cuml", raising=False)
+    monkeypatch.delenv("RAPIDS_NO_INITIALIZE", raising=False)
+    sent = []
+    one = SimpleNamespace(stream_comms={"tls://a": 0}, worker_send=lambda *told: sent.append(told))
+    other = SimpleNamespace(stream_comms={"tls://b": 0}, worker_send=lambda *told: sent.append(told))
+    context: Any = SimpleNamespace(settings=settings_of(code__script=str(script), code__form=Form.SCRIPT))
+    schedulers: Any = [one, other]
+    asyncio.run(scheduler._import_early(context, schedulers))
+    order = {"op": IMPORT, "modules": ["cuml"]}
+    assert sent == [("tls://a", order), ("tls://b", order)]
+    assert sys.modules["cuml"].seen == "1"
+    del sys.modules["cuml"]
+    with ThreadPoolExecutor(1) as tasks:
+        worker: Any = SimpleNamespace(executors={"default": tasks})
+        dask_worker._import_early(worker, order["modules"])
+        first = tasks.submit(lambda: "cuml" in sys.modules)
+        assert first.result(60)
+    assert capsys.readouterr().out.count("hpcml: imported these modules while the script started") == 3
 
 
 @pytest.mark.parametrize(("text", "beside", "is_early"), [
@@ -114,6 +157,7 @@ def test_what_cannot_be_imported_is_left_to_the_graph_that_needs_it(
     ("import of_a_module_system\nimport distributed", (), True),
     ("import of_the_user\nimport distributed", (), False),
     ("import distributed", ("queue.py",), False),
+    ("import dask.array as da", (), True),
     ("import numpy", (), False),
 ])  # fmt: skip
 def test_a_script_s_interpreter_imports_dask_early_where_that_changes_nothing(

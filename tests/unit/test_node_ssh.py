@@ -23,7 +23,7 @@ from hpcml.runs import directories
 
 RUN, OTHER = "train-20261129-120000-0a1b", "other-20261129-120000-0a1b"
 RELAY = Relay(
-    "/r/attempts/0/secret/relay-x", "ssh-ed25519 AAAAhostkey", RUN, (RunNode("n1"), RunNode("n3")), time.time() + 600
+    "/r/attempts/0/secret/relay-x", "ssh-ed25519 AAAAhostkey", RUN, (RunNode("n1"), RunNode("n3")), time.time() + 86400
 )
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from distributed.deploy.utils import nprocesses_nthreads
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -380,3 +381,31 @@ def test_tasks_get_the_options_of_the_script_s_python() -> None:
         assert {name: value for name, value in made.environment if name.startswith("PYTHON")} == variables
     asked = spec(interpreter=("python", "-O"), environment=(("PYTHONOPTIMIZE", "2"),))
     assert "PYTHONOPTIMIZE" not in dict(plan.plan(site(TWO), asked, PLACE).environment)
+
+
+def test_workers_and_threads_of_a_node_on_cpus(subtests: pytest.Subtests) -> None:
+    """As Dask divides a machine, where the job's CPUs are known and no worker has too little memory."""
+    for cpus in range(1, 260):
+        inside = plan.plan(site({"scheduler": "slurm"}), spec(cpus_per_node=cpus), PLACE).inside
+        count = inside.workers.per_node
+        assert (count, inside.workers.threads or cpus // count) == nprocesses_nthreads(cpus), cpus
+    for settings, asked, workers, threads in (
+        ({}, {"cpus_per_node": 16, "memory_per_node": "16G"}, 4, 4),
+        ({}, {"cpus_per_node": 16, "memory_per_node": "7G"}, 2, 8),
+        ({}, {"cpus_per_node": 16, "memory_per_node": "900M"}, 1, 0),
+        ({"memory_limit": "8G"}, {"cpus_per_node": 16, "memory_per_node": "16G"}, 2, 8),
+        ({"threads": 1}, {"cpus_per_node": 16}, 16, 1),
+        ({"threads": 3}, {"cpus_per_node": 16}, 5, 3),
+        ({"threads": 32}, {"cpus_per_node": 16}, 1, 32),
+        ({"per_node": 2}, {"cpus_per_node": 16}, 2, 0),
+        ({"per_node": 1}, {"cpus_per_node": 16}, 1, 0),
+        ({}, {}, 1, 0),
+        ({}, {"cpus_per_node": 16, "gpus_per_node": 2}, 2, 1),
+        ({}, {"cpus_per_node": 16, "sweep": "one", "at_once": 1}, 1, 0),
+        ({}, {"cpus_per_node": 16, "form": Form.JUPYTER}, 4, 4),
+        ({}, {"cpus_per_node": 16, "form": Form.ELASTIC}, 1, 0),
+        ({}, {"cpus_per_node": 16, "form": Form.INTERCONNECT}, 1, 0),
+    ):
+        with subtests.test(settings=settings, **{name: str(value) for name, value in asked.items()}):
+            made = plan.plan(site({"scheduler": "slurm", "workers": settings}), spec(**asked), PLACE)
+            assert (made.inside.workers.per_node, made.inside.workers.threads) == (workers, threads)

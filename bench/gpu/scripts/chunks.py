@@ -134,9 +134,7 @@ def svd_ways(client: Client, rows: int, columns: int) -> dict[str, Callable[[], 
         ("floats of a 64th of the GPU", share // 2),
         ("floats of a 32nd of the GPU", share),
     ):
-        matrix = matrices.made(
-            rows, columns, seed=0, dtype="uint8", missing=0.01, packed=False, threads=threads, floats=floats
-        )
+        matrix = matrices.made(rows, columns, seed=0, dtype="uint8", missing=0.01, threads=threads, floats=floats)
         matrix, sums = matrices.load(matrix)
         means, _, _ = matrices.statistics(matrix, sums)
 

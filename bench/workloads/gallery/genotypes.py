@@ -1,8 +1,4 @@
-"""Genotypes as counts of an allele, 0, 1 or 2, and 3 for missing, in a byte each or packed four to a byte.
-
-Four genotypes fill a byte from its lowest two bits up, as in PLINK's .bed; the codes are plain counts, not PLINK's.
-A row takes ceil(columns / 4) bytes; what is left of its last byte says missing. All works on NumPy's and CuPy's arrays.
-"""
+"""Genotypes as counts of an allele, 0, 1 or 2, and 3 for missing, on NumPy's and CuPy's arrays."""
 
 from __future__ import annotations
 
@@ -13,36 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 MISSING = 3
-PER_BYTE = 4
 POPULATIONS = 5
 APART = 0.1  # Wright's F_ST of the populations
-
-
-def packed_width(columns: int) -> int:
-    """Return the bytes of a packed row."""
-    return -(-columns // PER_BYTE)
-
-
-def pack(counts: Any) -> Any:
-    """Return (rows, ceil(columns / 4)) bytes for (rows, columns) genotypes, uint8 of 0 … 3."""
-    rows, columns = counts.shape
-    width = packed_width(columns)
-    whole = np.full_like(counts, MISSING, shape=(rows, width * PER_BYTE))
-    whole[:, :columns] = counts
-    four = whole.reshape(rows, width, PER_BYTE)
-    packed = four[:, :, 0].copy()
-    for place in range(1, PER_BYTE):
-        packed |= four[:, :, place] << (2 * place)
-    return packed
-
-
-def unpack(packed: Any, columns: int) -> Any:
-    """Return the (rows, columns) genotypes that :func:`pack` packed."""
-    rows, width = packed.shape
-    four = np.empty_like(packed, shape=(rows, width, PER_BYTE))
-    for place in range(PER_BYTE):
-        four[:, :, place] = (packed >> (2 * place)) & 3
-    return four.reshape(rows, width * PER_BYTE)[:, :columns]
 
 
 @functools.lru_cache(maxsize=4)

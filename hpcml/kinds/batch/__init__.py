@@ -39,7 +39,7 @@ class BatchKind(Kind):
 
         return script.sized(site, request)
 
-    def workers(self, site: Site, request: Request, memory: int) -> Workers:
+    def workers(self, site: Site, request: Request, memory: int, cpus: int) -> Workers:
         return Workers(per_node=0)
 
     def main_of(self, role: str) -> Callable[[], int]:

@@ -86,10 +86,10 @@ class DaskKind(Kind):
 
         return plan.reasons(site, request)
 
-    def workers(self, site: Site, request: Request, memory: int) -> Workers:
+    def workers(self, site: Site, request: Request, memory: int, cpus: int) -> Workers:
         from hpcml.kinds.dask.login import plan
 
-        return plan.workers(site, request, memory)
+        return plan.workers(site, request, memory, cpus)
 
     def own(self, site: Site, request: Request) -> tuple[Any, ...]:
         from hpcml.kinds.dask.login import plan

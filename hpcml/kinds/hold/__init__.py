@@ -41,7 +41,7 @@ class HoldKind(Kind):
         seconds = float(deadlines.script_grace) + float(deadlines.teardown) + END
         return site._replace(deadlines=deadlines._replace(script_grace=type(deadlines.script_grace)(f"{seconds:g}s")))
 
-    def workers(self, site: Site, request: Request, memory: int) -> Workers:
+    def workers(self, site: Site, request: Request, memory: int, cpus: int) -> Workers:
         return Workers(per_node=0)
 
     def seen(self, event: str, fields: Facts) -> dict[str, Any]:

@@ -74,7 +74,7 @@ class RanksKind(Kind):
 
         return plan.reasons(request)
 
-    def workers(self, site: Site, request: Request, memory: int) -> Workers:
+    def workers(self, site: Site, request: Request, memory: int, cpus: int) -> Workers:
         from hpcml.kinds.ranks.login import plan
 
         return plan.workers(request)

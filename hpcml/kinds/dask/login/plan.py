@@ -21,6 +21,7 @@ _AMOUNTS = ("rmm_maximum_pool_size", "rmm_release_threshold", "device_memory_lim
 # A CPU worker has 67 MiB when it has registered (Python 3.11, Dask 2026.7), and Dask gives it no task above 80 % of its
 # limit. Others need more; their nodes measure it.
 _LEAST_FOR_A_WORKER = 80 * 1024**2
+_ENOUGH_FOR_A_WORKER = 2 * 1024**3  # bytes, of those whose number hpcml chooses
 _CHECKED = {"warn": "; the run measures the interconnect first", "rdma": "; RDMA is required"}
 _LIBRARIES = ("cupy", "torch")  # those whose allocator dask-cuda can replace by RMM's
 
@@ -62,8 +63,8 @@ def worker_resources(site: Site) -> tuple[tuple[str, float], ...]:
     return tuple(resources)
 
 
-def workers(site: Site, spec: RunRequest, memory: int) -> Workers:
-    """Return Dask's workers of each node.
+def workers(site: Site, spec: RunRequest, memory: int, cpus: int) -> Workers:
+    """Return Dask's workers of each node, which has so many bytes of memory and CPUs, 0 if that is unknown.
 
     Raises
     ------
@@ -73,19 +74,41 @@ def workers(site: Site, spec: RunRequest, memory: int) -> Workers:
         If a value of the profile cannot be used.
     """
     gpus = spec.size.gpus_per_node
-    count = gpus or site.workers.per_node
-    if count < 1:
+    count, threads = site.workers.per_node, site.workers.threads or (1 if gpus else 0)
+    if count < 0:
         raise UsageError(f"{count} is too small for workers.per_node", place="workers.per_node", hint="Use at least 1.")
+    if not (gpus or count) and (spec.code.form.traits.is_script or spec.code.form is Form.JUPYTER):
+        count, threads = _shape(site, cpus if not spec.points.sweep else 0, memory)
+    count = gpus or count or 1
     _check_memory(site, count, memory)
     gpu = gpu_settings(site, gpus)
     return Workers(
         per_node=count,
-        threads=site.workers.threads or (1 if gpus else 0),
+        threads=threads,
         memory_limit=int(site.workers.memory_limit),
         restarts=site.workers.restarts,
         gpu=gpu,
         late=is_late(site, spec),
     )
+
+
+def _shape(site: Site, cpus: int, memory: int) -> tuple[int, int]:
+    """Return workers and threads as Dask's LocalCluster has them, of which each has enough memory to work.
+
+    Without threads of its own, each of up to four CPUs has a worker; of more CPUs the number of workers is the smallest
+    divisor that is at least the root (``distributed.deploy.utils.nprocesses_nthreads``, which needs Dask here).
+    """
+    threads, least = site.workers.threads, int(site.workers.memory_limit) or _ENOUGH_FOR_A_WORKER
+    divisors = [number for number in range(1, cpus + 1) if cpus % number == 0]
+    if threads:
+        most = cpus // threads
+    else:
+        most = cpus if cpus <= 4 else next(number for number in divisors if number**2 >= cpus)
+    counts = [
+        number for number in (*divisors, most) if 0 < number <= most and (not memory or memory // number >= least)
+    ]
+    count = max(counts, default=1)
+    return count, threads or (cpus // count if count > 1 else 0)  # of one worker the node decides
 
 
 def own(site: Site, spec: RunRequest) -> Own:

@@ -113,6 +113,8 @@ class Processes:
         ):
             state.phase = "interconnect"
             self._check_interconnect()
+        if settings.workers.gpu:  # not before: it would disturb the measurement
+            self.agents.hub.send(self.scheduler, do=dask_messages.IMPORT)
         return environment
 
     def _start_late(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import importlib
 import logging
 import os
@@ -21,8 +22,16 @@ from distributed import Worker
 from distributed.system import MEMORY_LIMIT
 
 from hpcml import repairs
-from hpcml.kinds.dask.node import cuda_errors, gpus, interconnect, state_samples
-from hpcml.kinds.dask.node.messages import CLOCK_QUESTION, NO_GPU, TASK_OUTPUT, TOPIC, measure_clock, watch_output
+from hpcml.kinds.dask.node import cuda_errors, gpus, interconnect, script_imports, state_samples
+from hpcml.kinds.dask.node.messages import (
+    CLOCK_QUESTION,
+    IMPORT,
+    NO_GPU,
+    TASK_OUTPUT,
+    TOPIC,
+    measure_clock,
+    watch_output,
+)
 from hpcml.kinds.dask.node.security import tcp_auth, tls, ucx_auth
 from hpcml.kinds.dask.node.security.connection_limits import Guarded
 from hpcml.kinds.dask.own_settings import Own
@@ -247,6 +256,7 @@ async def _serve(
     worker.node, worker.restart_on_cuda_error = context.node, context.settings.own(Own).restart_on_cuda_error
     interconnect.Transfers(worker, folder, device)
     state_samples.add_metrics(worker)
+    worker.stream_handlers[IMPORT] = functools.partial(_import_early, worker)
     repaired = bool(pool) and repairs.is_on("dead_worker_memory", dead_worker_memory.ucx_version())
     holder = dead_worker_memory.Holder(worker) if repaired else None
     await worker
@@ -263,6 +273,11 @@ async def _serve(
     for task in beside:
         task.cancel()
     return worker.closed_because
+
+
+def _import_early(worker: Worker, modules: Sequence[str]) -> None:
+    """Import what the script's tasks need, in the thread of tasks: the first task would import it otherwise."""
+    worker.executors["default"].submit(script_imports.import_all, modules, "while the script started")
 
 
 async def _tell_clock(worker: Worker, node: str) -> None:

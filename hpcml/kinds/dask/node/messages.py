@@ -16,6 +16,7 @@ CLOCK_QUESTION = "hpcml_time"  # the scheduler's handler that tells its time
 _EXCHANGES = 5  # exchanges, of which the shortest counts
 TASK_OUTPUT = "task-output"
 NO_GPU = "worker-without-gpu"  # after a CUDA error of a task
+IMPORT = "hpcml-import"  # the order to a scheduler, and from it to workers: import what the script will need
 START = "start"  # the order to a scheduler, and to workers of a late cluster: the keys are there
 SCHEDULER_IS_UP = "register"  # the order to agents, with the addresses of the scheduler and of those of other shares
 EVENTS: Events = {  # of the scheduler, beside those of every kind

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import importlib
 import os
 import time
 import traceback
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,9 @@ from distributed.scheduler import heartbeat_interval
 from hpcml import listening
 from hpcml.errors import START_FAILED
 from hpcml.failures.end import Reason
-from hpcml.kinds.dask.node import dashboard, interconnect, losses, state_samples
+from hpcml.kinds.dask.node import dashboard, interconnect, losses, script_imports, state_samples
 from hpcml.kinds.dask.node.activity import Activity, TaskEnds, task_remarks
-from hpcml.kinds.dask.node.messages import CLOCK_QUESTION, NO_GPU, START, TASK_OUTPUT, TOPIC, time_here
+from hpcml.kinds.dask.node.messages import CLOCK_QUESTION, IMPORT, NO_GPU, START, TASK_OUTPUT, TOPIC, time_here
 from hpcml.kinds.dask.node.security import connection_limits, tcp_auth, tls, ucx_auth
 from hpcml.kinds.dask.roles import SCHEDULER
 from hpcml.node import files, scratch, script_environment
@@ -213,7 +214,8 @@ async def _serve(context: Context, link: Uplink, host: str, interface: str) -> i
     link.send(event="scheduler-up", **record)
     activity = Activity(context, schedulers, link.send)
     ended = [asyncio.create_task(one.finished()) for one in schedulers]
-    orders = asyncio.create_task(_obey(link, lambda: interconnect.check(scheduler, context, protocol)))
+    early = functools.partial(_import_early, context, schedulers)
+    orders = asyncio.create_task(_obey(link, lambda: interconnect.check(scheduler, context, protocol), early))
     beside = [asyncio.create_task(activity.watch()), asyncio.create_task(state_samples.watch(context, schedulers))]
     if protocol == "ucx":
         beside.append(asyncio.create_task(_open_ucx(context, link)))
@@ -286,9 +288,27 @@ async def _open_ucx(context: Context, link: Uplink) -> None:
     link.send(event="ucx-up", security=security, tcp=sorted(tcp), rdma=sorted(rdma))
 
 
-async def _obey(link: Uplink, check: Callable[[], Awaitable[dict[str, Any]]]) -> None:
+async def _import_early(context: Context, schedulers: Sequence[Scheduler]) -> None:
+    """Import what the script's graphs need here and on GPU workers, while the script itself imports it.
+
+    In the loop's own thread, which unpickles graphs: two threads that import the same could wait for one another.
+    """
+    names = script_imports.of_script(context.settings)
+    late = script_imports.late(names)
+    for scheduler in schedulers if late else ():
+        for worker in [*scheduler.stream_comms]:
+            scheduler.worker_send(worker, {"op": IMPORT, "modules": late})
+    os.environ.setdefault("RAPIDS_NO_INITIALIZE", "1")  # no CUDA context here
+    for name in (*script_imports.early(names), *late):
+        await asyncio.sleep(0)  # let messages in
+        script_imports.import_all([name], "while the script started")
+
+
+async def _obey(
+    link: Uplink, check: Callable[[], Awaitable[dict[str, Any]]], early: Callable[[], Awaitable[None]]
+) -> None:
     """Do what the supervisor says, until it says close, or the line is lost."""
-    checking: asyncio.Task[None] | None = None
+    begun: list[asyncio.Future[None]] = []
 
     async def answer() -> None:
         try:
@@ -306,9 +326,11 @@ async def _obey(link: Uplink, check: Callable[[], Awaitable[dict[str, Any]]]) ->
         if order == "close":
             break
         if order == "check-interconnect":
-            checking = asyncio.create_task(answer())
-    if checking is not None:
-        checking.cancel()
+            begun.append(asyncio.ensure_future(answer()))
+        if order == IMPORT:
+            begun.append(asyncio.ensure_future(early()))
+    for task in begun:
+        task.cancel()
 
 
 async def _orders(link: Uplink) -> AsyncIterator[str]:

@@ -2,38 +2,25 @@
 
 from __future__ import annotations
 
-import ast
-import importlib
 import math
 import os
 import re
 import sys
 import time
-from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 from hpcml.errors import WORKERS_NEVER_CAME
 from hpcml.files import tail, write
-from hpcml.forms import Form
-from hpcml.kinds.dask.node import temporary_directory, worker_environment
+from hpcml.kinds.dask.node import script_imports, temporary_directory, worker_environment
 from hpcml.kinds.dask.node.messages import SCHEDULER_IS_UP, START
 from hpcml.kinds.dask.roles import WORKER
 from hpcml.node import agent, profilers, scratch
 from hpcml.node.hardware.preflight import Inspection, UnfitError
 from hpcml.node.processes import long_import
 from hpcml.node.settings import load
-from hpcml.settings import Gpu, Settings
 
 _LIBRARY_LINES = 40  # lines of UCX's and NCCL's own logs that are kept of a node
 _TROUBLE = re.compile(r"NCCL WARN| UCX  (?:ERROR|FATAL) ")
-LARGEST_SCRIPT = 1 << 20  # bytes of a script that is looked at
-_ARRAY, _FRAME = "dask.array", "dask.dataframe"
-# What a script may import without a need for cuDF: not what loads or starts code that its text does not show.
-_HIDES_CODE = {"importlib", "multiprocessing", "pickle", "runpy", "subprocess"}
-_WITHOUT_CUDF = {*sys.stdlib_module_names, "cupy", "dask", "distributed", "hpcml", "numpy"} - _HIDES_CODE
-_TABLES = (_FRAME, "dask.bag", "dask.datasets")
-# The modules that a worker needs for what a script imports; none of them makes a CUDA context, which no fork survives.
-_NEEDS = {_ARRAY: (_ARRAY,), _FRAME: (_FRAME,), "dask_cudf": (_FRAME,), "dask_ml": (_ARRAY, _FRAME)}
 
 
 def main() -> int:
@@ -53,7 +40,7 @@ def main() -> int:
         node.mark("ended")
         return 0
     inspection = Inspection(context)  # a child of its own, beside the imports
-    imported = imports_of_script(context.settings)
+    imported = script_imports.of_script(context.settings)
     with long_import():  # after the sign of life; before the fork, for all workers
         worker_environment.set_variables(os.environ)
         from distributed.versions import get_versions
@@ -64,7 +51,7 @@ def main() -> int:
         try:
             try:
                 if gpu := context.settings.workers.gpu:
-                    gpus.load(gpu, cudf=may_use_cudf(imported, gpu))
+                    gpus.load(gpu, cudf=script_imports.may_use_cudf(imported, gpu))
             finally:
                 inspection.end()  # what it finds wrong with the node goes before what the environment lacks
             folder = scratch.Folder(temporary_directory.of_role(context))
@@ -79,7 +66,7 @@ def main() -> int:
     if too_little := dask_worker.too_little_memory(context, share, len(names), agent.resident(os.getpid())):
         return node.refuse(too_little)
     with long_import():
-        import_early(early_imports(imported))
+        script_imports.import_all(script_imports.early(imported), "before the workers started")
     try:
         return agent.keep(
             node,
@@ -126,75 +113,3 @@ class Address:
             elif order.get("do") == "close" and self.deadline < math.inf:
                 return False
         return time.monotonic() < self.deadline
-
-
-def imports_of_script(settings: Settings) -> set[str]:
-    """Return what the script's own text imports; nothing if there is no script or it cannot be read."""
-    if settings.code.form is not Form.SCRIPT:
-        return set()
-    try:
-        source = Path(settings.code.script).read_bytes()
-        return set(_imported(ast.parse(source))) if len(source) <= LARGEST_SCRIPT else set()
-    except (OSError, SyntaxError, ValueError):  # Python will say so when it runs the script
-        return set()
-
-
-def early_imports(names: Collection[str]) -> list[str]:
-    """Return the modules to import early for a script that imports ``names``: what it needs of Dask's collections."""
-    return sorted(
-        {need for kind, needs in _NEEDS.items() if any(_within(name, kind) for name in names) for need in needs}
-    )
-
-
-def may_use_cudf(names: Collection[str], gpu: Gpu) -> bool:
-    """Return False if neither the script's imports nor the settings need cuDF, whose import costs a start two seconds.
-
-    A task that uses cuDF nevertheless imports it in its worker.
-    """
-    if not names or gpu.cudf_spill or "cupy" not in gpu.rmm_allocator_libs:  # cuDF's import has CuPy use RMM too
-        return True
-    return any(
-        name.partition(".")[0] not in _WITHOUT_CUDF or any(_within(name, table) for table in _TABLES) for name in names
-    )
-
-
-def _imported(tree: ast.Module) -> Iterator[str]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            module = "." * node.level + (node.module or "")
-            yield module
-            yield from (f"{module}.{alias.name}" for alias in node.names)
-
-
-def _within(name: str, package: str) -> bool:
-    return name == package or name.startswith(f"{package}.")
-
-
-def import_early(modules: Sequence[str]) -> None:
-    """Import modules once for all workers of the node, before they are forked; the log says how long it took.
-
-    Each worker imports a collection's library at its first task. With eight workers on two cores, one import for all
-    almost halves the processor time of a data frame's first result.
-
-    What is not installed, or cannot be imported, is left to the graph that needs it: that error reaches the script. Its
-    words are not said here, where the cause of another error is looked for.
-    """
-    began = time.perf_counter()
-    done = []
-    for name in modules:
-        try:
-            importlib.import_module(name)
-        except Exception as error:  # noqa: BLE001 - a library's import may raise anything
-            print(
-                f"hpcml: {name} could not be imported before the workers started ({type(error).__name__}).", flush=True
-            )
-        else:
-            done.append(name)
-    if done:
-        print(
-            "hpcml: imported these modules before the workers started, "
-            f"in {time.perf_counter() - began:.1f} s: {', '.join(done)}",
-            flush=True,
-        )

@@ -31,7 +31,8 @@ NAMES = {
     "dask_mpi": {"initialize": "initialize", "execute": "execute", "send_close_signal": "nothing"},
 }  # fmt: skip
 _PICKLES = "cloudpickle"  # it makes the script's functions travel
-_EARLY = {"dask": "dask", "distributed": "distributed", "dask.distributed": "distributed", "hpcml": "distributed"}
+_EARLY = {"dask": "dask", "distributed": "distributed", "dask.distributed": "distributed", "hpcml": "distributed",
+          "dask.array": "dask.array", "dask.dataframe": "dask.dataframe"}  # fmt: skip
 _MOST_BESIDE = 200  # files beside the script that are looked at
 _installed_into: dict[str, bool] = {}  # folders of modules, and whether pip has installed into them
 # Packages that do nothing else: a script may import them where they are not installed.
