@@ -71,8 +71,8 @@ images: $(ENVIRONMENT)  ## build the images of wheels and write how that went (a
 		--build-arg UCX_SOURCE=$(UCX) --json docs/benchmarks/image-wheels.json || exit; done
 	$(BIN)/python bench/tables.py
 
-pictures: $(ENVIRONMENT)  ## make the pictures of the documentation again, from real runs (Chromium)
-	$(BIN)/python tests/pictures/make.py
+pictures: $(ENVIRONMENT)  ## make the pictures of the documentation again, from real runs on the lab (root, Chromium)
+	$(PYTHON) tests/lab/lab.py env && $(PYTHON) tests/lab/apart.py 2 $(BIN)/python tests/pictures/make.py
 
 reference: $(ENVIRONMENT)  ## write the pages of all options and of all keys again, from the parsers and the schema
 	@$(BIN)/python tests/site/reference.py
