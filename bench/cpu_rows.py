@@ -158,7 +158,7 @@ def run(contender: str, cores: int, files: int, chunks: int, folder: Path) -> di
     allowed = ",".join(map(str, sorted(os.sched_getaffinity(0))[:cores]))
     own = {key: value for key, value in os.environ.items() if not key.startswith(("HPCML_", "SLURM_"))}
     threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-    environment = {**own, **threads, "PYTHONPATH": str(ROOT), "HOME": str(folder)}
+    environment = {**own, **threads, "PYTHONPATH": f"{ROOT}:{own.get('PYTHONPATH', '')}", "HOME": str(folder)}
     command = ["taskset", "--cpu-list", allowed, *before, *words]
     done = subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=DEADLINE
