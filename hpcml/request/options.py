@@ -29,7 +29,7 @@ GROUPS: dict[str, tuple[Option, ...]] = {
                otherwise="detected", common=ALL),
         Option("account", "account to charge", also=("-A",), slurm=("--account",), default="defaults.account",
                common=ALL),
-        Option("partition", "Slurm partition, or several: a,b", also=("-p",), slurm=("--partition",),
+        Option("partition", "partition, or a,b", also=("-p",), slurm=("--partition",),
                default="defaults.partition", otherwise="the first that fits, or Slurm's default", common=ALL),
         Option("qos", "Slurm quality of service", also=("-q",), slurm=("--qos",), default="defaults.qos",
                otherwise="the site profile's value for the partition"),

@@ -58,7 +58,7 @@ def test_what_the_exit_status_says_is_not_repeated() -> None:
     (60, "RUN STATE NODES TIME"),
     (80, "RUN STATE EXIT NODES AGE TIME JOB"),
     (120, "RUN STATE EXIT NODES AGE TIME JOB SITE"),
-    (140, "RUN STATE EXIT NODES AGE TIME JOB SITE WHAT COMMAND"),
+    (140, " ".join(ls.HEADER)),
 ])  # fmt: skip
 def test_a_terminal_s_width(width: int, titles: str) -> None:
     """Where the table is too wide, what a run waits for is a line below its row."""
