@@ -218,7 +218,7 @@ def _forecast(prepared: submission.Prepared, *, whole: bool, jobs: int = 1) -> l
 
 
 def _on_gpus(made: Plan) -> list[tuple[str, str]]:
-    """Return why a run has GPUs that nobody asked for, as a title and a text; nothing of other runs."""
+    """Return the reason for GPUs that nobody asked for, as a title and a text; nothing for other runs."""
     from hpcml.runs import gpus_chosen
 
     return [("gpus", gpus_chosen.sentence(made.gpus_because))] if made.gpus_because else []

@@ -83,7 +83,7 @@ def choose(loaded: LoadedSite, spec: RunRequest, python: str) -> tuple[RunReques
 
 
 def sentence(uses: tuple[str, ...]) -> str:
-    """Return why a run has GPUs that nobody asked for, and how to prevent it."""
+    """Return the reason for GPUs that nobody asked for, and how to prevent them."""
     return f"GPUs, because the script uses {first_of_many(uses, _MOST_NAMED)}; --gpus-per-node 0 prevents this"
 
 
@@ -134,7 +134,7 @@ def _of_image(site: Site, image: str, needed: Mapping[str, None]) -> tuple[list[
 
 
 def _gpus_of_nodes(loaded: LoadedSite, spec: RunRequest) -> int:
-    """Return how many GPUs each node of a request would have; 0 if none, or the profile does not say."""
+    """Return the number of GPUs on each node of a request; 0 if none, or the profile does not say."""
     site, place = loaded.site, spec.place
     scheduler = schedulers.get(site.scheduler)
     nodes = site.defaults.nodes if spec.size.nodes == NOT_SAID else spec.size.nodes
