@@ -281,25 +281,25 @@ COMPLEX = {
 }
 # The lines of each package, which may only fall: a commit that raises a number says what this buys.
 MOST_LINES = {
-    ".": 6086,
+    ".": 6104,
     "api": 1023,
-    "cli": 7797,
+    "cli": 8017,
     "doctor": 1543,
     "failures": 3140,
     "images": 1048,
-    "kinds": 11469,
-    "node": 12019,
+    "kinds": 11490,
+    "node": 12025,
     "options": 2264,
-    "plan": 885,
-    "remote": 3924,
+    "plan": 890,
+    "remote": 3955,
     "repairs": 984,
-    "report": 2349,
-    "request": 565,
-    "runs": 9661,
-    "schedulers": 3704,
+    "report": 2350,
+    "request": 569,
+    "runs": 9665,
+    "schedulers": 3736,
     "sites": 1536,
     "survey": 1209,
-    "sweeps": 1416,
+    "sweeps": 1437,
 }
 
 

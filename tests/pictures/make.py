@@ -24,6 +24,7 @@ sys.path.insert(1, str(Path(__file__).resolve().parents[1] / "lab"))
 
 import browser
 import picture_words
+import shape
 import svg
 
 from labs import Lab
@@ -348,6 +349,11 @@ def _report(desk: LabDesk) -> list[str]:
     return browser.top_of(desk.last("groups") / "report.html", PICTURES / "report.png")
 
 
+def _shape(_: LabDesk) -> list[str]:
+    shape.PICTURE.write_text(shape.draw(), encoding="utf-8")
+    return []  # a test compares the file with what is drawn
+
+
 DOCUMENTED: dict[str, Callable[[LabDesk], list[str]]] = {
     "submit": _submit,
     "runs": _runs,
@@ -357,6 +363,7 @@ DOCUMENTED: dict[str, Callable[[LabDesk], list[str]]] = {
     "jupyter": _jupyter,
     "interconnect": _interconnect,
     "report": _report,
+    "shape": _shape,
 }
 
 

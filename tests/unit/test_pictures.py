@@ -14,7 +14,12 @@ from hpcml.cli import commands
 
 PICTURES = picture_words.RECORD.parent
 RECORDED = json.loads(picture_words.RECORD.read_text())
-OTHERS = {"hardware-limits.svg", "dashboard.png", "jupyter.png"}  # of benchmarks, and pages of Dask and JupyterLab
+OTHERS = {
+    "shape.svg",
+    "hardware-limits.svg",
+    "dashboard.png",
+    "jupyter.png",
+}  # of benchmarks, and pages of Dask and JupyterLab
 
 
 def lines_of(name: str) -> list[str]:
