@@ -5,7 +5,7 @@ BIN := .venv/bin
 RUNS := .venv/.runs
 ENVIRONMENT := .venv/.complete
 
-.PHONY: help demo quick test test-rest test-all test-busy test-slurms check bless lab lab-down lab-shell bench images pictures reference docs site versions locks clean
+.PHONY: help demo quick test test-rest test-all test-busy test-slurms check bless lab lab-down lab-shell bench images pictures reference docs site versions locks release clean
 
 help:            ## show this list
 	@grep -E '^[a-z-]+: .*##' Makefile | sed 's/:.*##/\t/' | expand -t 14
@@ -102,6 +102,9 @@ versions:        ## write down the newest packages that the extras allow (Python
 locks: $(ENVIRONMENT)  ## write down the wheels of images and nodes, with their hashes, in containers/locks (a package index)
 	@test -x $(BIN)/uv || PYTHON="$(PYTHON)" tests/setup_environment.sh lock
 	$(BIN)/python -m tests.locks
+
+release: $(ENVIRONMENT)  ## build wheel and source distribution into dist/, and run the first page with each outside the checkout (a package index)
+	tests/try_release.sh
 
 clean:           ## remove what the other targets made here
 	rm -rf .venv dist build site .pytest_cache .mypy_cache .ruff_cache

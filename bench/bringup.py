@@ -206,6 +206,19 @@ def inside_or_outside(document: Run) -> str:
     )
 
 
+def in_short(document: Run) -> str:
+    """Return what hpcml takes of the others' time until the script can use its workers, as Markdown."""
+    runs, where = document["runs"], "[startup until the workers are usable](cpu.md#startup-of-a-run)"
+    ours, lines = (
+        statistics.median(_values(runs, "hpcml", "usable")),
+        ["| on CPUs | ratio of times | median |", "|---|---|---|"],
+    )
+    for name, other in (("sbatch", "a batch script"), ("runner", "`SLURMRunner`"), ("cluster", "`SLURMCluster`")):
+        ratio = ours / statistics.median(_values(runs, name, "usable"))
+        lines.append(f"| {where} | hpcml / {other} | {ratio:.2f} |")
+    return "\n".join(lines)
+
+
 def _others(runs: list[Run]) -> int:
     """Return how many job numbers between the first and the last were not this program's, failed runs included."""
     jobs: list[int] = [job for run in runs for job in run["jobs"]]

@@ -146,10 +146,17 @@ def contend(contender: str, cores: int, result: Path, files: list[str], chunks: 
 
 def run(contender: str, cores: int, files: int, chunks: int, folder: Path) -> dict[str, dict[str, float]]:
     """Start a contender on the first so many cores of this machine and return its figures."""
+    words = ["--files", str(files), "--chunks", str(chunks), "--folder", str(folder)]
+    return started(__file__, contender, cores, words, folder)
+
+
+def started(
+    script: str, contender: str, cores: int, words: list[str], folder: Path, deadline: float = DEADLINE
+) -> dict[str, Any]:
+    """Start a script as a contender on the first so many cores of this machine and return what it writes to --out."""
     result = folder / "result.json"
     result.unlink(missing_ok=True)
-    words = [__file__, "--contend", contender, "--cores", str(cores), "--files", str(files), "--chunks", str(chunks)]
-    words += ["--folder", str(folder), "--out", str(result)]
+    words = [script, "--contend", contender, "--cores", str(cores), *words, "--out", str(result)]
     before = [sys.executable]
     if contender == HPCML:
         settings = {"workers.per_node": cores, "workers.threads": 1, "paths.runs": folder / "runs"}
@@ -161,7 +168,7 @@ def run(contender: str, cores: int, files: int, chunks: int, folder: Path) -> di
     environment = {**own, **threads, "PYTHONPATH": f"{ROOT}:{own.get('PYTHONPATH', '')}", "HOME": str(folder)}
     command = ["taskset", "--cpu-list", allowed, *before, *words]
     done = subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=DEADLINE
+        command, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=deadline
     )
     if done.returncode or not result.exists():
         sys.exit(f"{shlex.join(command)}\nexit status {done.returncode}\n{done.stdout}{done.stderr}")

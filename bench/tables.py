@@ -59,6 +59,7 @@ PLACES: tuple[tuple[Path, str, Path | None, Callable[[dict[str, Any]], str]], ..
     (FIGURES / "cpu.md", "startup", FIGURES / "startup.json", _startup),
     (FIGURES / "cpu.md", "startup on a disk", FIGURES / "startup-disk.json", _startup),
     (FIGURES / "cpu.md", "bring-up", FIGURES / "bringup.json", _bringup),
+    (FIGURES / "README.md", "startup in short", FIGURES / "bringup.json", bringup.in_short),
     (FIGURES / "cpu.md", "bring-up inside", FIGURES / "bringup-image.json", _bringup),
     (FIGURES / "cpu.md", "bring-up in an allocation", FIGURES / "bringup-allocation.json", _bringup),
     (FIGURES / "cpu.md", "listing", FIGURES / "listing.json", listing.table),

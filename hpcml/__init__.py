@@ -1,4 +1,4 @@
-"""hpcml: one command turns a plain Python script into a run on N nodes of a Slurm machine.
+"""hpcml: one command runs a Dask script, ranks or a batch script on many nodes of a Slurm cluster.
 
 Scripts use two names: :func:`connect` gives a ``distributed.Client`` wherever the script runs, and :data:`run` says
 what is known about the run that the script is part of (output directory, attempt, whether to stop soon).

@@ -6,7 +6,7 @@ it starts the run, and ``hpcml cancel`` from there into ``hold/told``. A hold th
 """
 
 # No `from __future__ import annotations`: hpcml/records.py reads the types of fields, and from texts that takes long.
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from hpcml.paths import RunPaths
@@ -25,6 +25,18 @@ exec bash "$1" ${3:+"$next"} </dev/null"""
 def batch_script(run: RunPaths) -> tuple[str, ...]:
     """Return the command that becomes the batch script of a run, and ends with its starter."""
     return ("bash", "-c", _BATCH_SCRIPT, "hpcml", str(run.script), str(run.directory))
+
+
+class Part(NamedTuple):
+    """What a run takes of a node, or what a node has."""
+
+    gpus: int
+    cpus: int
+    memory: int  # MiB; 0: Slurm does not count it
+
+    def fits(self, taken: Sequence["Part"], node: "Part") -> bool:
+        """Return whether it is free on a node of which others have taken parts."""
+        return all(sum(amounts) <= most for *amounts, most in zip(self, *taken, node, strict=True))
 
 
 class Start(NamedTuple):

@@ -25,11 +25,14 @@ HOOKS: dict[str, tuple[str, ...]] = {
     "advice at an end": ("hpcml.cli.report.advice_of",),
     "commands of an end": ("hpcml.cli.report.commands_of",),
     "runs that share work": ("hpcml.sweeps.record.sharing",),
+    "log of a point": ("hpcml.sweeps.record.point_with_log",),
     # on the node: hpcml.node.supervisor
     "queue of points": ("hpcml.node.sweep.queue.Points",),
     "cause of a run": ("hpcml.failures.judgement.short_cause",),
-    # hpcml run --in: hpcml.cli.run
+    # --in: hpcml.cli.run, jupyter, sweep
     "run in a kept allocation": ("hpcml.cli.hold.run_in",),
+    "place in a kept allocation": ("hpcml.cli.hold.place_in",),
+    "plan in a kept allocation": ("hpcml.cli.hold.prepared_in",),
     # of a word that is typed: hpcml.cli.completion
     "names of sweeps": ("hpcml.sweeps.record.names",),
     "names of definitions": ("hpcml.images.sif.shipped_definitions",),

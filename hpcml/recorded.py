@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 from hpcml import earlier_names, files, records
 from hpcml.failures.end import End, parse
 from hpcml.forms import Form
+from hpcml.held import Part
 from hpcml.paths import RunPaths
 from hpcml.records import Table
 from hpcml.settings import Settings
@@ -45,6 +46,8 @@ class RecordedPlan(NamedTuple):
     steps: tuple[RecordedStep, ...] = ()  # the supervisor's last
     after: tuple[str, ...] = ()  # runs that it waits for, as ``ID:ok``
     hold: str = ""  # directory of the kept allocation that it runs in
+    part: tuple[Part, ...] = ()  # what it takes of a node of it, and what the node has; empty: whole nodes
+    no_wait: bool = False  # the kept allocation refuses it if it cannot start at once
     python_from: str = ""  # who named the Python of the run's processes; empty: it is hpcml's own
 
     def directive(self, name: str) -> str:

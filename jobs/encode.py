@@ -33,7 +33,7 @@ made = pd.DataFrame({"city": np.random.default_rng(0).choice(names, 200_000, p=[
 table = dd.from_pandas(made, npartitions=8).to_backend()
 
 start = time.perf_counter()
-texts = table[COLUMN].astype("object").persist()
+texts = (table[COLUMN] if hpcml.run.gpus else table[COLUMN].astype("object")).persist()
 encoder = LabelEncoder().fit(texts)  # sorts the distinct texts, in the script
 numbers = encoder.transform(texts).persist()  # 0, 1, 2 …: the classes that the other examples want
 again = encoder.inverse_transform(numbers)

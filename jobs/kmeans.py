@@ -30,6 +30,8 @@ else:
     points, _ = make_blobs(50_000, centers=options.k, cluster_std=0.7, random_state=1)
     table = dd.from_pandas(pd.DataFrame(points, columns=["x", "y"]), npartitions=8).to_backend()
 rows = table.to_dask_array(lengths=True).persist()
+if len(rows) < options.k:
+    parser.error(f"--k {options.k}: the data have only {len(rows)} rows")
 sample = rows[:: max(len(rows) // 10_000, 1)].to_backend("numpy").compute()
 
 start = time.perf_counter()

@@ -20,10 +20,12 @@ k = 10
 client = hpcml.connect(backend="auto")  # arrays are CuPy arrays on GPUs, NumPy arrays on CPUs
 if hpcml.run.gpus:
     from cuml.dask.neighbors import KNeighborsRegressor, NearestNeighbors  # known rows stay on their GPUs
+    from cupy import asnumpy
 
     model, finder = KNeighborsRegressor(n_neighbors=k), NearestNeighbors(n_neighbors=k)
 else:
     from dask_ml.wrappers import ParallelPostFit
+    from numpy import asarray as asnumpy
     from sklearn.neighbors import KNeighborsRegressor, NearestNeighbors  # each worker has all known rows
 
     model, finder = ParallelPostFit(KNeighborsRegressor(k)), NearestNeighbors(n_neighbors=k)
@@ -31,7 +33,7 @@ else:
 
 def nearest(known, asked):  # returns distances and row numbers of the k nearest known rows, (asked rows, k) each
     if hpcml.run.gpus:
-        return tuple(part.compute().get() for part in finder.fit(known).kneighbors(asked))
+        return tuple(asnumpy(part.compute()) for part in finder.fit(known).kneighbors(asked))
     whole = client.scatter(finder.fit(known.compute()), broadcast=True)
     both = asked.map_blocks(lambda rows, finder: np.hstack(finder.kneighbors(rows)), whole, dtype="float64")
     distances, rows = np.hsplit(both.compute(), 2)
@@ -49,7 +51,7 @@ x_known, y_known, x_asked, y_asked = (part.persist() for part in (x[known], y[kn
 start = time.perf_counter()
 distances, rows = nearest(x_known, x_asked)
 after_search = time.perf_counter()
-predicted = model.fit(x_known, y_known).predict(x_asked).to_backend("numpy").compute().ravel()
+predicted = asnumpy(model.fit(x_known, y_known).predict(x_asked).compute()).ravel()
 seconds = {"search": after_search - start, "regression": time.perf_counter() - after_search}
 
 true, points = (part.to_backend("numpy").compute() for part in (y_asked, x_asked))

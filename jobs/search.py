@@ -32,7 +32,7 @@ def place(x, y):  # runs on a worker: on GPUs, all fits use this copy in GPU mem
 
 def score(rows, alpha, fold):  # runs on a worker: fits without one fold, returns R² on this fold
     x, y = rows
-    fit, test = map(asarray, list(KFold(FOLDS, shuffle=True, random_state=0).split(x))[fold])
+    fit, test = map(asarray, list(KFold(FOLDS, shuffle=True, random_state=0).split(range(len(y))))[fold])
     return float(Ridge(alpha=alpha).fit(x[fit], y[fit]).score(x[test], y[test]))
 
 

@@ -97,8 +97,8 @@ CORE = tuple(f"tests/lab/{name}" for name in (
     "test_attempts_on_nodes.py", "test_preemption.py", "test_site_init.py", "test_with_accounting.py",
 ))  # fmt: skip
 SLURMS = (
-    Tier("slurm-own", "the core scenarios of the lab, the long pages of the documentation, and each shipped profile",
-         (*CORE, "tests/lab/long_pages.py", "tests/lab/every_site.py"), OWN),
+    Tier("slurm-own", "the core scenarios of the lab, the long pages of the documentation, fifty runs in a hold, and each shipped profile",
+         (*CORE, "tests/lab/long_pages.py", "tests/lab/long_hold.py", "tests/lab/every_site.py"), OWN),
     *(Tier(f"slurm-{version}", f"the core scenarios of the lab on Slurm {version}", CORE, version) for version in ("24.11", "26.05")),
 )  # fmt: skip
 # In the order in which a pytest begins their files, as given: docs is one long file, and the short ones of unit end it.

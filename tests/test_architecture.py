@@ -281,25 +281,25 @@ COMPLEX = {
 }
 # The lines of each package, which may only fall: a commit that raises a number says what this buys.
 MOST_LINES = {
-    ".": 6101,
+    ".": 6119,
     "api": 1023,
-    "cli": 7818,
+    "cli": 8038,
     "doctor": 1542,
     "failures": 3140,
     "images": 1048,
-    "kinds": 11711,
-    "node": 12098,
+    "kinds": 11733,
+    "node": 12104,
     "options": 2264,
-    "plan": 886,
-    "remote": 3924,
+    "plan": 891,
+    "remote": 3955,
     "repairs": 984,
-    "report": 2278,
-    "request": 566,
-    "runs": 9665,
-    "schedulers": 3704,
+    "report": 2279,
+    "request": 570,
+    "runs": 9669,
+    "schedulers": 3736,
     "sites": 1535,
     "survey": 1207,
-    "sweeps": 1416,
+    "sweeps": 1437,
 }
 
 

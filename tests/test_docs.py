@@ -5,14 +5,17 @@ from __future__ import annotations
 import argparse
 import ast
 import re
+import runpy
 import shlex
 import shutil
 import subprocess
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.requirements import Requirement
 
 from hpcml import errors
 from hpcml.cli import commands
@@ -20,7 +23,7 @@ from hpcml.plan import batch_script, plan
 from hpcml.request import record as request
 from hpcml.sites import lookup, schema
 from tests.doc_blocks import DOCS, OWN, OWN_BLOCKS, PAGES, ROOT, SHELL, Block, split
-from tests.site import contact, reference
+from tests.site import addresses, reference
 
 OPTION = re.compile(r"(?<![\w-])--?[a-z][a-z-]*")
 WRONG = "# wrong on purpose"
@@ -34,6 +37,11 @@ def of(language: str, *, kind: str = "") -> list[Any]:
 
 def codes(text: str) -> list[str]:
     return re.findall(r"`([^`\n]+)`", text)
+
+
+def test_the_picture_of_a_run_is_what_its_program_draws() -> None:
+    program = ROOT / "tests/pictures/shape.py"
+    assert runpy.run_path(str(program))["draw"]() == (ROOT / "docs/pictures/shape.svg").read_text(encoding="utf-8")
 
 
 # -- links --------------------------------------------------------------------------------------------------------
@@ -145,21 +153,40 @@ def test_the_reference_is_what_parsers_and_schema_say(subtests: pytest.Subtests)
             assert max(map(len, text.splitlines())) <= reference.WIDTH
 
 
-@pytest.mark.parametrize("name", contact.PAGES)
-def test_the_pages_name_the_address_for_reports_that_the_project_does(name: str) -> None:
-    text = (ROOT / name).read_text(encoding="utf-8")
-    assert contact.with_contact(text, contact.contact()) == text, "write it again: make reference"
+def test_files_name_the_addresses_that_the_project_does(subtests: pytest.Subtests) -> None:
+    for place in addresses.PLACES:
+        with subtests.test(file=place.file, field=place.field):
+            text = (ROOT / place.file).read_text(encoding="utf-8")
+            assert addresses.with_address(text, place, addresses.address(place.field)) == text, (
+                "write it: make reference"
+            )
 
 
-def test_an_address_for_reports_replaces_what_to_do_without_one() -> None:
-    text = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
-    named, unnamed = contact.with_contact(text, "https://reports.example.org"), contact.with_contact(text, "")
-    assert "<https://reports.example.org>" in named
-    assert "No address for reports" in unnamed
-    assert "No address for reports" not in named
-    assert contact.with_contact(named, "") == unnamed
-    with pytest.raises(ValueError, match="0 places"):
-        contact.with_contact("# A page without a place\n", "")
+def test_an_address_replaces_what_to_do_without_one(subtests: pytest.Subtests) -> None:
+    where = "https://code.example.org/team/hpcml"
+    for place in addresses.PLACES:
+        with subtests.test(file=place.file, field=place.field):
+            text = (ROOT / place.file).read_text(encoding="utf-8")
+            named, unnamed = addresses.with_address(text, place, where), addresses.with_address(text, place, "")
+            assert where in named
+            assert where not in unnamed
+            assert place.without in unnamed
+            assert not place.without or place.without not in named
+            assert addresses.with_address(named, place, "") == unnamed
+            if place.file == "pyproject.toml":
+                assert tomllib.loads(named)["project"]["urls"] == {"Repository": where}
+            with pytest.raises(ValueError, match="0 places"):
+                addresses.with_address("# A page without a place\n", place, "")
+    for wrong in ("code.example.org/hpcml", "git@code.example.org:hpcml", "https://code.example.org", f"{where}/"):
+        with subtests.test(wrong=wrong), pytest.raises(ValueError, match="public-address"):
+            addresses.with_address("", addresses.PLACES[2], wrong)
+
+
+def test_pip_and_uv_accept_the_line_with_an_address() -> None:
+    given = addresses.PLACES[2].given.replace("{}", "https://code.example.org/team/hpcml")
+    requirement = Requirement(codes(given)[0])
+    assert (requirement.name, requirement.extras) == ("hpcml", {"array"})
+    assert requirement.url == "git+https://code.example.org/team/hpcml"
 
 
 def test_the_tables_of_listeners_are_those_of_the_code(subtests: pytest.Subtests) -> None:

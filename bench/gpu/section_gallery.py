@@ -3,7 +3,6 @@
 Each side runs all jobs one after the other on one cluster (workloads/all_jobs.py), both at the same time, and with --rounds
 of two or more twice: seconds are then of the second time, since the first one loads libraries and compiles kernels.
 200,000 rows are few for a GPU; how fast one is, headlines tell.
-to_torch runs on GPUs alone, after the others: PyTorch is on the machine that has them.
 """
 
 from __future__ import annotations
@@ -28,8 +27,6 @@ ALL = JOBS | VARIANTS
 ROWS = 200_000
 FEW_ROWS = 4_000  # when CPUs stand in for GPUs
 EACH = 60  # seconds of one job, after which it is broken off
-TORCH = "to_torch"
-FROM_FOREST = 0.05  # of accuracy, by which to_torch may fall short of the forest on the same data
 TIMES = 2  # all jobs: the first time libraries are loaded and kernels compiled
 ON_CPUS, ON_GPUS = 300, 300  # seconds of all jobs
 WITHOUT_GPUS = {"CUDA_VISIBLE_DEVICES": "", "DASK_ARRAY__BACKEND": "numpy", "DASK_DATAFRAME__BACKEND": "pandas"}
@@ -73,15 +70,8 @@ def _both(world: World) -> list[Result]:
     if done.status:
         raise HarnessError(f"the data was not made: exit status {done.status}\n{last_lines(done.output)}")
     words = options(out / "make_data")
-    alone = (
-        {}
-        if world.cpu_only
-        else {TORCH: f"--data {out / 'make_data' / _set_name(JOBS['forest'])} --rounds 5 --batch 1024"}
-    )
     with world.started([world.python, program, json.dumps(words), *how], environment=WITHOUT_GPUS, cwd=folder) as cpus:
-        run = world.submit(
-            scripts / "all_jobs.py", [json.dumps(words | alone), *how], nodes=nodes, gpus=gpus, timeout=ON_GPUS
-        )
+        run = world.submit(scripts / "all_jobs.py", [json.dumps(words), *how], nodes=nodes, gpus=gpus, timeout=ON_GPUS)
         done = cpus.wait(min(ON_CPUS, max(world.left(), 5)))
     on_cpus, on_gpus = read_json(out / "statuses.json"), run.table("out/statuses.json")
     wrong = [f"{name}: {on_cpus.get(name, 'did not run')}" for name in words if on_cpus.get(name) != 0]
@@ -97,9 +87,6 @@ def _both(world: World) -> list[Result]:
         statuses = (on_cpus.get(name), on_gpus.get(name, run.why()))
         failed = f"on CPUs: {statuses[0]}; on GPUs: {statuses[1]}"
         found.append(_compare(world, name, outs) if statuses == (0, 0) else failure(name, failed))
-    for name in alone:
-        status = on_gpus.get(name, run.why())
-        found.append(_torch(outs) if status == 0 else failure(name, f"on GPUs: {status}"))
     return found
 
 
@@ -124,21 +111,6 @@ def _compare(world: World, name: str, outs: tuple[Path, Path]) -> Result:
         figures["cpu_s"], figures["gpu_s"] = (sum(read_json(path)["seconds"].values()) for path in again)
         ratio = round(figures["cpu_s"] / max(figures["gpu_s"], 1e-9), 3)
     return result(name, ok=not wrong, figures=figures, ratio=ratio, error="; ".join(wrong))
-
-
-def _torch(outs: tuple[Path, Path]) -> Result:
-    """Return whether all partitions were handed over without a copy, and the network is about as good as the forest."""
-    found, forest = (read_json(folder / "result.json") for folder in (outs[1] / TORCH, outs[0] / "forest"))
-    reached, wanted = (one["metrics"]["accuracy"] for one in (found, forest))
-    wrong = [f"the backend is {found['backend']}"] if found["backend"] != "cupy" else []
-    if found["without_copy"] != found["handed_over"]:
-        wrong.append(f"{found['without_copy']} of {found['handed_over']} partitions were handed over without a copy")
-    if not reached >= wanted - FROM_FOREST:
-        wrong.append(f"accuracy {reached}, the forest's on CPUs is {wanted}")
-    figures = {"accuracy": reached, "loss_first": found["loss_first"], "loss_last": found["loss_last"],
-               "handed_over": found["handed_over"], "torch": found["torch"], "gpu_s": sum(found["seconds"].values()),
-               "notes": found["notes"]}  # fmt: skip
-    return result(TORCH, ok=not wrong, figures=figures, error="; ".join(wrong))
 
 
 def difference(one: Any, other: Any) -> float:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import statistics
 import sys
 import textwrap
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from results import SECTIONS, Document, Result, read
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs/benchmarks"
 BEGIN, END = "<!-- gpu tables: begin (bench/gpu/table.py) -->", "<!-- gpu tables: end -->"
+SHORT = ("<!-- gpu in short: begin (bench/gpu/table.py) -->", "<!-- gpu in short: end -->")
 NOTHING = "No figures yet: nobody has run [bench/gpu](../../bench/gpu/README.md) and left its files here."
 BUDGET = re.compile(r"skipped: \d+ s are left")  # not tried for lack of time: not a result
 LINE = 120  # characters of a line of text
@@ -50,7 +52,8 @@ NOTES: dict[str, tuple[str, str]] = {
     "bringup": (
         "Time from the job's start until the script has all workers, against a batch script by hand.",
         "*usable*: the script's client has seen all workers. hpcml's time includes authentication and the check of the "
-        "interconnect; *no check* and *tls, no check* show their cost.",
+        "interconnect; *no check* and *tls, no check* show their cost. The script does not use cuDF. On two GPUs "
+        "hpcml's workers therefore did not import cuDF, which the workers of dask-cuda by hand always do.",
     ),
     "merge": (
         "A merge of two tables on hpcml and on a LocalCUDACluster with the same memory pool.",
@@ -379,6 +382,37 @@ def render(documents: list[Document]) -> str:
     return "\n".join(lines).strip() or NOTHING
 
 
+# What readers ask first: the question, the section, the results that count by their names, whose time is divided by
+# whose, and what to know.
+QUESTIONS = (
+    ("published workloads", "headlines", r"svd|csv|array|join|kmeans, \d", "by hand / hpcml", "above 1: hpcml is faster"),
+    ("the same over TCP", "headlines", "join over TCP", "by hand / hpcml", "hpcml encrypts, by hand does not"),
+    ("a hyperparameter search", "headlines", "search", "scikit-learn / hpcml", "the slow ones compile kernels first"),
+    ("a merge over UCX", "merge", ".*ucx.*", "hpcml / by hand", "below 1: hpcml is faster"),
+    ("many tiny tasks", "tasks", ".*hpcml.*", "hpcml / by hand", "below 1: hpcml is faster"),
+    ("a pass over data larger than GPU memory", "memory", ".*", "dask-cuda / hpcml", "above 1: hpcml is faster"),
+    ("startup until the workers are usable", "bringup", r"\dx\d: hpcml", "hpcml / by hand",
+     "below 1: hpcml is faster; by hand imports cuDF too"),
+)  # fmt: skip
+
+
+def answers(documents: list[Document]) -> str:
+    """Return a table of the questions that readers ask first, with medians and ranges of the sections' ratios."""
+    lines = [row(["on GPUs", "ratio of times", "median (range, results)", ""]), "|---|---|---|---|"]
+    for question, section, names, ratio, note in QUESTIONS:
+        ratios = [
+            result["ratio"]
+            for document in documents
+            if document["section"] == section
+            for result in document["results"]
+            if re.fullmatch(names, result["name"]) and result["ratio"] not in (None, 1.0)
+        ]
+        if ratios:
+            spread = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f}, {len(ratios)})"
+            lines.append(row([f"[{question}](gpu.md#{section})", ratio, spread, note]))
+    return "\n".join([*lines, "", "*By hand*: a LocalCUDACluster, or dask-cuda's workers in a batch script."])
+
+
 def summary(documents: list[Document]) -> str:
     """Return what each section shows, in which range its ratios are, and on which machines and days."""
     lines: list[str] = []
@@ -404,8 +438,12 @@ def machine(document: Document) -> str:
     return f"{document['gpus']} × {kind}, {document['date'][:10]}"
 
 
-# A page of the folder, and what writes its part.
-PAGES: dict[str, Callable[[list[Document]], str]] = {"gpu.md": render, "README.md": summary}
+# A page of the folder, the markers of a part, and what writes the part.
+PAGES: tuple[tuple[str, tuple[str, str], Callable[[list[Document]], str]], ...] = (
+    ("gpu.md", (BEGIN, END), render),
+    ("README.md", SHORT, answers),
+    ("README.md", (BEGIN, END), summary),
+)
 
 
 def page_with(page: str, tables: str, first: str = BEGIN, last: str = END) -> str:
@@ -431,10 +469,10 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     documents = read(options.folder)
     stale = []
-    for name, write in PAGES.items():
+    for name, markers, write in PAGES:
         page = options.folder / name
         old = page.read_text(encoding="utf-8")
-        new = page_with(old, write(documents))
+        new = page_with(old, write(documents), *markers)
         if new != old:
             stale.append(page)
             if not options.check:

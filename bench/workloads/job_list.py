@@ -33,7 +33,6 @@ class Listed(NamedTuple):
 JOBS = {
     "kmeans": Listed("--rows 4000 --k 4", ("rows", "inertia", "silhouette"), "blobs features=2", "--k 4"),
     "dbscan": Listed("--rows 2000", ("rows", "clusters", "noise"), "moons"),
-    "linear": Listed("--rows 4000", ("rows", "metrics.r2"), "regression features=4"),
     "forest": Listed("--rows 2000 --trees 10", ("rows", "metrics.accuracy"), "classification features=4", "--trees 10", gpu_tolerance=0.05),
     "etl": Listed("--rows 20000", ("rows_read", "rows", "means"), "taxi"),
     "join": Listed("--rows 40000", ("rows_joined", "sums")),
@@ -42,19 +41,12 @@ JOBS = {
     "pca_svd": Listed("--rows 2500 --columns 60 --k 4", ("rows", "singular_values"), "blobs features=8", "--k 2"),
     "preprocess": Listed("--rows 2000", ("rows", "rows_read"), "table"),
     "xgboost_train": Listed("--rows 2000 --rounds 20", ("rows_train", "rows_test"), "regression features=4", "--rounds 20"),
-    "neighbors": Listed("--rows 2000", ("rows", "accuracy"), "classification features=4"),
     "pipeline": Listed("--rows 3000", ("rows", "metrics.r2"), "trips", "--trees 10", gpu_tolerance=0.02),
     "search": Listed("--rows 2000", ("candidates", "best_score"), "regression features=4"),
 }  # fmt: skip
 # More of what the jobs can do, compared on GPUs and CPUs only (bench/gpu); what comes after the bar is a name.
 VARIANTS = {
-    "linear/ridge": Listed("", ("metrics.r2",), "regression features=4", "--what ridge --alpha 10"),
-    "linear/lasso": Listed("", ("metrics.r2",), "regression features=4", "--what lasso --alpha 0.1"),
-    "linear/elasticnet": Listed("", ("metrics.r2",), "regression features=4", "--what elasticnet --alpha 0.1"),
-    "linear/logistic": Listed("", ("metrics.accuracy",), "classification features=4", "--what logistic", gpu_tolerance=2e-3),
     "forest/regressor": Listed("", ("metrics.r2",), "regression features=4", "--what regressor --trees 10", gpu_tolerance=0.03),
-    "neighbors/search": Listed("", ("rows",), "blobs features=8", "--what search"),
-    "neighbors/regress": Listed("", ("r2",), "regression features=4", "--what regress"),
     "pca_svd/pca": Listed("", ("singular_values",), "blobs features=8", "--what pca --k 2"),
     "pca_svd/truncated": Listed("", ("singular_values",), "blobs features=8", "--what truncated --k 2"),
     "kmeans/elbow": Listed("", ("elbow.suggested_k",), "blobs features=2", "--k 4 --elbow 2-6"),
@@ -62,7 +54,7 @@ VARIANTS = {
     "join/broadcast": Listed("--rows 40000 --how broadcast", ("rows_joined", "sums")),
     "etl/csv": Listed("--rows 20000 --form csv", ("rows_read", "rows", "means")),
 }  # fmt: skip
-TOOLS = ("make_data", "to_torch")  # no workload of its own; needs PyTorch, which is not here
+TOOLS = ("make_data",)  # no workload of its own
 
 
 def shape(kind: str) -> tuple[str, dict[str, Any]]:

@@ -55,7 +55,7 @@ def submit(script: str | os.PathLike[str], *arguments: object, **options: Any) -
         spec = submission.script_request(given, command, parser.of("submit"))
         by_hand = bool(given.get("prepare"))
         prepared = submission.prepare_request(spec, by_hand=by_hand, may_choose_gpus=True)
-        on_gpus = [gpus_chosen.sentence(because)] if (because := prepared.plan.gpus_because) else []
+        on_gpus = [text for _, text in gpus_chosen.lines(prepared.plan.gpus_because)]
         notes.show([*prepared.notes, *on_gpus], [*prepared.always, *on_gpus], prepared.project_notes)
         run = submission.submit(prepared, by_hand=by_hand)
     notes.show_submitted(run.submission)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from hpcml import files, hooks, outputs_brought_back, units
 from hpcml.cli import common, ls
 from hpcml.errors import HpcmlError, StorageError, UsageError
-from hpcml.paths import RunPaths, sweep_folder
+from hpcml.paths import RunPaths
 from hpcml.runs import directories, files_of_killed_runs, lib_zip
 from hpcml.runs import record as records
 from hpcml.terminal import note, say, say_fitted
@@ -155,7 +155,7 @@ def add_rm_options(parser: ArgumentParser) -> None:
         "interrupted hpcml rm or hpcml submit left. hpcml keeps runs that may still be active. "
         "If Slurm does not answer, hpcml also keeps runs whose state only Slurm knows. "
         "hpcml keeps a run with files that only its folder code/ has, unless you add --yes. "
-        "A sweep keeps its list of points: hpcml rm prints the command that deletes it."
+        "A sweep keeps its list of points: hpcml sweep rm NAME removes it too."
     )
     parser.add_argument("run", metavar="RUN", nargs="*", help=common.RUN)
     ls.add_name(parser)
@@ -236,7 +236,7 @@ def run_rm(options: Namespace) -> int:
     removal = _Removal(taken, left, shared, rests)
     if not options.json:
         _show(removal.rows)
-    _say_lost_points(folder, removal)
+    _say_lost_points(removal)
     _say_what_stays(staying, each=bool(options.run))
     staying |= _say_files_left(files_left)
     if (short := (missing or 0) - sum(taken.values()) - sum(shared.values())) > 0:
@@ -248,6 +248,20 @@ def run_rm(options: Namespace) -> int:
         removal.carry_out()
     _say_removed(options, rules, removal, staying)
     return 1 if options.run and staying else 0
+
+
+def removal_of_all(options: Namespace, folder: Path, ids: Sequence[str]) -> _Removal:
+    """Show some runs, and return their removal; UsageError if one of them has to stay."""
+    ended, staying = _named(folder, ids) if ids else ([], {})
+    _say_what_stays(staying, each=True)
+    staying |= _say_files_left(_files_left(ended, options))
+    if staying:
+        hint = "Cancel active runs: hpcml cancel RUN. To remove also the files of code/: add --yes."
+        raise UsageError("Nothing was removed: some runs have to stay", place=", ".join(staying), hint=hint)
+    removal = _Removal(_taken(ended, 0, None), {}, dict(lib_zip.unused_without(folder, ended)) if ended else {})
+    if not options.json:
+        _show(removal.rows)
+    return removal
 
 
 def _rules_of(options: Namespace) -> list[str]:
@@ -265,12 +279,12 @@ def _rules_of(options: Namespace) -> list[str]:
     return rules
 
 
-def _say_lost_points(folder: Path, removal: _Removal) -> None:
+def _say_lost_points(removal: _Removal) -> None:
     """Say which sweeps lose points with these runs."""
     for name, number in _points(removal.runs).items():
         lost = f"the results of its points in {units.counted(number, 'run')}"
         note(f"the sweep '{name}' loses {lost}: hpcml sweep table will show these points as missing")
-        note(f"to delete the sweep itself: rm -r {shlex.quote(str(sweep_folder(folder, name)))}")
+        note(f"to delete the sweep itself: hpcml sweep rm {shlex.quote(name)}")
 
 
 def _say_removed(options: Namespace, rules: Sequence[str], removal: _Removal, staying: Mapping[str, str]) -> None:

@@ -51,10 +51,10 @@ GROUPS = {
             "--nodes 2 --time 4h --idle 10m"),
         "sweep": Command(
             "run a script once for each combination of option values (grid or search)",
-            "SCRIPT --grid … [OPTIONS] | status | table | plot",
+            "SCRIPT --grid … [OPTIONS] | status | table | plot | rm",
             "train.py --grid k=8,16 -- --epochs 10", "a.py --search 50 'k=randint(1,9)' --metric m",
             "table train --csv", takes=SCRIPT_OR_WORDS,
-            values={"SCRIPT": {"status": "the state of sweeps", "table": "the points of a sweep"},
+            values={"SCRIPT": {"status": "the state of sweeps", "table": "a sweep's points", "rm": "delete a sweep"},
                     "SAMPLER": {"tpe": "", "cmaes": ""},
                     "PRUNER": {"asha": "", "median": "", "hyperband": ""}}),
         "jupyter": Command(
@@ -91,7 +91,7 @@ GROUPS = {
         "tunnel": Command(
             "open a run's dashboard, its JupyterLab or any port on your laptop", "[OPTIONS] [RUN]",
             "last", "--open last", "--to 6006 last", "--to 6006@n2 last",
-            values={"NAME": {"dashboard": "Dask's dashboard", "jupyter": "JupyterLab"},
+            values={"NAME": "SERVICE",
                     "ROUTE": {"direct": "", "twohop": "", "srun": ""}}),
         "ssh-config": Command(
             "let ssh, editors and rsync connect to the nodes of a run", "[OPTIONS] [RUN]", "last"),

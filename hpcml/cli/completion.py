@@ -7,6 +7,7 @@ completes has no place for a message, and the command itself will say it.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -89,7 +90,7 @@ class Line:
             self.parser = self.left[0].choices.get(word)
             self.left = self._positionals()
         elif self.left and self.left[0].nargs not in ("*", "+"):
-            del self.left[0]
+            self.given.setdefault(self.left.pop(0).dest, []).append(word)
 
     def actions(self) -> list[argparse.Action]:
         """Return the options and words that the command, or its verb, takes."""
@@ -261,6 +262,24 @@ def _runs(line: Line, current: str) -> Iterator[Candidate]:
                 yield run_id, ""
 
 
+def _services(line: Line, _: str) -> Iterator[Candidate]:
+    """Yield the services of the run that is typed already, or else of the run submitted last."""
+    from hpcml import services
+    from hpcml.runs import directories, record
+
+    own = {"dashboard": "Dask's dashboard", "jupyter": "JupyterLab"}
+    names: list[str] = list(own)
+    if not line.host:
+        with contextlib.suppress(HpcmlError):  # there is no such run
+            run = directories.find(line.runs(), line.given.get("run", ["last"])[-1])
+            planned = record.planned(run)
+            named = [services.declared(text)[0] for text in planned.declared]
+            names = [*kinds.get(planned.kind).services, *named, *record.services(run.paths)]
+    for name in dict.fromkeys(names):
+        if not name[:1].isdigit():  # a port that somebody asked for
+            yield name, own.get(name, "a service that the run has named")
+
+
 def _after(line: Line, current: str) -> Iterator[Candidate]:
     run, colon, _ = current.partition(":")
     if colon:
@@ -342,5 +361,6 @@ SOURCES: dict[str, Source] = {
     "QOS": _qos,
     "RUN": _runs,
     "RUN[:END]": _after,
+    "SERVICE": _services,
     "SITE": _sites,
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hpcml import hooks
 from hpcml.cli import common, submit
 from hpcml.errors import NotFoundError
 from hpcml.forms import Form
@@ -43,6 +44,8 @@ def run(options: Namespace) -> int:
     idle = common.parse_idle(options.idle)
     spec = submit.service_spec(options, Form.JUPYTER)
     spec = spec.changed(idle=idle, cwd=notebook_folder(spec.code.cwd, options.notebook_dir))
+    if getattr(options, "in"):
+        return int(hooks.only("run in a kept allocation")(options, spec))
     return submit.start(options, spec)
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpcml import earlier_names, files, kinds
+from hpcml import earlier_names, files, hooks, kinds
 from hpcml.cli import common
 from hpcml.errors import NotFoundError, UsageError
 from hpcml.paths import SCRIPT
@@ -29,7 +30,7 @@ def add_options(parser: ArgumentParser) -> None:
     common.add_json(parser, argparse.SUPPRESS)
     names = [f"{role.name} ({role.log})" if role.log else role.name for role in kinds.roles().values()]
     roles = ", ".join([f"{SCRIPT} (the script's output; default for runs without --ranks)", *names])
-    text = f"log to show: {roles}, rank:N (only rank N) or job (the batch script's output)"
+    text = f"log to show: {roles}, rank:N (only rank N), point:N (of a sweep) or job (the batch script's output)"
     parser.add_argument("role", metavar="LOG", nargs="?", help=text)
     parser.add_argument("-f", "--follow", action="store_true", help="follow the log until the run ends")
     parser.add_argument("-n", "--lines", metavar="N", help="start with the last N lines of each log")
@@ -47,8 +48,7 @@ def run(options: Namespace) -> int:
     from hpcml.runs import waiting
 
     most = None if options.lines is None else common.whole(options.lines, "-n")
-    role = _role(options)
-    run = common.find_run(options)
+    run, role, word = _meant(options)
     ranks = kinds.get(records.load(run).planned.kind).ranks if options.attempt is None else None
     if ranks and options.role is None:
         role = ranks.name
@@ -64,12 +64,12 @@ def run(options: Namespace) -> int:
     if role in (SCRIPT, ranks and ranks.name) and (end := records.Record(run.paths).end) and end.by != "script":
         say(f"hpcml: {end.message}.", sys.stderr)  # the log itself is the script's alone
     if role == SCRIPT and run.paths.points.exists():
-        own = common.typed(run.paths.point_records / "KEY.log", sys.stderr)
-        say_fitted(f"hpcml: Each point of the sweep has its own log: {own} (KEY: hpcml sweep table --csv).", sys.stderr)
+        own = common.from_host(common.host_of(options), f"hpcml logs {run.id} point:N")
+        say_fitted(f"hpcml: Each point has its own log: {own} (N: hpcml sweep table).", sys.stderr)
     if not logs.has_any and not options.follow:
         state = run_status.status(records.adopt(run) if records.is_prepared(run) else run)
         hint = f"The run is {state.state}: {state.message}."
-        raise NotFoundError(f"The run has no {role} log yet", place=run.id, hint=hint)
+        raise NotFoundError(f"The run has no {word} log yet", place=run.id, hint=hint)
     return 0
 
 
@@ -136,6 +136,32 @@ def _role(options: Namespace) -> str:
     if earlier_names.SOURCES.get(options.role) == SCRIPT:
         note(f"the log {options.role} is now called {SCRIPT}")
     return handle.role_of(options.role or SCRIPT)
+
+
+def _meant(options: Namespace) -> tuple[directories.Run, str, str]:
+    """Return the run and the role of the log that is meant, and the role's word for messages."""
+    from hpcml.runs import handle
+
+    if point := re.fullmatch(rf"{handle.OF_POINT}(\d+)", options.role or options.run):
+        return *_of_point(options, int(point[1])), point[0]
+    role = _role(options)
+    return common.find_run(options), role, role
+
+
+def _of_point(options: Namespace, number: int) -> tuple[directories.Run, str]:
+    """Return the run that ran a point last, and the word of its log; a sweep, or a run of it, was typed."""
+    from hpcml.runs import handle
+    from hpcml.runs import record as records
+
+    runs = common.runs_folder(options)
+    name = options.run if options.role else "last"
+    if name not in hooks.collected("names of sweeps", runs):
+        request = records.Record(directories.find(runs, name).paths).request
+        if not (request and request.spec.sweep):
+            raise UsageError("Only a sweep has points", place=name, hint="List your sweeps: hpcml sweep status.")
+        name = request.spec.sweep
+    key, run_id = hooks.only("log of a point")(runs, name, number)
+    return directories.find(runs, run_id), f"{handle.OF_POINT}{key}"
 
 
 def _attempt_alone(options: Namespace, run: directories.Run, role: str) -> int:

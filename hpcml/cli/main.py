@@ -16,13 +16,15 @@ if TYPE_CHECKING:
 
     from hpcml.remote.server import RemoteSession
 
-TEXT = """hpcml runs a plain Python script on N nodes of a Slurm machine. A Dask scheduler, the workers and the
-script run in one allocation; no other user can connect to these processes. Without Slurm, add --site local: hpcml
-runs the script on this machine."""
+TEXT = """hpcml runs programs on many nodes of a Slurm cluster: a Dask script, ranks of PyTorch, JAX or MPI, or a batch
+script. If a rank, a node or Dask's scheduler dies, the job ends, names what died, and frees its nodes. No other user
+can connect to a run's Dask cluster. Without Slurm, add --site local: hpcml runs the script on this machine."""
 EXAMPLES = (
-    "  hpcml new kmeans                   create an example",
-    "  hpcml submit --nodes 2 kmeans.py   run kmeans on two nodes",
-    "  hpcml why                          explain a failed run",
+    "  hpcml new kmeans                            create an example",
+    "  hpcml submit --nodes 2 kmeans.py            run kmeans on a Dask cluster",
+    "  hpcml submit --nodes 2 --ranks 4 train.py   run 4 ranks on each node",
+    "  hpcml submit job.sh                         run a batch script as it is",
+    "  hpcml why                                   explain a failed run",
 )
 NOTES = (
     "RUN is a run's id (or the id's first part), its name, its Slurm job id, or 'last'.",

@@ -59,7 +59,7 @@ def run(host: str, named_by: str, command: str, options: Namespace, given: list[
     here = [word for word in getattr(options, "set", None) or () if word.startswith("login.")]
     if command == "sweep" and script:
         hint = "Log in to the cluster, and start the sweep on the login node. "
-        hint += "With --host, only hpcml sweep status, table, plot and cancel work."
+        hint += "With --host, only hpcml sweep status, table, plot, cancel and rm work."
         raise UsageError("A laptop cannot start a sweep", place=f"--host {host}", hint=hint)
     login = login_of(host, here, place=named_by, load=common.load_site)
     connect = functools.partial(channel.connect, login)

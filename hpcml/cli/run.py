@@ -40,13 +40,16 @@ def add_options(parser: Parser) -> None:
     printed = "--dry-run=script prints the batch script; --dry-run --json prints all details of the run"
     here = {"--dry-run": f"print a summary and run nothing; {printed}"}
     here["--json"] = "print JSON about how the run ended; the script's output stays in logs/script.log"
-    here |= {OPTIONS[name].word: "N must equal the number in the allocation (default: that number)" for name in _GIVEN}
+    all_of_it = "N must equal the number in the allocation (default: that number); only with --in, N can be smaller"
+    here |= {OPTIONS[name].word: all_of_it for name in _GIVEN}
     here["--nodes"] = "number of nodes (default: all of the allocation); only with --in, N can be smaller"
     here["--detach"] = "with --in: do not wait for the run's end (default: wait)"
-    here["--gpus-per-node"] = "0: workers use only CPUs; any other N must equal the allocation's GPUs per node"
+    here["--gpus-per-node"] = "0: workers use only CPUs; a smaller N than the allocation's only with --in, of one node"
     here |= {OPTIONS[name].word: argparse.SUPPRESS for name in _REFUSED}
+    here["--memory-per-node"] = "only with --in: memory of a part of one node"
     here["--time"] = "with --in: time limit of the run (default: the time that is left of the hold)"
     parser.describe(here)
+    parser.set_defaults(prepare=False, check=False, wait=False)
     parser.description = (
         "Run a script in an existing allocation (hpcml hold, salloc or your own batch script), on all nodes of the "
         "allocation, or with --in and --nodes on some of them. Give Slurm's options to hpcml hold, salloc or sbatch."
@@ -58,7 +61,8 @@ def run(options: Namespace) -> int:
     from hpcml.runs import submit as submission
 
     if getattr(options, "in"):
-        return int(hooks.only("run in a kept allocation")(options))
+        options.wait = not options.detach
+        return int(hooks.only("run in a kept allocation")(options, submit.script_spec(options)))
     for name in ("no_wait", "detach"):
         if getattr(options, name):
             raise UsageError(f"{OPTIONS[name].word} needs --in", place=OPTIONS[name].word, hint="Add --in RUN.")
@@ -96,9 +100,16 @@ def fitted(spec: RunRequest, given: Allocation, place: str = "") -> RunRequest:
     """
     gpus = given.gpus if spec.size.gpus_per_node else 0  # 0 is asked for: workers on CPUs
     has = {"nodes": len(given.nodes), "gpus_per_node": gpus, "cpus_per_node": given.cpus}
-    lines = of_lines(spec)
+    lines, kind = of_lines(spec), spec.size.gpu_type
     others = {name.lstrip("-").replace("-", "_"): value or name for name, value in spec.place.sbatch}
     left_out: dict[str, str] = {}
+    if kind and gpus and kind not in given.gpu_types and "--gpus-per-node" in lines:
+        left_out["gpu_type"] = "{} ({})".format(*lines["--gpus-per-node"])
+    elif kind and gpus and kind not in given.gpu_types:
+        types = " and ".join(given.gpu_types) or "GPUs of which Slurm tells no type"
+        problem = f"--gpus-per-node requests GPUs of type {kind}, but the allocation has {types}"
+        hint = "Write only the number of GPUs, or get an allocation with this type."
+        raise UsageError(problem, place=place or f"job {given.job}", hint=hint)
     for name, value in (spec.given() | others).items():
         option = f"--{name.replace('_', '-')}"
         differs = name in has and value != has[name]

@@ -1,4 +1,4 @@
-"""``hpcml shell``: a shell on a node of a run, with the run's environment."""
+"""``hpcml shell``: a shell on a node of a run, in its image and with its environment."""
 
 from __future__ import annotations
 
@@ -14,43 +14,49 @@ from hpcml.terminal import say_fitted
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
 
+_IN_IMAGE = ("/bin/sh", "-c", "command -v bash >/dev/null && exec bash; exec sh", "shell")
+
 
 def add_options(parser: ArgumentParser) -> None:
     """Add what only this verb takes, and the common options."""
-    parser.epilog = "In the shell, distributed.Client() and hpcml.connect() connect to the run's Dask cluster."
+    parser.epilog = "In a run with Dask, distributed.Client() and hpcml.connect() connect to the run's cluster."
     common.add_run(parser)
     parser.add_argument(
-        "node", metavar="NODE", nargs="?", default="", help="node of the run (default: the run's first node)"
+        "node",
+        metavar="NODE",
+        nargs="?",
+        default="",
+        help="node of the run, or rank:N for the node of a rank (default: the run's first node)",
     )
     common.add_site(parser)
 
 
 def run(options: Namespace) -> int:
     """Start the shell on this terminal, and return its exit status."""
-    from hpcml import script_api, subprocesses
-    from hpcml.runs import handle
+    from hpcml import subprocesses
+    from hpcml.remote import node_ssh, tunnel_target
+    from hpcml.runs import rank_logs, record
 
     if options.caller or not sys.stdin.isatty():
         hint = "Log in with a terminal (ssh -t HOST), and run hpcml shell in that terminal."
         raise UsageError("A shell needs a terminal", place="hpcml shell", hint=hint)
-    one = handle.RunHandle(common.find_run(options))
-    status = one.now()
-    scheduler = handle.scheduler_of(one.run, status)
-    node = options.node or (status.allocation.nodes[0] if status.allocation.nodes else "")
-    if node not in status.allocation.nodes:
-        hint = f"The run's nodes: {', '.join(status.allocation.nodes)}."
-        raise NotFoundError(f"The run has no node '{node}'", place=one.id, hint=hint)
-    assert one.run.submission is not None
-    owner = schedulers.get(one.run.submission.scheduler)
-    environment = owner.clean_environment() | script_api.client_variables(*scheduler)
-    environment |= handle.node_variables(one.run, status)
-    say_fitted(
-        f"This shell is on node {node} of run {one.id}. The command exit ends the shell, not the run.", sys.stderr
-    )
-    nodes = schedulers.nodes_of(one.run.submission.scheduler)
-    command = [*(nodes.shell_on(one.run.submission.key, node) if nodes else ()), environment.get("SHELL") or "bash"]
+    run = record.adopt(common.find_run(options))
+    status = node_ssh.active(run)
+    rank = rank_logs.OF_ONE.fullmatch(options.node)
+    name = "" if rank else options.node
+    nodes = status.allocation.nodes
+    node = tunnel_target.node_of(record.planned(run), nodes, name, int(rank[1]) if rank else None, run.id)
+    assert run.submission is not None
+    environment = schedulers.get(run.submission.scheduler).clean_environment() | node_ssh.variables(run, status)
+    into_image = node_ssh.into_image(run)
+    where = f"in the image of run {run.id}, on node {node}" if into_image else f"on node {node} of run {run.id}"
+    say_fitted(f"This shell is {where}. The command exit ends the shell, not the run.", sys.stderr)
+    on = schedulers.nodes_of(run.submission.scheduler)
+    shell = [*into_image, *_IN_IMAGE] if into_image else [environment.get("SHELL") or "bash"]
     try:
-        subprocesses.become(command, environment, program=HPCML)
+        subprocesses.become(
+            [*(on.shell_on(run.submission.key, node) if on else ()), *shell], environment, program=HPCML
+        )
     except subprocesses.CommandMissingError as error:
         raise NotFoundError(
             f"The shell cannot be started: {error}", place="PATH", hint="Check the variable SHELL."

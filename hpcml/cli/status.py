@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from hpcml import hooks
 from hpcml.cli import commands, common
-from hpcml.errors import MEANING, STOPPED, UNREACHABLE
+from hpcml.errors import MEANING, STOPPED, UNREACHABLE, UsageError, did_you_mean, nearest
 from hpcml.states import Phase
-from hpcml.terminal import columns, fitted, say, say_fitted, say_state
+from hpcml.terminal import columns, fitted, json_text, say, say_fitted, say_state
 from hpcml.units import first_of_many
 
 _NAMED = 3  # files that were brought
@@ -34,6 +34,8 @@ def add_options(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--notes", action="store_true", help="show the notes: hpcml's remarks and warnings at the submission"
     )
+    text = "print only this value of the JSON record, e.g. directory, state, exit_status or asked.nodes"
+    parser.add_argument("--field", metavar="NAME", help=text)
     parser.add_argument(
         "-f", "--follow", action="store_true", help="update the display until the run ends, like hpcml top"
     )
@@ -41,10 +43,16 @@ def add_options(parser: ArgumentParser) -> None:
 
 def run(options: Namespace) -> int:
     """Show what is known of a run."""
+    if options.field is not None and (options.follow or options.json or options.notes):
+        raise UsageError(
+            "--field cannot be combined with -f, --json or --notes", place="--field", hint="Use one of them."
+        )
     if options.follow:
         options.once, options.interval = False, None
         return commands.run("top", options)
     run, host = common.find_run(options), common.host_of(options)
+    if options.field is not None:
+        return _show_value(run, options.field)
     return show(run, as_json=options.json, all_notes=options.notes, host=host)
 
 
@@ -56,7 +64,7 @@ def show(run: directories.Run, *, as_json: bool, all_notes: bool, host: str) -> 
     from hpcml.runs import status as run_status
 
     run, status = run_status.now(run)
-    code = UNREACHABLE if status.allocation.silent and status.phase == Phase.UNKNOWN else 0
+    code = _code(status)
     request = request_cost.described(run, status)
     if as_json:
         common.print_json(request)
@@ -88,6 +96,27 @@ def show(run: directories.Run, *, as_json: bool, all_notes: bool, host: str) -> 
     elif status.hint:
         say_fitted(status.hint, sys.stdout)
     return code
+
+
+def _code(status: run_status.Status) -> int:
+    return UNREACHABLE if status.allocation.silent and status.phase == Phase.UNKNOWN else 0
+
+
+def _show_value(run: directories.Run, field: str) -> int:
+    """Print a value of a run's record by its name; a dot is before the name of a value within it."""
+    from hpcml.runs import request_cost
+    from hpcml.runs import status as run_status
+
+    run, status = run_status.now(run)
+    value: Any = request_cost.described(run, status)
+    for name in field.split("."):
+        names = list(value) if isinstance(value, dict) else []
+        if name not in names:
+            hint = did_you_mean(nearest(name, names), "To see all values: hpcml status --json.")
+            raise UsageError(f"The record has no value '{field}'", place="--field", hint=hint)
+        value = value[name]
+    say(value if isinstance(value, str) else json_text(value))
+    return _code(status)
 
 
 def _say_lines(lines: Sequence[tuple[str, str]]) -> None:

@@ -31,7 +31,6 @@ if TYPE_CHECKING:  # each command imports what it needs: `submit` is to be fast
 
     from hpcml.options.parser import Parser
     from hpcml.options.translation import Translation
-    from hpcml.plan.plan import Plan
     from hpcml.recorded import RecordedRequest, RecordedSpec
     from hpcml.request.record import RunRequest
     from hpcml.runs import status as run_status
@@ -160,7 +159,7 @@ def show(options: Namespace, prepared: submission.Prepared, *, asks: bool = True
     else:
         from hpcml.cli import summary
 
-        summary.show(prepared, vars(options), _forecast(prepared, whole=True) if asks else [], _on_gpus(prepared.plan))
+        summary.show(prepared, vars(options), _forecast(prepared, whole=True) if asks else [])
 
 
 def hand_over(options: Namespace, prepared: submission.Prepared) -> int:
@@ -196,7 +195,9 @@ def hand_over(options: Namespace, prepared: submission.Prepared) -> int:
 
 def tell_forecast(prepared: submission.Prepared, *, whole: bool, jobs: int = 1) -> None:
     """Say what a submission of so many jobs asks for, what it costs at most, and when it may start."""
-    lines = _forecast(prepared, whole=whole, jobs=jobs) or _on_gpus(prepared.plan)
+    from hpcml.runs import gpus_chosen
+
+    lines = _forecast(prepared, whole=whole, jobs=jobs) or gpus_chosen.lines(prepared.plan.gpus_because)
     if prepared.plan.python_from and not whole and not prepared.plan.inside.job.image:
         lines = [*lines, ("python", f"{prepared.plan.python} ({prepared.plan.python_from})")]
     for title, text in lines:
@@ -208,20 +209,13 @@ def _forecast(prepared: submission.Prepared, *, whole: bool, jobs: int = 1) -> l
     import datetime
 
     from hpcml import schedulers
-    from hpcml.runs import forecast
+    from hpcml.runs import forecast, gpus_chosen
 
     if schedulers.get(prepared.plan.scheduler).ONE_MACHINE:
         return []
     estimate = forecast.look(prepared, whole=whole, jobs=max(jobs, len(prepared.plan.array)))
     asks, *others = forecast.lines(estimate, datetime.datetime.now(), whole=whole)  # noqa: DTZ005 - as sbatch tells it
-    return [asks, *(("", text) for _, text in _on_gpus(prepared.plan)), *others]
-
-
-def _on_gpus(made: Plan) -> list[tuple[str, str]]:
-    """Return why a run has GPUs that nobody asked for, as a title and a text; nothing of other runs."""
-    from hpcml.runs import gpus_chosen
-
-    return [("gpus", gpus_chosen.sentence(made.gpus_because))] if made.gpus_because else []
+    return [asks, *(("", text) for _, text in gpus_chosen.lines(prepared.plan.gpus_because)), *others]
 
 
 def _look_at_image(table: dict[str, object]) -> None:
@@ -234,13 +228,15 @@ def _look_at_image(table: dict[str, object]) -> None:
 
 
 def check_modes(options: Namespace) -> None:
-    """Refuse two options that say what becomes of a submission."""
+    """Refuse two options that say what becomes of a submission, and what only a run in a hold has."""
     modes = ("dry-run", "prepare", "check", "wait", "detach")
     chosen = [f"--{mode}" for mode in modes if getattr(options, mode.replace("-", "_"))]
     if len(chosen) > 1:
         raise UsageError(
             f"{' and '.join(chosen)} cannot be combined", place="hpcml submit", hint="Use only one of these options."
         )
+    if getattr(options, "no_wait", False) and not getattr(options, "in"):
+        raise UsageError("--no-wait needs --in", place="--no-wait", hint="Add --in RUN.")
 
 
 def _check(prepared: submission.Prepared, options: Namespace) -> int:
@@ -271,7 +267,8 @@ def announce(run: directories.Run, *, as_json: bool) -> None:
     """Say which run it is and where, on stderr, or as JSON, and the notes that were not shown before."""
     assert run.submission is not None
     if as_json:
-        common.print_json({"run": run.id, "directory": str(run.paths.directory), **run.submission.as_json()})
+        itself = {"run": run.id, "directory": str(run.paths.directory)}
+        common.print_json(itself | run.submission.as_json() | itself)  # a submission in a hold names the hold's run
         return
     job = f" job {run.job}" if run.job else ""
     folder = common.typed(run.paths.directory, sys.stderr)

@@ -12,7 +12,7 @@ from hpcml.cli import common
 from hpcml.forms import Form
 from hpcml.kind import Kind
 from hpcml.paths import RunPaths
-from hpcml.runs import programs, snapshot
+from hpcml.runs import gpus_chosen, programs, snapshot
 from hpcml.terminal import say, say_facts
 from hpcml.units import counted, first_of_many, format_bytes, format_time_limit
 
@@ -28,15 +28,10 @@ _MOST_TASKS = 4  # that are named
 _ONE_MACHINE = "none: all processes are on one machine"
 
 
-def show(
-    prepared: Prepared,
-    given: Mapping[str, Any],
-    forecast: Sequence[tuple[str, str]],
-    on_gpus: Sequence[tuple[str, str]] = (),
-) -> None:
+def show(prepared: Prepared, given: Mapping[str, Any], forecast: Sequence[tuple[str, str]]) -> None:
     """Print what would be submitted by the ``given`` options.
 
-    ``forecast`` are the titles and texts of what it asks for and costs, ``on_gpus`` why it has GPUs, if nobody asked.
+    ``forecast`` are the titles and texts of what it asks for and costs.
     """
     made = prepared.plan
     kind, is_hold = kinds.get(made.inside.kind), prepared.spec.code.form is Form.HOLD  # which has no script
@@ -45,7 +40,7 @@ def show(
         ("run", f"{made.name} on site {made.site}; nothing is submitted"),
         ("command", _command(prepared)),
         *([("array", _array(made))] if made.array else []),
-        *(forecast or [("asks for", _free(made)), *on_gpus]),
+        *(forecast or [("asks for", _free(made)), *gpus_chosen.lines(made.gpus_because)]),
         *([] if is_hold else [("processes", kind.condition(made.inside) + _processes(made, kind))]),
         ("image", made.inside.job.image) if made.inside.job.image else ("python", _python(prepared)),
         ("network", _ONE_MACHINE if made.inside.single_node else kind.network(made.inside)),

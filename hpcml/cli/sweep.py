@@ -8,9 +8,9 @@ import sys
 from argparse import SUPPRESS
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from hpcml import files
+from hpcml import files, hooks
 from hpcml.cli import common, submit
 from hpcml.errors import NotFoundError, UsageError, nearest
 from hpcml.forms import Form
@@ -26,10 +26,11 @@ if TYPE_CHECKING:
     from argparse import Namespace
 
     from hpcml.options.parser import Parser
+    from hpcml.request.record import RunRequest
     from hpcml.runs.submit import Prepared
     from hpcml.sweeps.submission import Asked, Choice
 
-VERBS = ("status", "table", "plot", "cancel")
+VERBS = ("status", "table", "plot", "cancel", "rm")
 _VALUES = (
     "--grid",
     "--points",
@@ -53,7 +54,7 @@ def add_options(parser: Parser) -> None:
     parser.usage = (
         "hpcml sweep SCRIPT --grid NAME=VALUES… [OPTIONS] [-- ARGS…]\n"
         "hpcml sweep SCRIPT --search N NAME=… --metric NAME [OPTIONS] [-- ARGS…]\n"
-        "hpcml sweep status|table|plot|cancel [NAME]"
+        "hpcml sweep status|table|plot|cancel|rm [NAME]"
     )
     add = parser.add_argument_group("values of script options (hpcml runs each combination)").add_argument
     add(
@@ -83,14 +84,14 @@ def add_options(parser: Parser) -> None:
     text = "metric for search, pruner and table order (default for tables: the first reported metric)"
     add("--metric", metavar="NAME", default="", help=text)
     add("--maximize", action="store_true", help="maximize the metric (default: minimize it)")
-    add("--dry-run", action="store_true", help="show the points and their cost; submit nothing")
+    add("--dry-run", action="store_true", help="show the points (rm: the runs); change nothing")
     text = "run only failed points: all, or those with these causes: oom, timeout, node, error, unknown"
     add("--only-failed", nargs="?", const="all", default="", metavar="CAUSE,…", help=text)
     text = "points that a job runs in parallel (default: 1)"
     add("--at-once", metavar="N", default="1", help=text)
     add("--jobs", metavar="N", default="1", help="number of Slurm jobs for the points (default: 1)")
     text = "stop points with a poor metric early: asha, median, hyperband, asha(reduction_factor=3)"
-    changed = "do not ask before rerunning points whose script, image or arguments changed since they ran"
+    changed = "do not ask before removing a sweep, or rerunning points whose script, image or arguments changed"
     picture = "with plot: .svg, .pdf or .png file (default: NAME.svg); -o - writes SVG to standard output"
     parser.rare += [
         add("--pruner", metavar="PRUNER", help=text),
@@ -104,7 +105,7 @@ def add_options(parser: Parser) -> None:
             help="with table: print the table as CSV, or write it to FILE (--csv=FILE)",
         ),
         add("--output", "-o", metavar="FILE", help=picture),
-        parser.add_argument("words", nargs="*", metavar="status|table|plot|cancel NAME", help="show or cancel a sweep"),
+        parser.add_argument("words", nargs="*", metavar="status|table|plot|cancel|rm NAME", help="show or end a sweep"),
     ]
     submit.add_options(parser, "sweep")
     parser.suggest = _suggest
@@ -151,12 +152,12 @@ def run(options: Namespace) -> int:
         return _look(options, verb, rest)
     script = (options.script_words or [""])[0]
     near = nearest(script, VERBS)
-    if (near or script == "rm") and not (common.here() / script).exists():
-        hint = f"Did you mean hpcml sweep {near}?" if near else "To delete the runs of a sweep: hpcml rm RUN…."
-        raise NotFoundError(f"There is no script '{script}'", place="hpcml sweep", hint=hint)
+    if near and not (common.here() / script).exists():
+        raise NotFoundError(
+            f"There is no script '{script}'", place="hpcml sweep", hint=f"Did you mean hpcml sweep {near}?"
+        )
     if options.words and script.isidentifier() and not (common.here() / script).exists():
-        others = "To delete a sweep's runs: hpcml rm --name NAME. To show a run's log: hpcml logs RUN."
-        hint = f"The verbs are {', '.join(VERBS)}. {others}"
+        hint = f"The verbs are {', '.join(VERBS)}. To show the log of a point: hpcml logs NAME point:N."
         raise UsageError(f"'{script}' is no script here, and not a verb", place="hpcml sweep", hint=hint)
     if options.words:
         hint = "Write the script's own arguments after --, at the end of the command."
@@ -173,7 +174,6 @@ def run(options: Namespace) -> int:
 
 def _begin(options: Namespace) -> int:
     """Submit the points that no run has ended or goes on with."""
-    from hpcml.runs import submit as runs_submit
     from hpcml.sweeps import submission
 
     seed = common.whole(options.seed, "--seed")
@@ -181,12 +181,7 @@ def _begin(options: Namespace) -> int:
     study = search.search(*optuna, maximize=options.maximize, seed=seed)
     spec = submit.script_spec(options)
     wanted = _wanted(options, study, seed)
-    if spec.code.form is not Form.SCRIPT:
-        hint = "Submit the program without a sweep, or call the program from a Python file."
-        raise UsageError("The script of a sweep must be a Python file", place=spec.code.script.name, hint=hint)
-    if spec.value("profile"):
-        hint = "Profile one point of the sweep: hpcml submit --profile … SCRIPT ARGS…."
-        raise UsageError("A sweep cannot record profiler output", place="--profile", hint=hint)
+    _check(spec)
     names = {value.name for point in wanted for value in point} | (study.space.keys() if study else set())
     submission.check_names(names, spec.code.arguments)
     submit.check_modes(options)
@@ -194,8 +189,7 @@ def _begin(options: Namespace) -> int:
     jobs, name = _jobs(options), job_name(spec)
     at_once = common.positive(options.at_once, "--at-once")
     spec = spec.changed(name=name, sweep=name, at_once=at_once, options=_typed(options))
-    spec = submission.with_python(spec)
-    prepared = runs_submit.prepare_request(spec, dry_run=bool(options.dry_run))
+    hold, prepared = _prepared(options, spec, jobs)
     submit.tell_notes(prepared, seen=not options.dry_run)
     submission.check_worker_groups(prepared)
     if study:
@@ -223,7 +217,34 @@ def _begin(options: Namespace) -> int:
         if not common.confirmed(question, yes=False):
             say("Nothing was submitted.", sys.stderr)
             return 1
-    return _wait(options, started, name)
+    status = _wait(options, started, name)
+    if hold:
+        hold.wait_for_nodes(started[0].id)
+    return status
+
+
+def _check(spec: RunRequest) -> None:
+    """Refuse what no sweep can start."""
+    if spec.code.form is not Form.SCRIPT:
+        hint = "Submit the program without a sweep, or call the program from a Python file."
+        raise UsageError("The script of a sweep must be a Python file", place=spec.code.script.name, hint=hint)
+    if spec.value("profile"):
+        hint = "Profile one point of the sweep: hpcml submit --profile … SCRIPT ARGS…."
+        raise UsageError("A sweep cannot record profiler output", place="--profile", hint=hint)
+
+
+def _prepared(options: Namespace, spec: RunRequest, jobs: int) -> tuple[Any, Prepared]:
+    """Return what is to be submitted, and the hold in which it starts, None without one."""
+    from hpcml.runs import submit as runs_submit
+    from hpcml.sweeps import submission
+
+    if not getattr(options, "in"):
+        return None, runs_submit.prepare_request(submission.with_python(spec), dry_run=bool(options.dry_run))
+    if jobs > 1:
+        hint = "Remove --jobs. --at-once N runs N points in parallel."
+        raise UsageError("A sweep in a hold is one run, without jobs of its own", place="--jobs", hint=hint)
+    hold, spec = hooks.only("place in a kept allocation")(options, spec)
+    return hold, hooks.only("plan in a kept allocation")(hold, submission.with_python(spec))
 
 
 def _typed(options: Namespace) -> tuple[str, ...]:
@@ -279,8 +300,7 @@ def _wait(options: Namespace, started: Sequence[directories.Run], name: str) -> 
             return 0
         status = submit.wait_for_end(started[0], as_json=options.json)
         if not options.json and status != _DETACHED:
-            log = common.typed(started[0].paths.point_records / "KEY.log", sys.stderr)
-            _say("output", f"of each point: {log} (KEY: hpcml sweep table --csv)")
+            _say("output", f"of each point: hpcml logs {shlex.quote(name)} point:N (N: hpcml sweep table)")
         return status
     if options.json and not waits:
         records = [{"run": run.id, "directory": str(run.paths.directory)} for run in started]
@@ -374,7 +394,9 @@ def _tell_cost(prepared: Prepared, count: int, taken: Sequence[float], jobs: int
     """Say what so many points may cost in so many jobs; ``taken`` are the seconds that others took."""
     inside = prepared.plan.inside
     nodes = f"{f'{jobs} jobs of ' if jobs > 1 else ''}{inside.job.nodes} node{'' if inside.job.nodes == 1 else 's'}"
-    if not inside.job.one_machine:
+    if prepared.plan.hold:
+        _say("cost", f"none beyond the hold's: {nodes} of the hold until the last point ends")
+    elif not inside.job.one_machine:
         submit.tell_forecast(prepared, whole=True, jobs=jobs)
     elif inside.job.time_limit:
         hours = jobs * inside.job.nodes * inside.job.time_limit / 3600
@@ -419,7 +441,7 @@ def _look(options: Namespace, verb: str, names: list[str]) -> int:
         hint = f"Write NAME before the options: hpcml sweep {verb} NAME. Names of sweeps in {runs}: {known}."
         raise UsageError("Add the NAME of one sweep", place=f"hpcml sweep {verb}", hint=hint)
     if verb != "status":
-        return {"table": _table, "plot": _plot, "cancel": _cancel}[verb](options, runs, names[0])
+        return {"table": _table, "plot": _plot, "cancel": _cancel, "rm": _rm}[verb](options, runs, names[0])
     sweeps = [record.find(runs, name) for name in names] or [record.find(runs, name) for name in record.names(runs)]
     answers = []
     for sweep in sweeps:
@@ -458,6 +480,32 @@ def _cancel(options: Namespace, runs: Path, name: str) -> int:
     cancel_rm.say_answers(answers)
     say_fitted(results.counts(rows), sys.stdout, first=f"{name}  ", rest="  ")
     return failed
+
+
+def _rm(options: Namespace, runs: Path, name: str) -> int:
+    """Remove all runs of a sweep, which must have ended, with all their files; then the sweep itself."""
+    from hpcml.cli import cancel_rm
+
+    sweep, folder = record.find(runs, name), record.path_of(runs, name).parent
+    ids = [run_id for run_id in sweep.runs if files.is_own_folder(runs / run_id)]
+    removal = cancel_rm.removal_of_all(options, runs, ids)
+    what = f"the sweep '{name}' with {removal.summary}"
+    if options.dry_run:
+        say(f"Without --dry-run, hpcml would remove {what}.", sys.stderr)
+    elif not common.confirmed(f"Remove {what}?", options.yes):
+        say("Nothing was removed.", sys.stderr)
+        return 1
+    else:
+        with record.held(runs, name, folder.name):
+            if record.find(runs, name).runs != sweep.runs:
+                raise UsageError("The sweep was continued meanwhile", place=name, hint="Run your command again.")
+            removal.carry_out()
+            directories.remove_folder(folder)
+        say(f"Removed {what}.", sys.stderr)
+    if options.json:
+        key = "would_remove" if options.dry_run else "removed"
+        common.print_json({"sweep": name, key: [path.name for path in removal.runs], "bytes": removal.total})
+    return 0
 
 
 def _rows(options: Namespace, runs: Path, sweep: record.Sweep, progress: record.Progress) -> list[results.Row]:
@@ -532,18 +580,18 @@ def _lines(rows: Sequence[results.Row], metric: str, width: int) -> list[str]:
     """Return the table for a terminal: metric, state, time, point; below what failed its cause."""
     if not rows:
         return []
-    cells = [(metric, "state", "time", "point", "")]
+    cells = [(metric, "state", "time", "N", "point", "")]
     for row in rows:
         value = row.metrics.get(metric)
-        number = "nan" if metric in row.metrics and value is None else "" if value is None else f"{value:.6g}"
+        text = "nan" if metric in row.metrics and value is None else "" if value is None else f"{value:.6g}"
         spent = "" if row.seconds is None else format_seconds(row.seconds)
         pruned = row.state == "pruned" and row.cause
-        cells.append((number, pruned or row.state, spent, row.point, "" if pruned else row.cause))
-    wide = [max(len(line[column]) for line in cells) for column in range(3)]
+        cells.append((text, pruned or row.state, spent, str(row.number), row.point, "" if pruned else row.cause))
+    wide = [max(len(line[column]) for line in cells) for column in range(4)]
     lines = []
-    for number, state, spent, point, cause in cells:
-        first = f"{number:>{wide[0]}}  " if wide[0] else ""
-        lines.append(f"{first}{state:<{wide[1]}}  {spent:>{wide[2]}}  {point}")
+    for reported, state, spent, number, point, cause in cells:
+        first = f"{reported:>{wide[0]}}  " if wide[0] else ""
+        lines.append(f"{first}{state:<{wide[1]}}  {spent:>{wide[2]}}  {number:>{wide[3]}}  {point}")
         lines += [f"  {cause}"] if cause else []
     return [fit(shown(line), width) if width else shown(line) for line in lines]
 

@@ -228,7 +228,7 @@ def _in_allocation() -> bool:
 
 
 def _by_cause(outcome: End, cause: str | None) -> End:
-    if cause is None:
+    if cause is None or (cause == "" and _in_allocation()):  # a step of several in a job was cancelled, for any reason
         return _told_by_signal(outcome)
     exit_status = errors.ALLOCATION_LOST if "NODE" in cause else errors.CANCELLED
     reason = f"Slurm ended the job: {cause.lower()}"

@@ -1,4 +1,4 @@
-"""What ``--profile`` asks for on the nodes: whether it is there, nsys around the processes, and memray's records."""
+"""What ``--profile`` asks for on the nodes: whether it is there, nsys or ncu around the workers, memray's records."""
 
 from __future__ import annotations
 
@@ -17,34 +17,40 @@ if TYPE_CHECKING:  # the script's process may import this module, which has no n
     from hpcml.node.settings import Context
 
 _NEEDS = {"dask": "bokeh", "memray": "memray", "rmm": "rmm"}
-_NSYS = ("--force-overwrite=true", "--trace=cuda,nvtx", "--trace-fork-before-exec=true", "--sample=none")
+# NVIDIA's programs that start the workers' process. They follow forked workers. ncu runs each kernel several times.
+_NSYS = ("--force-overwrite=true", "--trace=cuda,nvtx", "--trace-fork-before-exec=true", "--sample=none", "--output")
+_NCU = ("--force-overwrite", "--target-processes=all", "--launch-count=200", "--export")
+_AROUND = {"nsys": ("nsys", "profile", *_NSYS), "ncu": ("ncu", *_NCU)}
+_INSIDE = "HPCML_NSYS"  # in the environment of a process that one of them started
 _MEMRAY_ERRORS = 40  # as in logging
 
 
 def missing(context: Context) -> str:
     """Return why a profiler that the run asks for cannot work on this node, empty if all can."""
     for name in context.settings.report.profilers:
-        if name == "nsys":
-            if shutil.which("nsys") is None:
-                return "--profile nsys needs NVIDIA's nsys on PATH: load the module of nsys, or use an image with nsys"
+        if name in _AROUND:
+            if shutil.which(name) is None:
+                needs = f"--profile {name} needs NVIDIA's {name} on PATH"
+                return f"{needs}: load the module of {name}, or use an image with {name}"
         elif importlib.util.find_spec(_NEEDS[name]) is None:
             return f"--profile {name} needs the package {_NEEDS[name]}, which the run's environment does not have"
     return ""
 
 
-def enter_nsys(context: Context) -> None:
-    """Start this process again below nsys, if that is asked for and it is not there yet; it follows forked workers.
+def enter(context: Context) -> str:
+    """Start this process again below nsys or ncu, if the run asks for one and this process is not below it yet.
 
-    Raises
-    ------
-    OSError
-        If nsys cannot be started.
+    Return a sentence if it cannot be started, else an empty text.
     """
-    inside = os.environ.pop("HPCML_NSYS", "")  # no matter of the workers
-    if "nsys" in context.settings.report.profilers and not inside:
-        output = f"--output={context.run.profiles}/nsys-{context.node}.{context.number}"
-        command = ["nsys", "profile", output, *_NSYS, sys.executable, *sys.orig_argv[1:]]
-        os.execvpe("nsys", command, {**os.environ, "HPCML_NSYS": "1"})  # noqa: S606 - there is nothing for a shell
+    inside = os.environ.pop(_INSIDE, "")  # no matter of the workers
+    for name in [name for name in context.settings.report.profilers if name in _AROUND and not inside]:
+        *command, output = _AROUND[name]
+        command += [f"{output}={context.run.profiles}/{name}-{context.node}.{context.number}", sys.executable]
+        try:
+            os.execvpe(name, [*command, *sys.orig_argv[1:]], {**os.environ, _INSIDE: "1"})  # noqa: S606 - there is nothing for a shell
+        except OSError as error:
+            return f"{name} cannot be started: {error.strerror}"
+    return ""
 
 
 def allocations(path: Path | str) -> contextlib.AbstractContextManager[None]:

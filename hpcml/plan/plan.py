@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from hpcml import hooks, kinds, records, repairs, schedulers
 from hpcml.errors import ConfigError, SiteError, UsageError
+from hpcml.held import Part
 from hpcml.kind import Kind, Role
 from hpcml.paths import SUPERVISOR, RunPaths, task_of_array
 from hpcml.plan.container import Stage, entry, image_of, interpreter, kernels, stage
@@ -85,6 +86,8 @@ class Plan(NamedTuple):
     notices: tuple[str, ...]  # what the user should know
     after: tuple[str, ...] = ()  # the runs that it waits for, as ``ID:ok``
     hold: str = ""  # directory of the kept allocation that it runs in, empty without one
+    part: tuple[Part, ...] = ()  # this and the next one: see Place
+    no_wait: bool = False
     python: str = ""  # the interpreter of the run's processes; in an image the image's
     python_from: str = ""  # who named it: an option, a file of settings, a variable; empty: hpcml's own
     array: tuple[int, ...] = ()  # the tasks of a job array: each is a run with the plan that of_task() returns
@@ -194,6 +197,8 @@ def plan(site: Site, asked: RunRequest, location: RunLocation) -> Plan:
         inside=inside,
         after=tuple(one.text for one in spec.place.after),
         hold=asked.place.hold,
+        part=asked.place.part,
+        no_wait=asked.place.no_wait,
         python=python,
         python_from=location.python_from,
         gpus_because=spec.size.gpus_because,

@@ -84,28 +84,33 @@ def serve(run: directories.Run, folder: str, node: str) -> None:
     if node not in status.allocation.nodes:
         hint = f"The run's nodes: {', '.join(status.allocation.nodes)}."
         raise NotFoundError(f"The run has no node '{node}'", place=run.id, hint=hint)
-    variables = handle.node_variables(run, status)
-    with contextlib.suppress(NotFoundError):  # runs without Dask, and before its start
-        variables |= script_api.client_variables(*handle.scheduler_of(run, status))
     try:
-        command = tunnel_server.step(run, node, folder, "", *map(_setting, variables.items()), whole=True)
+        settings = map(ssh.quoted, map("=".join, variables(run, status).items()))
+        command = tunnel_server.step(run, node, folder, "", *settings, whole=True)
     except StorageError as error:
         hint = f"The run was restarted. Create new ones: hpcml ssh-config {run.id}."
         raise StorageError("The run's ssh keys do not exist", place=folder, hint=hint) from error
     tunnel_server.become(run, [*_DEAF, *command])
 
 
-def _setting(variable: tuple[str, str]) -> str:
-    """Return a variable as a word of sshd's SetEnv."""
-    text = "=".join(variable).replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{text}"'
+def variables(run: directories.Run, status: run_status.Status) -> dict[str, str]:
+    """Return the variables of a run for a shell on its nodes: its own, and those of its Dask cluster if it has one."""
+    found = handle.node_variables(run, status)
+    with contextlib.suppress(NotFoundError):  # runs without Dask, and before its start
+        found |= script_api.client_variables(*handle.scheduler_of(run, status))
+    return found
 
 
 def _running(run: directories.Run) -> run_status.Status:
-    """Return the status of a run that is on nodes now."""
+    """Return the status of a run that is on other machines now."""
     if not run.submission or schedulers.nodes_of(run.submission.scheduler) is None:
         hint = f"Open this folder in your editor: {run.paths.directory}"
         raise UsageError("The run needs no ssh: it is on the machine that started it", place=run.id, hint=hint)
+    return active(run)
+
+
+def active(run: directories.Run) -> run_status.Status:
+    """Return the status of a run that is on nodes now; NotFoundError if it has ended, or has none yet."""
     status = run_status.status(run)
     if status.over:
         raise NotFoundError("The run has ended", place=run.id, hint="Choose a run that is running: hpcml ls.")
@@ -116,14 +121,20 @@ def _running(run: directories.Run) -> run_status.Status:
 
 
 def _command(run: directories.Run, folder: Path) -> str:
-    """Return the forced command: none, or what enters the run's image, with the user's own home folder."""
+    """Return the forced command: none, or what enters the run's image."""
+    words = into_image(run)
+    return shlex.join(["/bin/sh", str(folder / _ENTER), *words]) if words else "none"
+
+
+def into_image(run: directories.Run) -> list[str]:
+    """Return the words before a command in the run's image, with the user's own home folder; none without an image."""
     plan = run_record.Record(run.paths).plan
     if not plan.entry:
-        return "none"
+        return []
     entry = list(plan.entry)
     for option in ("--home", "--pwd"):
         entry[entry.index(option) + 1] = process_environment().get("HOME", "/")
-    return shlex.join(["/bin/sh", str(folder / _ENTER), *entry, plan.inside.job.image])
+    return [*entry, plan.inside.job.image]
 
 
 # -- the part of the machine with ssh's client -------------------------------------------------------------------------
@@ -165,7 +176,7 @@ def write(folder: Path, relay: Relay, user: str, command: Callable[[str], Sequen
 
 def _settings(folder: Path, name: str) -> tuple[str, ...]:
     """Return the settings of all names of a run. They are first in the user's file, so they win."""
-    key, known_hosts = (f'"{ssh.literal(str(folder / file))}"' for file in ("key", "known_hosts"))
+    key, known_hosts = (ssh.quoted(ssh.literal(str(folder / file))) for file in ("key", "known_hosts"))
     return (
         f"IdentityFile {key}",
         "IdentitiesOnly yes",

@@ -309,7 +309,7 @@ def _as_on_login(connection: Connection, node: str) -> list[str]:
         options += ssh.options(User=connection.user)
     for name in ("identityfile", "certificatefile"):
         extra = [value for value in connection.settings.get(name, []) if value not in effective.get(name, [])]
-        options += [word for value in extra for word in ("-o", f"{name}={value}")]
+        options += [word for value in extra for word in ("-o", f"{name}={ssh.quoted(value)}")]
     return options
 
 
@@ -341,11 +341,11 @@ def _srun(connection: Connection, run: RunFacts, service: str) -> SshRoute:
             ControlPersist="no",
             BatchMode="yes",
             IdentitiesOnly="yes",
-            IdentityFile=str(key),
+            IdentityFile=ssh.quoted(literal(str(key))),
             IdentityAgent="none",
             PreferredAuthentications="publickey",
-            UserKnownHostsFile=str(known_hosts),
-            GlobalKnownHostsFile=str(known_hosts),
+            UserKnownHostsFile=ssh.quoted(literal(str(known_hosts))),
+            GlobalKnownHostsFile=ssh.quoted(literal(str(known_hosts))),
             StrictHostKeyChecking="yes",
             HostKeyAlias=name,
             ServerAliveInterval="15",

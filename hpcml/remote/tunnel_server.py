@@ -19,7 +19,7 @@ from hpcml.origins import HPCML
 from hpcml.records import DamagedError, read
 from hpcml.remote import routes
 from hpcml.remote.answers import Relay, RunFacts, Service
-from hpcml.remote.ssh import options
+from hpcml.remote.ssh import literal, options, quoted
 from hpcml.remote.tunnel_target import ASKED, Sought
 from hpcml.runs import directories, waiting
 from hpcml.runs import record as run_record
@@ -257,8 +257,8 @@ def _silent(ssh: list[str], target: Service) -> TunnelError | ServiceGoneError:
 
 # sshd speaks on its standard input and output, opens no port, knows one key of this session, gives no shell.
 _SSHD = """\
-HostKey {folder}/host
-AuthorizedKeysFile {folder}/authorized
+HostKey {host}
+AuthorizedKeysFile {authorized}
 PidFile none
 UsePAM no
 StrictModes yes
@@ -318,7 +318,8 @@ def prepare(run: directories.Run, public: str) -> Relay:
             message = f"hpcml could not create a host key for the tunnel's sshd: {answer.text}"
             raise TunnelError(message, place="ssh-keygen")
         files.write(folder / "authorized", public.strip() + "\n")
-        files.write(folder / "config", _SSHD.format(folder=folder))
+        authorized = quoted(literal(str(folder / "authorized")))
+        files.write(folder / "config", _SSHD.format(host=quoted(str(folder / "host")), authorized=authorized))
         return Relay(str(folder), (folder / "host.pub").read_text().strip())
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 from hpcml import kinds
 from hpcml.errors import NotFoundError, ServiceGoneError, UsageError
@@ -13,6 +14,26 @@ from hpcml.services import OWN, Condition, Target, Wanted, ask, check_name, decl
 from hpcml.states import Phase
 
 ASKED = 10.0  # seconds for the agent of a node to answer a request, before its silence is said
+
+
+def node_of(planned: run_record.Planned, nodes: Sequence[str], name: str, rank: int | None, place: str) -> str:
+    """Return the node of a name or of a rank, or else the first; UsageError if the run has no such node or rank."""
+    if name and name not in nodes:
+        hint = f"The nodes are {', '.join(nodes[:8])}{' and others' if len(nodes) > 8 else ''}."
+        raise UsageError(f"The run has no node {name}", place=place, hint=hint)
+    _check_rank(planned, rank, place)
+    return name or nodes[(rank or 0) * len(nodes) // max(planned.expected, 1)]
+
+
+def _check_rank(planned: run_record.Planned, rank: int | None, place: str) -> None:
+    if rank is None:
+        return
+    if not kinds.get(planned.kind).ranks:
+        raise UsageError(
+            f"A run of kind {planned.kind} has no ranks", place=place, hint="Name a node: NODE, not rank:N."
+        )
+    if rank >= planned.expected:
+        raise UsageError(f"The run has no rank {rank}", place=place, hint=f"The ranks are 0 to {planned.expected - 1}.")
 
 
 class Sought:
@@ -39,14 +60,13 @@ class Sought:
         self.since = 0.0  # since when the script runs without the service, by the monotonic clock
         self.asked: int | None = None  # the attempt in which its port was asked for
         kind = kinds.get(self.planned.kind)
+        if self.target:
+            _check_rank(self.planned, self.target.rank, f"--to {self.name}")
         if self.target is None and self.name not in OWN:
             check_name(self.name, "--service")
         if self.name in OWN and self.name not in kind.services:
             message, hint = f"A run of kind {kind.name} has no {self.name}", f"Show the run: hpcml status {run.id}."
             raise NotFoundError(message, place=run.id, hint=hint)
-        if self.target and self.target.rank is not None and not kind.ranks:
-            hint = f"Write --to {self.target.port}@NODE."
-            raise UsageError(f"A run of kind {kind.name} has no ranks", place=f"--to {self.name}", hint=hint)
 
     def _usual(self) -> str:
         """Return the service of a tunnel for which nobody names one."""
@@ -97,16 +117,7 @@ class Sought:
         attempt, nodes = status.progress.attempt, status.allocation.nodes
         if attempt == self.asked or not nodes:
             return
-        place = f"--to {self.name}"
-        if target.node and target.node not in nodes:
-            hint = f"The nodes are {', '.join(nodes[:8])}{' and others' if len(nodes) > 8 else ''}."
-            raise UsageError(f"The run has no node {target.node}", place=place, hint=hint)
-        node = target.node or nodes[0]
-        if target.rank is not None:
-            if target.rank >= self.planned.expected:
-                hint = f"The ranks are 0 to {self.planned.expected - 1}."
-                raise UsageError(f"The run has no rank {target.rank}", place=place, hint=hint)
-            node = nodes[target.rank * len(nodes) // self.planned.expected]
+        node = node_of(self.planned, nodes, target.node, target.rank, f"--to {self.name}")
         folder = self.run.paths.attempt(attempt).wanted
         with directories.storage(folder):
             ask(folder, Wanted(self.name, node, target.port))

@@ -21,6 +21,7 @@ _OPENS = (  # the beginning of a profile's name, and the command that opens one
     ("dask.html", "python -m webbrowser"),
     ("memray-script", "memray flamegraph"),
     ("memray-worker", "memray flamegraph"),
+    ("ncu-", "ncu-ui"),
     ("nsys-", "nsys-ui"),
     ("rmm_log_", "less"),
 )

@@ -19,6 +19,7 @@ from hpcml.request.option import (
 )
 
 IN_RUNS = ALL - {"hold"}  # which starts nothing of the user's
+IN_HOLDS = frozenset(["run", "jupyter", "sweep"])
 FEW = ALL - {"sweep"}  # whose own options leave no room in its --help
 
 
@@ -90,9 +91,9 @@ GROUPS: dict[str, tuple[Option, ...]] = {
                default="resources.exclusive"),
     ),
     "what to do": (
-        Option("in", "start in the kept allocation RUN (hpcml hold)", frozenset(["run"]), metavar="RUN",
-               common=frozenset(["run"])),
-        Option("no_wait", "with --in: refuse a run that cannot start at once", frozenset(["run"]), read=flag,
+        Option("in", "start in the kept allocation RUN (hpcml hold)", IN_HOLDS, metavar="RUN",
+               common=IN_HOLDS - {"sweep"}),
+        Option("no_wait", "with --in: refuse a run that cannot start at once", IN_HOLDS, read=flag,
                common=frozenset(["run"])),
         Option("dry_run", "only show the job, or the batch script (=script)", SUBMISSIONS | {"run"},
                metavar="script", values=("script", "summary"), alone="summary", common=ALL),

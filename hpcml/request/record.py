@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from hpcml.errors import UsageError
 from hpcml.forms import Form
+from hpcml.held import Part
 from hpcml.settings import Points
 from hpcml.units import Memory, TimeLimit
 
@@ -99,6 +100,8 @@ class Place(NamedTuple):
     dependency: str = ""  # as for sbatch --dependency
     after: tuple[Awaited, ...] = ()  # runs to wait for
     hold: str = ""  # directory of the kept allocation in which the run starts
+    part: tuple[Part, ...] = ()  # what the run takes of a node of the hold, and what the node has; empty: whole nodes
+    no_wait: bool = False  # the hold is to refuse the run if it cannot start at once
     sbatch: tuple[tuple[str, str], ...] = ()  # options passed to sbatch: name and value (flag: ""), no name twice
 
 

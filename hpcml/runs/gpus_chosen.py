@@ -47,11 +47,9 @@ _BY_MODULE = {  # what a file imports, wherever it does
     "dask_cuda": _Use("Dask-CUDA", ()),
     "cudf_polars": _Use("cuDF-Polars", ("cudf_polars",)),
 }
-_POLARS = _BY_MODULE["cudf_polars"]
 _XGBOOST = _Use("XGBoost's device cuda", ("xgboost",))
 _DEVICE = re.compile(r"(cuda|gpu)(:\d+)?|gpu_hist")  # of XGBoost
 _OF_IMAGES = {"cudf", "cuml", "cupy", "dask_cuda", "dask_cudf"}  # what hpcml's definitions with CUDA install
-_CUDA, _KIND = "org.hpcml.cuda", "org.hpcml.kind"  # labels of images
 # Options of sbatch that choose nodes: hpcml does not know whether these have GPUs.
 _CHOOSES_NODES = {"--constraint", "--gres", "--nodelist", "--nodefile", "--reservation"}
 
@@ -82,19 +80,18 @@ def choose(loaded: LoadedSite, spec: RunRequest, python: str) -> tuple[RunReques
     return spec.changed(gpus_lacking=tuple(lacking)), [note]
 
 
-def sentence(uses: tuple[str, ...]) -> str:
-    """Return why a run has GPUs that nobody asked for, and how to prevent it."""
-    return f"GPUs, because the script uses {first_of_many(uses, _MOST_NAMED)}; --gpus-per-node 0 prevents this"
+def lines(because: tuple[str, ...]) -> list[tuple[str, str]]:
+    """Return why a run has GPUs that nobody asked for, as a title and a text; nothing of other runs."""
+    text = f"GPUs, because the script uses {first_of_many(because, _MOST_NAMED)}; --gpus-per-node 0 prevents this"
+    return [("gpus", text)] if because else []
 
 
 def _ways(site: Site, spec: RunRequest, python: str, lacking: list[str], *, is_image: bool) -> str:
     """Return the lines that give the run the packages: an image, or an extra of hpcml in its Python."""
     cuda = site.gpu.cuda if site.gpu.cuda in ("12", "13") else "12"
-    script = spec.code.script.name
-    image = f"hpcml image build rapids-cu{cuda}; hpcml submit --image rapids-cu{cuda}.sif {script}"
+    image = f"hpcml image build rapids-cu{cuda}; hpcml submit --image rapids-cu{cuda}.sif {spec.code.script.name}"
     extra = f"hpcml[{'polars-' * ('cudf_polars' in lacking)}cuda{cuda}]"
-    others = [name for name in lacking if name == "xgboost"]
-    packages = installed.install(python, [extra, *others])
+    packages = installed.install(python, [extra, *({"xgboost"} & {*lacking})])
     if not set(lacking) <= _OF_IMAGES:
         return f"For GPUs: {packages}"
     return f"For GPUs: {image}" if is_image else f"For GPUs, in an image: {image}. Or: {packages}"
@@ -122,9 +119,9 @@ def _of_image(site: Site, image: str, needed: Mapping[str, None]) -> tuple[list[
     except HpcmlError:  # reported where the image is checked for the run
         return [*needed], ""
     labels = facts["labels"]
-    if not labels.get(_KIND):
+    if not labels.get("org.hpcml.kind"):
         return [], f"hpcml does not know which packages {image} has, because it has no labels of hpcml"
-    cuda = labels.get(_CUDA, "")
+    cuda = labels.get("org.hpcml.cuda", "")
     if not cuda or (site.gpu.cuda in ("12", "13") and cuda != site.gpu.cuda):
         return [*needed], ""
     return [name for name in needed if name not in _OF_IMAGES], ""
@@ -135,8 +132,7 @@ def _of_image(site: Site, image: str, needed: Mapping[str, None]) -> tuple[list[
 
 def _gpus_of_nodes(loaded: LoadedSite, spec: RunRequest) -> int:
     """Return how many GPUs each node of a request would have; 0 if none, or the profile does not say."""
-    site, place = loaded.site, spec.place
-    scheduler = schedulers.get(site.scheduler)
+    site, place, scheduler = loaded.site, spec.place, schedulers.get(loaded.site.scheduler)
     nodes = site.defaults.nodes if spec.size.nodes == NOT_SAID else spec.size.nodes
     if scheduler.ONE_MACHINE:
         return _gpus_of_this_machine() if nodes == 1 else 0
@@ -147,8 +143,8 @@ def _gpus_of_nodes(loaded: LoadedSite, spec: RunRequest) -> int:
         return partitions.gpus_of_node(site, named, spec.changed(gpus_per_node=0))
     for name in [named] if named else site.partitions:
         count = partitions.gpus_of_node(site, name, spec.changed(gpus_per_node=1, partition=name))
-        time = spec.size.time or site.defaults.time
-        asked = spec.changed(gpus_per_node=count, partition=name, nodes=nodes, time=time)
+        size = {"nodes": nodes, "gpus_per_node": count, "time": spec.size.time or site.defaults.time}
+        asked = spec.changed(partition=name, **size)
         if count and not partitions.misfit(site, name, asked) and not partitions.doubtful_misfits(site, name, asked):
             return count
     return 0
@@ -171,8 +167,8 @@ def _uses(code: Code) -> list[_Use]:
     if file is None or code.form not in (Form.SCRIPT, Form.MODULE):
         return []
     folder = code.script.parent if code.form is Form.MODULE else file.resolve().parent
-    modules = modules_reached.reached_and_packages(file, folder)
-    return list(dict.fromkeys(use for module in modules for use in _of_tree(module.tree)))
+    trees = (module.tree for module in modules_reached.reached_and_packages(file, folder))
+    return list(dict.fromkeys(use for tree in trees for use in _of_tree(tree)))
 
 
 def _of_tree(tree: ast.Module) -> Iterator[_Use]:
@@ -186,6 +182,6 @@ def _of_tree(tree: ast.Module) -> Iterator[_Use]:
     for node in ast.walk(tree):
         match node:
             case ast.Attribute(attr="polars_engine") | ast.alias(name="polars_engine"):
-                yield _POLARS
+                yield _BY_MODULE["cudf_polars"]
             case ast.keyword(arg="backend", value=ast.Constant(value="auto" | "gpu" as name)):
                 yield _Use(f'backend="{name}"', ("cudf", "cupy"))

@@ -39,6 +39,7 @@ LOGS = {
     **{name: name for name in (SCRIPT, "job")},
     "driver": SCRIPT,  # its name before 0.1.0
 }
+OF_POINT = "point:"
 _LONGEST_LOG = 1 << 30  # bytes
 LOOPBACK = "127.0.0.1"  # of a run on one node, which nothing else needs to reach
 _CONNECT_WITHIN = 5.0  # seconds for the scheduler's address to accept a connection
@@ -243,10 +244,12 @@ def role_of(word: str) -> str:
 
 
 def log_files(run: directories.Run, role: str) -> list[Path]:
-    """Return the logs of a role, or of one rank, that are there."""
+    """Return the logs of a role, of one rank, or of the point of a sweep with a key, that are there."""
     if one := rank_logs.OF_ONE.fullmatch(role):
         path = rank_logs.of_ranks(run).get(int(one[1]))
         return [path] if path and path.exists() else []
+    if role.startswith(OF_POINT):
+        return [path for path in [run.paths.point_records / f"{role.removeprefix(OF_POINT)}.log"] if path.exists()]
     if on_every_node(role):
         return sorted(run.paths.logs.glob(f"{role}-*.log"))
     return [path for path in [run.paths.log(role)] if path.exists()]

@@ -15,7 +15,7 @@ from hpcml.runs import directories
 from hpcml.runs import status as run_status
 from hpcml.runs.record import Record
 from hpcml.runs.status import Status
-from hpcml.schedulers import allocation
+from hpcml.schedulers import allocation, gres
 from hpcml.schedulers.allocation import Allocation
 from hpcml.sites.layers import user_path
 from hpcml.states import Phase
@@ -48,7 +48,9 @@ class Hold:
         began = self.status.progress.times.get("allocated", time.time())
         end = began + job.time_limit if job.time_limit else 0.0
         nodes = self.status.allocation.nodes if not job.one_machine else ()
-        return Allocation(self.run.job, nodes or ("",) * job.nodes, plan.cpus or 1, memory, job.gpus, end)
+        gpus = gres.gpus(plan.directive("--gres") or f"gpu:{plan.directive('--gpus-per-node')}")
+        types = tuple(one.type for one in gpus if one.type)
+        return Allocation(self.run.job, nodes or ("",) * job.nodes, plan.cpus or 1, memory, job.gpus, end, types)
 
     @property
     def terms(self) -> dict[str, Any]:
@@ -80,14 +82,17 @@ class Hold:
             raise SiteError("The hold takes no further run: it is ending", place=self.run.id, hint=_START)
         if no_wait and self.status.phase != Phase.RUNNING:
             raise self._busy(f"the hold has not started ({self.status.message})")
-        nodes, free = max(spec.size.nodes, 0) or len(self.allocation.nodes), self.status.held.nodes_free
-        if no_wait and (nodes > free or any(self.run.paths.queue.iterdir())):
+
+    def check_free(self, nodes: int) -> None:
+        """Refuse a run that cannot start at once: so many nodes are not free, or another run waits."""
+        free = self.status.held.nodes_free
+        if nodes > free or any(self.run.paths.queue.iterdir()):
             raise self._busy(f"{free} of its {len(self.allocation.nodes)} nodes are free ({self.status.message})")
 
-    def wait_for_nodes(self, run: directories.Run) -> None:
-        """Wait until the hold has the nodes of an ended run back, but not long."""
-        deadline = time.monotonic() + _NODES_BACK
-        while run_status.status(run).over and (self.run.paths.held / run.id).exists() and time.monotonic() < deadline:
+    def wait_for_nodes(self, run_id: str) -> None:
+        """Wait until the hold has the nodes of a run back if it has ended, but not long."""
+        deadline, run = time.monotonic() + _NODES_BACK, directories.load(self.run.paths.directory.parent / run_id)
+        while run_status.status(run).over and (self.run.paths.held / run_id).exists() and time.monotonic() < deadline:
             time.sleep(0.05)
 
     def check_image(self, image: str) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from hpcml import files, held, subprocesses
+from hpcml import files, held, paths, subprocesses
 from hpcml.errors import HpcmlError, SiteError, SlurmUnreachableError, UsageError
 from hpcml.kind import Role
 from hpcml.origins import HPCML
@@ -42,6 +42,7 @@ gpu_directives, mpi_kinds = slurm.gpu_directives, slurm.mpi_kinds
 find, end = local.find, local.end  # nothing is submitted, and the run's own files say how it ended
 NODE_NAMES = "SLURM_JOB_NODELIST"
 _JOB_VARIABLES = ("SLURM_JOB_ID", NODE_NAMES, "SLURM_CLUSTER_NAME")  # what srun and the roles need of the job
+_SIZES = "export SLURM_CPUS_PER_TASK={} SLURM_MEM_PER_NODE={}"  # as a step of a role has them
 _GONE = JobState(State.UNKNOWN, "the run's job steps exited without writing a status (they may have been killed)")
 _LOOK = 0.05  # seconds between looks whether the run's step has begun
 _TAKE = "Get an allocation with salloc, add hpcml run to your own batch script, or use hpcml submit."
@@ -52,7 +53,7 @@ _NO_WORK = re.compile(r"\.(batch|extern|interactive)$")
 class Allocation(NamedTuple):
     """What Slurm gave: node names, and of the node that has least of it CPUs, memory in MiB (0: not known) and GPUs.
 
-    ``end`` is in seconds since 1970, 0 without a time limit.
+    ``end`` is in seconds since 1970, 0 without a time limit. GPUs of which Slurm tells no type have none.
     """
 
     job: str
@@ -61,6 +62,7 @@ class Allocation(NamedTuple):
     memory: int
     gpus: int
     end: float
+    gpu_types: tuple[str, ...] = ()
 
 
 def current() -> Allocation:
@@ -130,6 +132,7 @@ def parse(job: str, text: str) -> Allocation:
         min(int(memory) for _, _, memory, _ in kinds),
         gpus.pop(),
         _seconds(fields.get("EndTime", "")),
+        tuple(sorted({one.type for *_, text_of_node in kinds for one in gres.gpus(text_of_node)} - {""})),
     )
 
 
@@ -164,6 +167,9 @@ def lay_out(site: Site, request: JobRequest) -> JobLayout:
     """Return the launchers of the steps, with all that the allocation has on each node."""
     spec = request.spec
     roles = (*request.roles, slurm_options.SUPERVISOR, slurm_options.STAGE)
+    part = request.asked.place.part
+    if part and any(role.mpi for role in roles):
+        raise UsageError("--mpi needs whole nodes of the hold", place="--mpi", hint="Request all of a node.")
     kept = "|".join((*sorted(slurm.KEPT), *_JOB_VARIABLES))
     return JobLayout(
         prologue=(
@@ -171,11 +177,12 @@ def lay_out(site: Site, request: JobRequest) -> JobLayout:
             f"export HPCML_ALLOCATION=1; cpus={spec.size.cpus_per_node}",
             slurm_options.NAMES,
             slurm_options.VARIABLES,
+            *(_SIZES.format(part[0].cpus, part[0].memory) for _ in part[:1]),
         ),
-        launchers={role.name: _launcher(site, request, role) for role in roles},
+        launchers={role.name: _process(role) if part else _launcher(site, request, role) for role in roles},
         nodes_word=str(spec.size.nodes),
         starts_word=slurm_options.STARTS,
-        stage_modes=slurm_options.STAGE_MODES,
+        stage_modes=slurm_options.STAGE_MODES if not part else ("copy",),
         memory=int(spec.size.memory_per_node),
         cpus=max(spec.size.cpus_per_node, 0),
         whole_nodes=site.resources.exclusive and not site.doubtful("resources.exclusive"),
@@ -197,6 +204,31 @@ def _launcher(site: Site, request: JobRequest, role: Role) -> Launcher:
     return launcher._replace(shell=where, options=(*asked, *gpus, *hidden, *alive, *launcher.options))
 
 
+def _process(role: Role) -> Launcher:
+    """Return what starts a role in the run's first step, which has a part of a node, as no other step of it has."""
+    name = paths.SCRIPT if role == slurm_options.SUPERVISOR else role.name
+    log = f"{name}-$HPCML_NODE.log" if role.every_node else f"{name}.log"
+    output = "" if role == slurm_options.STAGE else f' >>"$HPCML_RUN_DIR/logs/{log}" 2>&1'
+    return Launcher("env", "", ("/bin/sh", "-c", f'export {slurm_options.NODE}; exec "$@"{output}', "sh"))
+
+
+def taken(site: Site, part: Sequence[held.Part]) -> tuple[str, ...]:
+    """Return the options of srun for what a run's first step takes: nothing, or a part of a node for all of the run.
+
+    Slurm chooses the CPUs and GPUs of the part, and holds the steps apart.
+    """
+    if not part:
+        return ("--overlap", "--cpus-per-task=1", "--mem=0", "--gres=none")
+    gpus, cpus, memory = part[0]
+    asked = [f"{option}={value}" for option, value in slurm_options.gpu_directives(site, gpus, "")]
+    return (
+        "--exact",
+        f"--cpus-per-task={cpus}",
+        *((f"--mem={memory}M",) if memory else ()),
+        *(asked or ["--gres=none"]),
+    )
+
+
 def submit(site: Site, run: RunPaths) -> Submission:
     """Start the run's step, and return when its batch script has begun.
 
@@ -207,7 +239,7 @@ def submit(site: Site, run: RunPaths) -> Submission:
     environment = clean_environment() | _of_the_job(given)
     try:
         pid = subprocesses.start_in_background(
-            ["srun", f"--nodelist={given.nodes[0]}", *step_options(run)],
+            ["srun", f"--nodelist={given.nodes[0]}", *step_options(run, taken(site, ()))],
             run.job_log,
             program=HPCML,
             environment=environment,
@@ -235,9 +267,9 @@ def submit(site: Site, run: RunPaths) -> Submission:
     return Submission(job=given.job, pid=pid, started=started, directory=str(run.directory))
 
 
-def step_options(run: RunPaths) -> list[str]:
+def step_options(run: RunPaths, resources: Sequence[str]) -> list[str]:
     """Return the options of srun for a run's first step, without its node, and the batch script."""
-    options = ["--overlap", "--nodes=1", "--ntasks=1", "--cpus-per-task=1", "--mem=0", "--gres=none", "--mpi=none"]
+    options = [*resources, "--nodes=1", "--ntasks=1", "--mpi=none"]
     options += ["--cpu-bind=none", "--export=ALL", f"--job-name={run.directory.name}", "--open-mode=append"]
     options += [f"--output={slurm_options.filename_pattern(run.job_log)}"]
     return [*options, *held.batch_script(run)]

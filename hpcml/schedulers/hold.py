@@ -42,26 +42,26 @@ class Hold:
         """Return the batch script's part as in any existing allocation, or on this machine."""
         return self.of_steps.lay_out(site, request)
 
-    def submit(self, site: Site, run: RunPaths) -> Submission:  # noqa: ARG002 - nothing of the site counts
+    def submit(self, site: Site, run: RunPaths) -> Submission:
         """Put the run into the hold; SiteError if the hold takes none any more."""
-        hold = RunPaths(Path(records.on_demand(RecordedPlan, files.read_json(run.plan)).hold))
+        plan = records.on_demand(RecordedPlan, files.read_json(run.plan))
+        hold = RunPaths(Path(plan.hold))
         start = held.Start(held.batch_script(run), slurm.clean_environment())
         if not self.ONE_MACHINE:
             of_job = ("SLURM_JOB_ID", "SLURM_CLUSTER_NAME")
-            command = ("srun", *allocation.step_options(run))
+            command = ("srun", *allocation.step_options(run, allocation.taken(site, plan.part)))
             start = held.Start(command, start.environment, of_job, "--nodelist", allocation.NODE_NAMES)
         new = hold.hold / f".{run.directory.name}"
         try:
             files.write(new, json.dumps(records.plain(start)))
             new.rename(hold.queue / run.directory.name)
-        except FileNotFoundError as error:
-            with contextlib.suppress(OSError):
-                new.unlink(missing_ok=True)
-            hint = "Start another hold: hpcml hold."
-            raise SiteError(
-                "The hold takes no further run: it is ending", place=hold.directory.name, hint=hint
-            ) from error
         except OSError as error:
+            with contextlib.suppress(OSError):  # it has the shell's variables
+                new.unlink(missing_ok=True)
+            if isinstance(error, FileNotFoundError):
+                hint = "Start another hold: hpcml hold."
+                problem = "The hold takes no further run: it is ending"
+                raise SiteError(problem, place=hold.directory.name, hint=hint) from error
             hint = "Free space, then start the run again."
             raise StorageError(
                 f"The run could not be put into the hold: {error.strerror}", place=str(hold.hold), hint=hint
@@ -74,11 +74,11 @@ class Hold:
 
     def line(self, run: RunPaths) -> str:  # noqa: ARG002
         """Refuse: there is no command to type."""
-        raise UsageError("hpcml run does not submit a job", place="--prepare", hint="Remove --prepare.")
+        raise UsageError("A run in a hold is not a job", place="--prepare", hint="Remove --prepare.")
 
     def check(self, script: Path) -> str:  # noqa: ARG002
         """Refuse: nothing is asked for."""
-        raise UsageError("hpcml run requests nothing from Slurm", place="--check", hint="Remove --check.")
+        raise UsageError("A run in a hold requests nothing from Slurm", place="--check", hint="Remove --check.")
 
     def find(self, run_ids: Sequence[str], clusters: str = "") -> dict[str, Submission]:  # noqa: ARG002
         """Return nothing: no answer is lost here."""

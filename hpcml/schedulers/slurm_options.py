@@ -24,8 +24,8 @@ STAGE = Role("stage", every_node=True, title="the copy of the image")
 _AFTER = {"ok": "afterok", "any": "afterany", "fail": "afternotok"}
 
 # The job in hpcml's names: of the batch script's own node for itself alone, since a launcher says it on each node.
-_NODE = 'HPCML_NODE="${SLURMD_NODENAME:-$(uname -n)}"'
-NAMES = f'{_NODE}; export HPCML_JOB="$SLURM_JOB_ID" HPCML_NODE_NAMES="$SLURM_JOB_NODELIST"'
+NODE = 'HPCML_NODE="${SLURMD_NODENAME:-$(uname -n)}"'
+NAMES = f'{NODE}; export HPCML_JOB="$SLURM_JOB_ID" HPCML_NODE_NAMES="$SLURM_JOB_NODELIST"'
 TASK = '"${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID"'  # of an array, by which squeue and scancel name it
 NAMES_OF_TASK = NAMES.replace('"$SLURM_JOB_ID"', TASK)
 # Slurm's variables of this script, which each step replaces by its own: the user's script gets these again.
@@ -507,7 +507,7 @@ def launcher(site: Site, request: JobRequest, role: Role) -> Launcher:
     opened = f' >>"$HPCML_RUN_DIR/logs/{role.name}-$HPCML_NODE.log" 2>&1' if by_task else ""
     unsaid = role == STAGE or by_task  # the copy of the image speaks to the batch script
     output = () if unsaid else (f"--output={pattern}", "--open-mode=append")
-    begin = ("/bin/sh", "-c", f'export {_NODE}; exec "$@"{opened}', "sh")
+    begin = ("/bin/sh", "-c", f'export {NODE}; exec "$@"{opened}', "sh")
     options = (*fixed, *bind, *where, f"--job-name={role.name}", *output, *site.slurm.srun_extra, *mpi, *begin)
     return Launcher("srun", f"--cpus-per-task={cpus}{here}", options)
 

@@ -105,7 +105,9 @@ def names(runs: Path) -> list[str]:
     with directories.storage(folder):
         try:
             return sorted(
-                name for name in os.listdir(folder) if len(name) <= LONGEST_NAME and path_of(runs, name).exists()
+                name
+                for name in os.listdir(folder)
+                if len(name) <= LONGEST_NAME and not name.endswith(".removed") and path_of(runs, name).exists()
             )
         except FileNotFoundError:
             return []
@@ -178,6 +180,21 @@ def _existing_runs(runs: Path, sweep: Sweep) -> list[directories.Run]:
 def _has_written_end(one: handle.Standing) -> bool:
     """Whether a run has ended by its own files: Slurm may need some seconds more for a job without a supervisor."""
     return one.status is not None and one.status.over and not one.run.may_start_again
+
+
+def point_with_log(runs: Path, name: str, number: int) -> tuple[str, str]:
+    """Return the key of the point with a number, and the run that ran it last; NotFoundError if there is none."""
+    sweep = find(runs, name)
+    if not 1 <= number <= len(sweep.points):
+        hint = f"The sweep has {len(sweep.points)} points: hpcml sweep table {name}."
+        raise NotFoundError(f"The sweep '{name}' has no point {number}", place=f"point:{number}", hint=hint)
+    key, known = sweep.points[number - 1].key, progress(runs, sweep)
+    begun = known.under_way.get(key) if key in known.running else known.interrupted.get(key)
+    run = begun or (known.ended[key].run if key in known.ended else "")
+    if not run:
+        hint = f"To see the states of all points: hpcml sweep table {name}."
+        raise NotFoundError(f"No run has begun point {number} of '{name}'", place=f"point:{number}", hint=hint)
+    return key, run
 
 
 class Given(NamedTuple):

@@ -30,6 +30,7 @@ class Row(NamedTuple):
     out: str  # the folder of its results, empty for a point that has not ended
     kind: str = ""  # of a failure
     running: bool = False  # it is under way, and has begun
+    number: int = 0  # of the point in the sweep, from 1 on
 
     @property
     def point(self) -> str:
@@ -40,7 +41,7 @@ class Row(NamedTuple):
 def rows(sweep: Sweep, progress: Progress, runs: str, metric: str, *, maximize: bool) -> list[Row]:
     """Return the rows: by the metric, then what has none, then what was pruned, failed, is under way and missing."""
     table = []
-    for planned in sweep.points:
+    for number, planned in enumerate(sweep.points, 1):
         values = {value.name: value.text for value in planned.point}
         if one := progress.ended.get(planned.key):
             out = f"{runs}/{one.run}/out/{planned.key}"
@@ -51,7 +52,7 @@ def rows(sweep: Sweep, progress: Progress, runs: str, metric: str, *, maximize: 
             run = progress.under_way.get(planned.key, "")
             row = Row(planned.key, values, "under way" if run else "missing", {}, None, "", run, "")
             row = row._replace(running=planned.key in progress.running)
-        table.append(row)
+        table.append(row._replace(number=number))
 
     def place(row: Row) -> tuple[int, bool, float]:
         value = row.metrics.get(metric)

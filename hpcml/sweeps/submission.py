@@ -345,6 +345,9 @@ def choose(
     faults = Faults(Path(prepared.plan.directory).parent, progress)
     chosen = _to_run(planned, progress, faults, only)
     of_points = [fault for one in chosen if (fault := faults.of(one.key))]
+    if prepared.plan.hold:
+        same = "hpcml changes no time limit, memory or nodes: the run has those of its hold"
+        return chosen, More(prepared.spec, (), (same,) if any(fault.kind in _OF_A_RUN for fault in of_points) else ())
     inside, directives = prepared.plan.inside, dict(prepared.plan.directives)
     name = directives.get("--partition", "")
     memory = int(Memory(directives["--mem"])) if directives.get("--mem") else 0

@@ -35,6 +35,11 @@ class KMeans:
     tol
         The iterations end when the squared moves of all centres sum to at most this. With 0 they end when no row
         changes its cluster (cuML and dask-ml need a tol above 0).
+
+    Raises
+    ------
+    ValueError
+        If init is not n_clusters rows of centres, or the rows are fewer than the clusters.
     """
 
     def __init__(self, n_clusters, init, max_iter=300, tol=1e-4):
@@ -42,6 +47,15 @@ class KMeans:
 
     def fit(self, rows):
         """Find the centres of a Dask array's rows."""
+        if self.init.shape != (self.n_clusters, rows.shape[1]):
+            raise ValueError(
+                f"init must be the first centres, an array of {self.n_clusters} rows (n_clusters) and {rows.shape[1]} "
+                f"columns, not {self.init!r}. Start from those of scikit-learn's KMeans on a sample, as kmeans.py does."
+            )
+        if rows.shape[0] < self.n_clusters:
+            raise ValueError(
+                f"{rows.shape[0]} rows cannot form {self.n_clusters} clusters. Choose a smaller n_clusters."
+            )
         self.library, other = choose(rows, self.n_clusters)
         self._other = other and other(self.n_clusters, init=self.init, n_init=1, max_iter=self.max_iter, tol=self.tol)
         if self._other:

@@ -32,6 +32,7 @@ TYPED = (
     ("submit --after train:f⇥", ["submit", "--after", "train:fail"]),
     ("image bu⇥ rapids-cu13⇥", ["image", "build", "rapids-cu13"]),
     ("fetch train da⇥", ["fetch", "train", "data"]),
+    ("tunnel train --service bo⇥", ["tunnel", "train", "--service", "board"]),
     ("submit job.py --site leon⇥", ["submit", "job.py", "--site", "leon"]),  # the script's own
 )  # fmt: skip
 FUNCTION = {  # in the place of the command: it shows the words that it got
@@ -81,7 +82,12 @@ def test_on_a_terminal(world: World, shell: str) -> None:
         pytest.skip(f"{shell} is not installed here (apt-get install {shell})")
     (world.project / "image.sif").touch()
     (world.project / "data").mkdir()
-    assert world.run("submit", "--detach", "--site", "slurm", "--name", "train", "job.py").returncode == 0
+    assert (
+        world.run(
+            "submit", "--detach", "--site", "slurm", "--name", "train", "--service", "board=6006", "job.py"
+        ).returncode
+        == 0
+    )
     lines = world.project / "lines"
     lines.write_text(world.run("completion", shell).stdout)
     path = f"{world.command.parent}:{os.environ['PATH']}"
@@ -123,6 +129,20 @@ def test_runs(world: World) -> None:
     assert words_of(world, "status", "", HPCML_HOST="far") == []  # they are there, and nobody is asked at a TAB
     assert words_of(world, "--host", "slurm", "status", "") == words_of(world, "--host", "far", "status", "") == []
     assert words_of(world, "ls", "--set", "paths.runs=/nowhere", "--name", "", **site) == []
+
+
+def test_the_services_of_a_run(world: World) -> None:
+    site = {"HPCML_SITE": "slurm"}
+    assert words_of(world, "tunnel", "--service", "", **site) == ["dashboard", "jupyter"]
+    world.submit("--name", "first", "--service", "board=6006")
+    directory = world.submit("--name", "ranked", "--ranks", "1")
+    services = directory / "attempts/0/services"
+    services.mkdir(parents=True)
+    for name in ("late", "7107@n2"):
+        (services / f"{name}.json").write_text('{"node": "n1"}')
+    assert words_of(world, "tunnel", "--service=", **site) == ["--service=late"]
+    assert words_of(world, "tunnel", "first", "--service", "", **site) == ["dashboard", "jupyter", "board"]
+    assert words_of(world, "--host", "far", "tunnel", "--service", "b", **site) == []
 
 
 def test_what_is_wrong_is_silent_and_what_a_shell_would_read_is_left_out(world: World) -> None:

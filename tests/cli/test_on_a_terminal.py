@@ -97,3 +97,21 @@ def test_a_shell_has_the_variables_of_the_run_s_cluster(world: World) -> None:
     srun.chmod(0o755)
     seen = see(world, 100, "shell", "last")
     assert seen.text[-1] == "tls://n7:8786", seen.text
+
+
+def test_a_shell_of_a_run_without_dask_is_on_the_node_of_a_rank(world: World) -> None:
+    directory = world.submit("--ranks", "2", "--nodes", "2")
+    refused = see(world, 200, "shell", "last")
+    assert (refused.status, "no nodes yet" in refused.text[0]) == (66, True)
+    world.set_job("101", state="RUNNING")
+    now = {"time": time.time(), "nodes": ["n7", "n8"], "job": "101"}
+    write_events(directory, {"event": "allocated", **now}, {"event": "script-started", **now})
+    (directory / "attempts/0").mkdir(parents=True, exist_ok=True)
+    srun = world.bin / "srun"
+    srun.write_text('#!/bin/sh\necho "$2 $HPCML_RUN_DIR"\n')
+    srun.chmod(0o755)
+    for word, node in (("", "n7"), ("n8", "n8"), ("rank:1", "n7"), ("rank:2", "n8")):
+        assert see(world, 200, "shell", "last", word).text[-1] == f"--nodelist={node} {directory}"
+    for word, hint in (("rank:4", "0 to 3"), ("n9", "n7, n8")):
+        refused = see(world, 200, "shell", "last", word)
+        assert (refused.status, hint in " ".join(refused.text)) == (64, True), refused.text

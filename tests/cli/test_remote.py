@@ -20,7 +20,7 @@ from hpcml import errors
 from hpcml.cli import on_host
 from remote_world import Laptop
 from tests.said import says
-from world import until
+from world import until, write_end
 
 HOSTILE = (
     "$(touch pwned)", "`touch pwned`", "a'b\"c", "new\nline", "; touch pwned", "", " ", "\\", "*", "é", "\udcff",
@@ -72,8 +72,30 @@ def test_a_run_in_a_hold_that_has_not_started_waits_and_is_cancelled_alone(lapto
     assert cancelled.stdout == says(run, "cancel", hold)
     assert json.loads(laptop.run("status", run, "--json").stdout)["exit_status"] == errors.CANCELLED
     assert json.loads(laptop.run("status", hold, "--json").stdout)["state"] == "PENDING"
+    waits = json.loads(laptop.run("run", "--in", "last", "--detach", "--json", "job.py").stdout)["run"]
+    laptop.run("cancel", hold)  # it never starts, and so does not the run that waits in it
+    assert json.loads(laptop.run("status", waits, "--json").stdout)["exit_status"] == errors.CANCELLED
     assert len(laptop.world.jobs()) == 1
     assert laptop.staged() == []
+
+
+def test_a_sweep_on_the_cluster_is_looked_at_and_removed(laptop: Laptop) -> None:
+    begun = laptop.world.run("sweep", "job.py", "--grid", "k=8,16", "--json", env=laptop.environment)
+    assert begun.returncode == 0, begun.stderr
+    directory = Path(laptop.run("status", "job", "--field", "directory").stdout.rstrip("\n"))
+    assert directory.parent == laptop.far / ".hpcml/runs"
+    (directory / "points").mkdir()
+    key = json.loads((directory / "points.json").read_text())["points"][1]["key"]
+    (directory / f"points/{key}.log").write_text("of k=16\n")
+    assert laptop.run("logs", "job", "point:2").stdout == "of k=16\n"
+    assert "hpcml --host cluster logs" in laptop.run("logs", directory.name).stderr
+    write_end(directory)
+    for job in laptop.world.jobs():
+        laptop.world.set_job(job, state="COMPLETED")
+    assert laptop.run("sweep", "rm", "job").returncode == errors.USAGE
+    removed = laptop.run("sweep", "rm", "job", "--yes")
+    assert (removed.returncode, laptop.runs()) == (0, ["sweeps"]), removed.stderr
+    assert not list((laptop.far / ".hpcml/runs/sweeps").iterdir())
 
 
 def test_a_module_and_a_program_are_sent_with_their_folder(laptop: Laptop) -> None:
@@ -397,6 +419,20 @@ def test_the_answer_is_lost_and_the_run_found_again(laptop: Laptop) -> None:
     laptop.tell()
     found = laptop.world.run(*command, "--json")
     assert json.loads(found.stdout)["job"] in laptop.world.jobs()
+    assert laptop.staged() == []
+
+
+def test_a_run_is_in_the_hold_though_its_laptop_has_gone(laptop: Laptop) -> None:
+    """As when the laptop falls asleep: the run waits for the hold, and the message says how to find it."""
+    hold = json.loads(laptop.run("hold", "--nodes", "1", "--time", "1h", "--json").stdout)["run"]
+    laptop.tell("answer")
+    done = laptop.run("run", "--in", "last", "job.py")
+    assert done.returncode == errors.ANSWER_LOST, done.stderr
+    (run,) = set(laptop.runs()) - {hold}
+    assert run in done.stderr.replace("\n", "")
+    laptop.tell()
+    status = json.loads(laptop.run("status", run, "--json").stdout)
+    assert (status["state"], status["hold"]) == ("PENDING", hold)
     assert laptop.staged() == []
 
 

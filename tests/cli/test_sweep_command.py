@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import pty
 import subprocess
 import sys
 from pathlib import Path
@@ -169,6 +170,24 @@ def test_what_failed_is_tried_again_with_what_its_cause_asks_for(world: World) -
     assert {one["key"] for one in points_of(run_of(world))} == {point["key"] for point in points[:3]}
 
 
+def test_a_sweep_in_a_hold_asks_for_nothing(world: World) -> None:
+    """One job is in the queue, the hold's; points that fail by its size run again with what the hold has."""
+    assert world.run("hold", "--site", "slurm", "--nodes", "2", "--time", "1h", "--detach").returncode == 0
+    words = ("--in", "last", *GRID)
+    said = sweep(world, *words)[1]
+    assert "2 nodes of the hold" in said
+    run = run_of(world)
+    points = points_of(run)
+    write_events(run, {"event": "allocated", "nodes": ["n1", "n2"]})
+    end(run, points[0], "out of memory", {"kind": "oom", "rule": "oom-kill", "nodes": []})
+    write_end(run, 1, state="FAILED")
+    said = sweep(world, *words, "--only-failed")[1]
+    assert "  again  " in said
+    assert [one["key"] for one in points_of(run_of(world))] == [points[0]["key"]]
+    assert "hold" in json.loads((run_of(world) / "submission.json").read_text())
+    assert len([call for call in world.calls("sbatch") if "--test-only" not in call["arguments"]]) == 1
+
+
 def test_a_changed_script_is_asked_about(world: World) -> None:
     sweep(world, *GRID)
     first = run_of(world)
@@ -193,12 +212,12 @@ def test_the_table(world: World) -> None:
     end(run, points[2], "ValueError: \x1b[2J no", loss=0.1)
     out, said = sweep(world, "table", "job")
     assert out == (
-        "loss  state       time  point\n"
-        " 0.5  ok         2.0 s  k=8 lr=0.1\n"
-        " nan  ok         2.0 s  k=8 lr=0.01\n"
-        " 0.1  failed     2.0 s  k=16 lr=0.1\n"
+        "loss  state       time  N  point\n"
+        " 0.5  ok         2.0 s  1  k=8 lr=0.1\n"
+        " nan  ok         2.0 s  2  k=8 lr=0.01\n"
+        " 0.1  failed     2.0 s  3  k=16 lr=0.1\n"
         "  ValueError: \\x1b[2J no\n"
-        "      under way         k=16 lr=0.01\n"
+        "      under way         4  k=16 lr=0.01\n"
     )
     assert said == "4 points: 2 ok, 1 failed, 1 waiting.\n"
     out, _ = sweep(world, "table", "job", "--csv", "--metric", "speed", "--maximize")
@@ -254,7 +273,7 @@ def test_pruned_points_are_no_failure_and_not_run_again(world: World) -> None:
     end(run, points[2], "ValueError: no")
     write_end(run, 1)
     out, said = sweep(world, "table", "job")
-    assert out.splitlines()[2] == " 0.9  pruned at step 2  2.0 s  k=8 lr=0.01"
+    assert out.splitlines()[2].split("  ") == [" 0.9", "pruned at step 2", "2.0 s", "2", "k=8 lr=0.01"]
     assert said == "4 points: 1 ok, 1 pruned, 1 failed, 1 missing.\n"
     assert "1 done, 1 pruned, 1 failed, 1 to run" in sweep(world, *prunes, "--only-failed")[1]
 
@@ -279,8 +298,9 @@ def test_a_search_has_draws_whose_values_are_chosen_later(world: World) -> None:
     write_end(run_of(world), 1)
     (first / "points" / f"{points[1]['key']}.json").unlink()
     out, _ = sweep(world, "table", "job")
-    assert out.splitlines()[1:] == ["0.25  ok       2.0 s  x=0.5 k=3 c=8 draw=0", "      missing         draw=1",
-                                    "      missing         draw=2"]  # fmt: skip
+    assert [line.split() for line in out.splitlines()[1:]] == [
+        ["0.25", "ok", "2.0", "s", "1", "x=0.5", "k=3", "c=8", "draw=0"], ["missing", "2", "draw=1"], ["missing", "3", "draw=2"],
+    ]  # fmt: skip
     _, said = sweep(world, *words, "--search", "5", *space)
     assert "5 points, 1 done, 4 to run" in said, "more draws go on with the study"
     again = json.loads((run_of(world) / "points.json").read_text())["study"]
@@ -308,7 +328,7 @@ REFUSED: list[tuple[tuple[str, ...], str]] = [
     (("job.py", "--grid", "k=1", "other"), "'other' is not an option"),
     (
         ("delete", "fitp"),
-        "'delete' is no script here, and not a verb (hpcml sweep).\nThe verbs are status, table, plot, cancel.",
+        "'delete' is no script here, and not a verb (hpcml sweep).\nThe verbs are status, table, plot, cancel, rm.",
     ),
     (("logs", "fitp"), "'logs' is no script here, and not a verb"),
     (
@@ -386,6 +406,76 @@ def test_cancel_ends_all_runs_of_a_sweep(world: World) -> None:
     assert (out, said) == ("job  4 points: 1 ok, 3 missing\n", "The sweep has no active run.\n")
     sweep(world, "cancel", "none", status=errors.NOT_FOUND)
     assert sweep(world, "cancel", status=errors.USAGE)
+
+
+def end_all(world: World) -> None:
+    """End each run of the world, and its job."""
+    for run in world.runs.glob("*-2*"):
+        write_end(run)
+    for job in world.jobs():
+        world.set_job(job, state="COMPLETED")
+
+
+def test_rm_removes_a_sweep_with_its_runs(world: World) -> None:
+    sweep(world, *GRID, "--jobs", "2", "--json")
+    sweep(world, *GRID, "--name", "other", "--json")
+    record, runs = world.runs / "sweeps/job", world.left()
+    _, said = sweep(world, "rm", "job", "--yes", status=errors.USAGE)
+    assert "hpcml cancel RUN" in said
+    assert record.exists()
+    end_all(world)
+    sweep(world, "rm", "job", status=errors.USAGE)  # nobody is there to be asked
+    facts = json.loads(sweep(world, "rm", "job", "--dry-run", "--json")[0])
+    assert [len(facts["would_remove"]), world.left()] == [2, runs]
+    assert record.exists()
+    facts = json.loads(sweep(world, "rm", "job", "--yes", "--json")[0])
+    assert sorted(facts["removed"]) == sorted(name for name in runs if name.startswith("job-"))
+    assert [name.partition("-")[0] for name in world.left()] == ["other", "sweeps"]
+    assert [path.name for path in record.parent.iterdir()] == ["other"]
+    sweep(world, "rm", "job", status=errors.NOT_FOUND)
+    world.run("rm", "--name", "other", "--yes")
+    assert "with 0 runs" in sweep(world, "rm", "other", "--yes")[1]
+    assert sweep(world, "status")[0] == ""
+
+
+def test_rm_keeps_a_sweep_that_went_on_meanwhile(world: World) -> None:
+    """Another command submits more points while the user is asked."""
+    sweep(world, *GRID, "--json")
+    end_all(world)
+    ours, theirs = pty.openpty()
+    command = [str(world.command), "sweep", "rm", "job"]
+    with subprocess.Popen(command, env=world.environment, stdin=theirs, stderr=subprocess.PIPE, text=True) as removal:
+        assert removal.stderr
+        said = ""
+        while not said.endswith("[y/N] "):
+            said += removal.stderr.read(1)
+        sweep(world, *GRID, "--grid", "s=1", "--json")
+        os.write(ours, b"y\n")
+        assert removal.wait() == errors.USAGE
+    assert len(world.left()) == 3  # with the folder of sweeps
+
+
+def test_the_log_of_a_point_is_that_of_the_run_that_ran_it_last(world: World) -> None:
+    sweep(world, *GRID, "--json")
+    run = run_of(world)
+    points = points_of(run)
+    end(run, points[1], "ValueError: no")
+    (run / f"points/{points[1]['key']}.log").write_text("first try\n")
+    for words in (("job", "point:2"), ("point:2",), (run.name, "point:2"), ("job", "point:2", "-n", "1")):
+        assert world.run("logs", *words).stdout == "first try\n"
+    end_all(world)
+    sweep(world, *GRID, "--only-failed", "--json")
+    (run_of(world).joinpath("points")).mkdir()
+    (run_of(world) / f"points/{points[1]['key']}.log").write_text("second try\n")
+    assert world.run("logs", "job", "point:2").stdout == "second try\n"
+    for words, status in ((("job", "point:9"), errors.NOT_FOUND), (("job", "point:0"), errors.NOT_FOUND)):
+        done = world.run("logs", *words)
+        assert (done.returncode, "4 points" in done.stderr) == (status, True)
+    world.submit("--name", "job")  # a later run of the same name
+    assert world.run("logs", "job", "point:2").stdout == "second try\n"
+    world.submit("--name", "plain")
+    assert world.run("logs", "plain", "point:1").returncode == errors.USAGE
+    assert world.run("logs", "none", "point:1").returncode == errors.NOT_FOUND
 
 
 def test_cancel_of_a_run_ends_those_that_divide_points_with_it(world: World) -> None:

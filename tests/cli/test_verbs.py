@@ -7,6 +7,8 @@ import shutil
 import subprocess
 import sys
 
+import pytest
+
 from hpcml import errors
 from tests.said import says
 from world import World, write_end
@@ -89,6 +91,28 @@ def test_status_shows_the_command_the_request_and_the_results(world: World) -> N
     code = "import hpcml, json; print(json.dumps(vars(hpcml.find_run().status())))"
     there = subprocess.run([sys.executable, "-c", code], env=world.environment, stdout=subprocess.PIPE, check=True)
     assert json.loads(there.stdout) == answer
+
+
+def test_status_prints_one_value(world: World, subtests: pytest.Subtests) -> None:
+    directory = world.submit("--nodes", "2", "--name", "a")
+    write_end(directory, 3)
+    for field, printed in (
+        ("directory", str(directory)), ("exit_status", "3"), ("asked.nodes", "2"), ("notes", None), ("results", ""),
+    ):  # fmt: skip
+        with subtests.test(field=field):
+            done = world.run("status", "a", "--field", field)
+            assert done.returncode == 0, done.stderr
+            assert printed is None or done.stdout == f"{printed}\n"
+    for words in (
+        ("--field", "directry"),
+        ("--field", "run.x"),
+        ("--field", "run", "--json"),
+        ("--field", "run", "-f"),
+    ):
+        with subtests.test(words=words):
+            done = world.run("status", "a", *words)
+            assert (done.returncode, done.stdout if "--json" not in words else "") == (errors.USAGE, "")
+    assert "directory?" in world.run("status", "a", "--field", "directry").stderr
 
 
 def test_ls_finds_a_text_in_ids_and_commands(world: World) -> None:

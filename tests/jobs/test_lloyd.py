@@ -223,6 +223,17 @@ def test_without_gpus(
     assert (model.predict(blocks).compute() == other.labels_).all()
 
 
+def test_what_cannot_be_clustered(lloyd: ModuleType, subtests: pytest.Subtests) -> None:
+    rows = da.zeros((4, 2))
+    for name, k, init, words in (
+        ("a method in place of centres", 3, "k-means++", "array of 3 rows .n_clusters. and 2 columns, not"),
+        ("too few centres", 3, np.zeros((2, 2)), "array of 3 rows"),
+        ("more clusters than rows", 5, np.zeros((5, 2)), "4 rows cannot form 5 clusters"),
+    ):
+        with subtests.test(name), pytest.raises(ValueError, match=words):
+            lloyd.KMeans(k, init=init).fit(rows)
+
+
 def test_without_kernels_cuml_does_it(
     lloyd: ModuleType, client: Client, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

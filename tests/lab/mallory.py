@@ -556,3 +556,72 @@ while not held and time.monotonic() < end:
 print(json.dumps([s.getsockname()[1] for s in held]), flush=True)
 sys.stdin.read()
 """
+
+# Listens again and again where a service of somebody's listens and stops listening: at a port and at a unix socket.
+SWAP = r"""
+import json, os, random, socket, sys, threading, time
+port, path = int(sys.argv[1]), sys.argv[2]
+os.umask(0)
+stop, listened, met, won = threading.Event(), {"port": 0, "socket": 0}, {"port": 0, "socket": 0}, []
+
+def listen(kind):
+    while not stop.is_set():
+        time.sleep(random.uniform(0, 0.01))
+        listener = socket.socket(socket.AF_INET if kind == "port" else socket.AF_UNIX)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind(("127.0.0.1", port) if kind == "port" else path)
+            listener.listen()
+            listened[kind] += 1
+            listener.settimeout(0.02)
+            while True:
+                peer, _ = listener.accept()
+                met[kind] += 1
+                peer.settimeout(0.05)
+                try:
+                    if heard := peer.recv(99):
+                        won.append(f"heard {heard!r} at the {kind}")
+                    peer.sendall(b"mallorys")
+                except OSError:
+                    pass
+                peer.close()
+        except OSError:
+            pass
+        finally:
+            listener.close()
+        try:
+            os.unlink(path) if kind == "socket" else None
+        except OSError:
+            pass
+
+threads = [threading.Thread(target=listen, args=(kind,)) for kind in listened]
+for thread in threads:
+    thread.start()
+sys.stdin.read()
+stop.set()
+for thread in threads:
+    thread.join()
+print(json.dumps({"tries": min(listened.values()), "met": met, "won": won}))
+"""
+
+# Tries all that could put something into a hold's folder or take something out, in a loop, until its input ends.
+QUEUE = r"""
+import json, os, sys, threading
+hold, victims, planted = sys.argv[1], sys.argv[2:], "evil-20990101-000000-0000"
+os.umask(0)
+stop, tries, won = threading.Event(), 0, set()
+threading.Thread(target=lambda: (sys.stdin.read(), stop.set()), daemon=True).start()
+folders = [hold, *(f"{hold}/hold{name}" for name in ("", "/queue", "/runs", "/told", "/closed"))]
+acts = {"listed": os.listdir, "opened": lambda path: os.chmod(path, 0o777), "moved": lambda path: os.rename(path, path + ".away"),
+        "planted in": lambda path: os.close(os.open(f"{path}/{planted}", os.O_CREAT | os.O_WRONLY)),
+        "linked in": lambda path: os.symlink("/etc/passwd", f"{path}/{planted}"), "made": os.mkdir,
+        "read in": lambda path: [open(f"{path}/{name}").read() for victim in victims for name in (victim, f".{victim}")],
+        "removed": os.rmdir, "told": lambda path: os.rename(f"{path}/{planted}", f"{path}/{victims[0]}")}
+while not stop.is_set() or tries < 5000:
+    for path in folders:
+        for word, act in acts.items():
+            tries += 1
+            try: act(path); won.add(f"{word} {path}")
+            except OSError: pass
+print(json.dumps({"tries": tries, "won": sorted(won)}))
+"""

@@ -155,7 +155,8 @@ def test_top_from_the_queue_to_the_end(whole: Whole) -> None:
 def test_eight_workers_of_a_node_make_few_files(cluster: Cluster) -> None:
     """However many workers a node has: quotas and file systems count files. With one worker there are 28 as well."""
     script = "import hpcml\nprint(len(hpcml.connect().scheduler_info(n_workers=-1)['workers']), 'workers')\n"
-    ended = cluster.submit(script, "--nodes", "1", "--set", "workers.per_node=8")
+    of_each_cpu = ("--set", "workers.threads=1", "--set", "workers.memory_limit=300M")  # the node has 8 CPUs
+    ended = cluster.submit(script, "--nodes", "1", *of_each_cpu)
     assert "8 workers" in ended.out, ended.err
     names = [str(path.relative_to(ended.directory)) for path in ended.directory.rglob("*") if path.is_file()]
     own = [name for name in names if not name.startswith("code/")]  # other tests' scripts are in the same folder

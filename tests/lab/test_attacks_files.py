@@ -20,6 +20,7 @@ from pathlib import Path
 
 import pytest
 
+import mallory
 from conftest import Cluster
 from hpcml import assets
 from hpcml.remote import receiver
@@ -169,6 +170,46 @@ def test_planted_runs_are_nobody_s(cluster: Cluster, place: Place) -> None:
     finally:
         sleeper.kill()
         sleeper.wait()
+
+
+def test_a_hold_of_mallory_s_gets_no_run_and_hers_is_none_in_alice_s(cluster: Cluster, place: Place) -> None:
+    """A copy of alice's hold, of years to come, beside it; and a loop of tries at the hold while runs go through it."""
+    holds = place.top / "holds"
+    holds.mkdir()
+    holds.chmod(0o1777)
+    there = ("--set", f"paths.runs={holds}")
+    asked = ("--nodes", "1", "--cpus-per-node", "2", "--mem", "900M", "--time", "10m", "--idle", "off")
+    done = cluster.run("hpcml", "hold", "--json", *asked, *there)
+    hold = Path(json.loads(done.stdout)["directory"])
+    cluster.wait_event(hold, "script-started", 60)
+    copy = holds / "hold-20990101-010000-0000"
+    files = [path for path in hold.rglob("*.json*") if path.suffix in (".json", ".jsonl")]
+    texts = {path: path.read_text().replace(hold.name, copy.name) for path in files}
+    place.plant(*((copy / path.relative_to(hold), "text", text) for path, text in texts.items()),
+                *((copy / "hold" / name, "folder", "") for name in ("queue", "runs", "told")))  # fmt: skip
+    words = ["python3", "-c", mallory.QUEUE, str(hold), "x-20990101-000000-0000"]
+    tries = cluster.lab.popen(words, user="mallory", stdin=subprocess.PIPE, cwd="/")
+    try:
+        script = cluster.command("import os; print(os.environ['PASSWORD'])\n", "--nodes", "1")[2:]
+        secret = {"PASSWORD": "alices-0123456789"}
+        for named in ("last", "last", hold.name):
+            done = cluster.run("hpcml", "run", *there, "--in", named, *script, env=secret)
+            assert (done.returncode, done.stdout) == (0, "alices-0123456789\n"), done.stderr
+        for named in (copy.name, "hold-2099"):
+            done = cluster.run("hpcml", "run", *there, "--in", named, *script, env=secret)
+            assert done.returncode in (66, 74), done.stderr
+        out, err = tries.communicate("", timeout=120)
+        assert tries.returncode == 0, err
+        assert json.loads(out)["won"] == []
+        assert json.loads(cluster.run("hpcml", "status", *there, "--json", hold.name).stdout)["runs"] == []
+        assert cluster.run("hpcml", "cancel", *there, hold.name).returncode == 0
+        cluster.wait_status(hold, 60)
+        done = cluster.run("hpcml", "run", *there, "--in", "last", *script, env=secret)
+        assert done.returncode == 66, done.stderr
+    finally:
+        tries.kill()
+        tries.communicate()
+    assert not [path for path in (copy / "hold").rglob("*") if path.is_file()]
 
 
 def test_folders_of_mallory_s_take_no_runs(cluster: Cluster, place: Place) -> None:

@@ -144,6 +144,81 @@ def _clean() -> None:
 # -- before and while a run starts --------------------------------------------------------------------------------------
 
 
+# Two services that stop listening again and again, and who asks their bridges for each all the time.
+SWAPPED = """
+import collections, json, os, socket, threading, time
+import hpcml
+PATH = "/tmp/swapped.sock"
+hpcml.run.service("port", port=7131)
+hpcml.run.service("socket", socket=PATH)
+
+def serve(kind):
+    while not hpcml.run.should_stop():
+        listener = socket.socket(socket.AF_INET if kind == "port" else socket.AF_UNIX)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound = False
+        try:
+            listener.bind(("127.0.0.1", 7131) if kind == "port" else PATH)
+            bound = True
+            listener.listen()
+            listener.settimeout(0.02)
+            while True:
+                peer, _ = listener.accept()
+                if peer.recv(99): peer.sendall(b"alices")
+                peer.close()
+        except OSError:
+            pass
+        finally:
+            listener.close()
+        if kind == "socket" and bound: os.unlink(PATH)
+        time.sleep(0.005)
+
+for kind in ("port", "socket"):
+    threading.Thread(target=serve, args=(kind,), daemon=True).start()
+answers = {"port": collections.Counter(), "socket": collections.Counter()}
+while not hpcml.run.should_stop():
+    for kind, said in answers.items():
+        try:
+            place = json.loads((hpcml.run.directory / f"attempts/0/services/{kind}.json").read_text())["socket"]
+            with socket.socket(socket.AF_UNIX) as bridge:
+                bridge.connect(place)
+                bridge.sendall(b"asked")
+                said[bridge.recv(99).decode()] += 1
+        except (OSError, ValueError): pass
+    (hpcml.run.out / ".new").write_text(json.dumps(answers)); (hpcml.run.out / ".new").rename(hpcml.run.out / "answers.json")
+"""
+
+
+def test_a_service_that_mallory_swaps_is_never_asked_in_her_place(cluster: Cluster) -> None:
+    _, directory = cluster.detach(
+        SWAPPED, "--ranks", "1", "--nodes", "1", "--nodelist", "n1", *SMALL[4:], "--name", "swapped"
+    )
+    process = cluster.lab.popen(["python3", "-c", mallory.SWAP, "7131", "/tmp/swapped.sock"], node="n1", user="mallory",
+                                stdin=subprocess.PIPE)  # fmt: skip
+
+    def answers() -> dict[str, dict[str, int]]:
+        try:
+            found: dict[str, dict[str, int]] = json.loads((directory / "out/answers.json").read_text())
+        except OSError:
+            return {}
+        return found
+
+    try:
+        assert wait_for(
+            lambda: all(min(said.get(w, 0) for w in ("alices", "")) > 100 for said in answers().values() or [{}]), 120
+        ), answers()
+        out, err = process.communicate("", timeout=60)
+    finally:
+        process.kill()
+        cluster.run("hpcml", "cancel", directory.name)
+    assert process.returncode == 0, err
+    hers = refused(out)
+    assert hers["tries"] > 100
+    assert hers["met"]["socket"] > 0  # the kernel's answer says whose it is, after the connection
+    for said in answers().values():
+        assert set(said) == {"alices", ""}
+
+
 ELASTIC = """
 import hpcml, sys
 from distributed import Client

@@ -12,6 +12,7 @@ from conftest import Cluster, directory_of, together
 from hpcml import errors
 from lab_state import wait_for
 from test_attacks_nodes import NODES, clean, read_files_and_processes, send_junk_to_link
+from test_inventory import NVML
 from test_losses import roles
 
 pytestmark = pytest.mark.lab
@@ -58,6 +59,15 @@ if __name__ == "__main__":
     client = Client()
     print(client.submit(helper.value).result(), len(client.run(helper.value)), flush=True)
 """
+SHARES = """
+import os, pathlib, sys, time
+place = pathlib.Path(sys.argv[1], os.environ["HPCML_RUN_DIR"].rpartition("/")[2])
+place.write_text(" ".join(os.environ.get(name, "-") for name in ("CUDA_VISIBLE_DEVICES", "SLURM_CPUS_PER_TASK", "SLURM_MEM_PER_NODE")))
+until = time.monotonic() + 90
+while len(os.listdir(sys.argv[1])) < int(sys.argv[2]) and time.monotonic() < until:
+    time.sleep(0.05)
+print(len(os.listdir(sys.argv[1])), flush=True)
+"""
 WAITS = "print('waits', flush=True)\nimport time\ntime.sleep(600)\n"
 
 
@@ -80,9 +90,9 @@ def hold(cluster: Cluster) -> Path:
     return started(cluster)
 
 
-def started(cluster: Cluster, *options: str) -> Path:
+def started(cluster: Cluster, *asked: str) -> Path:
     """Start a hold, and return its directory when it takes runs."""
-    done = cluster.run("hpcml", "hold", "--json", *ASKED, *options)
+    done = cluster.run("hpcml", "hold", "--json", *(asked or ASKED))
     assert done.returncode == 0, done.stderr
     directory = Path(json.loads(done.stdout)["directory"])
     cluster.wait_event(directory, "script-started", 60)
@@ -93,7 +103,9 @@ def start(cluster: Cluster, text: str, *options: str, env: dict[str, str] | None
     words = cluster.command(text)[2:]
     done = cluster.run("hpcml", "run", "--in", "last", "--detach", "--json", *options, *words, env=env)
     assert done.returncode == 0, done.stderr
-    return Path(json.loads(done.stdout)["directory"])
+    facts = json.loads(done.stdout)
+    assert facts["run"] == Path(facts["directory"]).name
+    return Path(facts["directory"])
 
 
 def test_two_runs_are_beside_each_other_and_one_has_all_nodes(cluster: Cluster, hold: Path) -> None:
@@ -189,7 +201,7 @@ def _is_in(path: Path, hold: Path) -> bool:
 
 def test_processes_that_start_ahead_have_no_secret_and_none_of_the_last_run_s_code(cluster: Cluster) -> None:
     """Mallory finds no port and no file of theirs. The next run has them, and the module that was edited meanwhile."""
-    hold = started(cluster, "--keep-cluster")
+    hold = started(cluster, *ASKED, "--keep-cluster")
     script = cluster.command(USES_HELPER)[2:]
     helper = cluster.write("helper.py", "def value():\n    return 1\n")
     try:
@@ -217,6 +229,46 @@ def test_processes_that_start_ahead_have_no_secret_and_none_of_the_last_run_s_co
         cluster.run("hpcml", "cancel", hold.name)
     assert cluster.wait_status(hold, 90)["exit_status"] == errors.CANCELLED
     assert wait_for(lambda: not any(roles(cluster, ahead, *pair) for pair in wanted), 30)
+
+
+@pytest.fixture
+def with_gpus(cluster: Cluster) -> Iterator[Path]:
+    """A hold with all of n1, whose GPUs a stand-in for their driver shows."""
+    stand_in = cluster.write("stand_in.py", NVML)
+    place = cluster.run("python", "-c", "import pynvml; print(pynvml.__file__)").stdout.strip()
+    if not place:
+        pytest.skip("the lab's environment has no nvidia-ml-py: lab.py env")
+    all_of_n1 = "--nodelist n1 --cpus-per-node 8 --gpus-per-node 4 --mem 3200M --time 20m --idle off"
+    with cluster.covered("n1", f"mount --bind {stand_in} {place}", place):
+        hold = started(cluster, *all_of_n1.split())
+        yield hold
+        cluster.run("hpcml", "cancel", hold.name)
+        assert cluster.wait_status(hold, 90)["exit_status"] == errors.CANCELLED
+
+
+def test_four_runs_share_a_node_and_each_has_a_gpu_of_its_own(cluster: Cluster, with_gpus: Path) -> None:
+    """With a quarter of its CPUs and memory each; a run that has no place waits, or is refused at once."""
+    place = cluster.work / "share"
+    cluster.run("mkdir", "-p", str(place))
+    command = ["hpcml", "run", "--in", with_gpus.name, "--gpus-per-node", "1", "--ranks", "1"]
+    script = [*cluster.command(SHARES)[2:], str(place)]
+    four = together((cluster.lab.popen([*command, *script, "4"], cwd=cluster.work) for _ in range(4)), 200)
+    assert [(done.returncode, done.stdout) for done in four] == [(0, "4\n")] * 4, [done.stderr for done in four]
+    assert sorted(path.read_text().split() for path in place.iterdir()) == [[str(gpu), "2", "800"] for gpu in range(4)]
+    assert (directory_of(four[0]) / "logs/rank-n1.log").exists()
+    cluster.run("rm", "-r", str(place))
+    cluster.run("mkdir", "-p", str(place))
+    sizes = ("--gpus-per-node", "3", "--cpus-per-node", "2", "--memory-per-node", "2G", "--ranks", "1")
+    large = start(cluster, WAITS, *sizes)
+    assert wait_for(lambda: "waits" in cluster.run("cat", str(large / "logs/script.log")).stdout, 60)
+    late = cluster.run(*command, "--gpus-per-node", "2", "--no-wait", *script, "1")
+    assert late.returncode == errors.REFUSED, late.stderr
+    beside = cluster.run(*command, *script, "1")
+    assert (beside.returncode, beside.stdout) == (0, "1\n"), beside.stderr
+    facts = json.loads(cluster.run("hpcml", "status", with_gpus.name, "--json").stdout)
+    assert (facts["runs"], facts["nodes_free"]) == ([large.name], 0)
+    for words in (["--nodes", "2"], ["--memory-per-node", "4G"], ["--cpus-per-node", "9"]):
+        assert cluster.run(*command, *words, *script, "1").returncode == errors.USAGE, words
 
 
 def test_a_hold_outlives_one_of_its_nodes(cluster: Cluster) -> None:

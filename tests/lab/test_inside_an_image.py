@@ -9,6 +9,7 @@ import pytest
 
 from beside import SMALL
 from conftest import Cluster
+from terminals import Terminal
 
 pytestmark = pytest.mark.lab
 
@@ -50,6 +51,20 @@ def test_every_role_is_inside_and_nothing_of_the_host(cluster: Cluster, image: P
         assert not [path for path in facts["path"] if "hpcml-lab/venv" in path or ".local" in path], role
         assert [facts["pid_namespace"], facts["ipc_namespace"]] == host, role
         assert facts["versions"] == found["driver"]["versions"], role
+
+
+STAYS = "import time; time.sleep(900)"
+TALK = "echo on-$(hostname) $APPTAINER_CONTAINER $HPCML_RUN_DIR; pwd; exit 5\n"
+
+
+def test_a_shell_is_in_the_image_on_the_node_of_a_rank(cluster: Cluster, image: Path) -> None:
+    _, directory = cluster.detach(STAYS, "--image", str(image), "--ranks", "1", *SMALL, "--name", "shell")
+    cluster.wait_event(directory, "script-started", 60)
+    with Terminal(cluster.lab, f"hpcml shell {directory.name} rank:1", cwd=cluster.work) as shell:
+        shell.type(TALK)
+        shell.shown(f"on-n2 {image} {directory}\n{cluster.home}\n")
+        assert shell.ended() == 5
+    cluster.run("hpcml", "cancel", directory.name)
 
 
 PROGRAM = """#!/bin/bash

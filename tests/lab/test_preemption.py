@@ -6,6 +6,7 @@ import json
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -100,6 +101,28 @@ def test_preempted_runs_are_told_as_that(preempting: Cluster) -> None:
         found = json.loads((preempting.directory(name) / "status.json").read_text())
         assert (found["exit_status"], found["by"]) == (errors.PREEMPTED, "scheduler")
         assert "preempted" in preempting.run("hpcml", "status", name).stdout
+
+
+def test_a_preempted_hold_and_its_run_are_told_so(preempting: Cluster) -> None:
+    """Both end as a preempted run does, not as one that its user cancelled."""
+    started = []
+    for partition in ("low", "grace"):
+        asked = ("--nodes", "2", "--partition", partition, "--time", "10", "--name", f"hold-{partition}")
+        done = preempting.run("hpcml", "hold", "--json", *asked)
+        assert done.returncode == 0, done.stderr
+        hold = Path(json.loads(done.stdout)["directory"])
+        preempting.wait_event(hold, "script-started", 60)
+        words = preempting.command(SCRIPT)[2:]
+        done = preempting.run("hpcml", "run", "--in", hold.name, "--detach", "--json", *words)
+        assert done.returncode == 0, done.stderr
+        run = Path(json.loads(done.stdout)["directory"])
+        preempting.wait_event(run, "script-started", 60)
+        started += [hold, run]
+    take_the_nodes(preempting)
+    ends = [preempting.wait_status(directory, 120) for directory in started]
+    told = [(end["exit_status"], end["by"]) for end in ends]
+    assert told == [(errors.PREEMPTED, "scheduler")] * 4, ends
+    assert all("preempted" in preempting.run("hpcml", "status", directory.name).stdout for directory in started)
 
 
 def test_a_long_run_that_is_put_back(preempting: Cluster) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from beside import PART, SMALL
 from conftest import ALL_NODES
 from laptop import Outside, until
 from test_tunnel import ROUTES, listeners
@@ -164,6 +167,98 @@ def test_what_is_not_ready_and_what_does_not_exist(outside: Outside, pages: tupl
     for node in ("n1", "n2"):
         command = ("bash", "-c", "ls -d /tmp/hpcml_*")
         until(lambda words=(node, *command): not outside.on(*words, user="root").stdout, 30)  # type: ignore[misc]
+
+
+# On each node a page with a style, a script, a request of the script's and a websocket; beside it http.server.
+SITE = """
+import os, pathlib, subprocess, sys
+import tornado.ioloop, tornado.web, tornado.websocket
+
+folder = pathlib.Path("/tmp") / f"site-{os.environ['RANK']}"
+folder.mkdir()
+(folder / "style.css").write_text("body { color: red }")
+(folder / "data.json").write_text('{"node": "%s"}' % os.uname().nodename)
+(folder / "app.js").write_text('''
+fetch("data.json").then(answer => answer.json()).then(data => {
+  const end = word => { document.title = `${data.node} ${word}` };
+  if (!document.body.dataset.socket) return end("plain");
+  const socket = new WebSocket(`ws://${location.host}/socket`);
+  socket.onopen = () => socket.send("asked");
+  socket.onmessage = event => end(event.data);
+});
+''')
+for name, mark in (("index.html", ""), ("live.html", " data-socket=1")):
+    head = "<!doctype html><link rel=icon href=data:><link rel=stylesheet href=style.css>"
+    (folder / name).write_text(f"{head}<body{mark}><script src=app.js></script>")
+
+class Socket(tornado.websocket.WebSocketHandler):
+    def on_message(self, message):
+        self.write_message(f"answered {message}")
+
+subprocess.Popen([sys.executable, "-m", "http.server", "7121", "--bind", "127.0.0.1", "--directory", str(folder)])
+pages = (r"/(.*)", tornado.web.StaticFileHandler, {"path": folder, "default_filename": "live.html"})
+tornado.web.Application([("/socket", Socket), pages]).listen(7120, "127.0.0.1")
+tornado.ioloop.IOLoop.current().start()
+"""
+IN_BROWSER = Path(__file__).with_name("in_browser.py")
+TITLED = {"7120": "n1 answered asked", "7120@n2": "n2 answered asked", "7121": "n1 plain", "7121@n2": "n2 plain"}
+
+
+def test_a_browser_on_the_laptop_loads_pages_of_each_node(outside: Outside) -> None:
+    for needed in ("playwright", "tornado"):
+        pytest.importorskip(needed, reason=f"{needed} is not installed here")
+    if not shutil.which("chromium"):
+        pytest.skip("there is no chromium here")
+    run, _ = outside.start_run("site", SITE, "--ranks", "1", *SMALL)
+    ports = {name: outside.tunnel(run, "--to", name).up()["port"] for name in TITLED}
+    words = [word for name, port in ports.items()
+             for word in (f"http://127.0.0.1:{port}/", f"document.title == {TITLED[name]!r}")]  # fmt: skip
+    done = outside.on("laptop", sys.executable, str(IN_BROWSER), *words, user="root", timeout=200)
+    assert done.returncode == 0, done.stderr
+    for name, line in zip(TITLED, done.stdout.splitlines(), strict=True):
+        assert json.loads(line) == {
+            "title": TITLED[name], "loaded": {"document": 1, "fetch": 1, "script": 1, "stylesheet": 1}, "failed": [],
+            "frames": int("7120" in name), "elsewhere": []}  # fmt: skip
+    outside.on("login", "hpcml", "cancel", run)
+
+
+# Each attempt has a page of its own: on the port of the submission, and on another one that the script names.
+AGAIN = """
+import http.server, threading, time
+import hpcml
+
+class Page(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200); self.end_headers()
+        self.wfile.write(f"attempt {hpcml.run.attempt} at {self.server.server_port}".encode())
+    def log_message(self, *words): pass
+
+for port in (7111, 7112 + hpcml.run.attempt):
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", port), Page)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+hpcml.run.service("named", port=port)
+while not hpcml.run.should_stop(): time.sleep(0.1)
+"""
+REQUEUE = 'slurm.extra=["--requeue"]'
+OF_AGAIN = {"board": 7111, "named": 7112, "--to 7111": 7111}
+
+
+def test_open_tunnels_come_back_to_the_next_attempt_of_a_requeued_run(outside: Outside) -> None:
+    options = ("--nodes", "1", "--service", "board=7111", "--set", REQUEUE, "--until-done", *PART)
+    run, directory = outside.start_run("again", AGAIN, "--ranks", "1", *options)
+    job = str((directory / "job").readlink())
+    words = {name: name.split() if "--to" in name else ["--service", name] for name in OF_AGAIN}
+    tunnels = {name: outside.tunnel(run, *words[name]) for name in OF_AGAIN}
+    before = {name: tunnel.up() for name, tunnel in tunnels.items()}
+    assert outside.on("login", "scontrol", "requeue", job).returncode == 0
+    until(lambda: all("is PENDING: " in tunnel.said for tunnel in tunnels.values()), 60, lambda: tunnels["board"].said)
+    for tunnel in tunnels.values():
+        assert tunnel.said == Says(f"on {before['board']['node']} ended", "is PENDING: ", "requeued")
+    outside.on("login", "scontrol", "update", f"jobid={job}", "StartTime=now+3seconds")
+    for name, port in OF_AGAIN.items():
+        assert tunnels[name].up(2, 90)["port"] == before[name]["port"]
+        assert page(outside, before[name]["port"]) == f"attempt 1 at {port + (name == 'named')}"
+    outside.on("login", "hpcml", "cancel", run)
 
 
 # A task of Dask that serves on the second node, in a process that outlives the task.

@@ -15,9 +15,10 @@ import pytest
 import debugger
 import mallory
 from beside import PART
+from conftest import BUSY
 from laptop import Outside, until
 from test_attacks_nodes import refused
-from test_tunnel import listeners
+from test_tunnel import ROUTES, listeners
 
 pytestmark = pytest.mark.lab
 
@@ -32,23 +33,24 @@ CONFIG = ".hpcml/ssh/nodes.conf"
 class Names:
     """The names of a run's nodes, as ``hpcml ssh-config`` wrote them on the laptop or on the login node."""
 
-    def __init__(self, outside: Outside, run: str, where: str = "laptop") -> None:
+    def __init__(self, outside: Outside, run: str, where: str = "laptop", home: Path | None = None) -> None:
         self.outside, self.run, self.where = outside, run, where
+        home = home or (outside.home if where == "laptop" else outside.lab.places.home("alice"))
+        self.home = ("env", f"--chdir={home}", f"HOME={home}")
         host = ["--host", "lab"] if where == "laptop" else []
-        done = outside.on(where, "hpcml", *host, "ssh-config", "--json", run, timeout=120)
+        done = outside.on(where, *self.home, "hpcml", *host, "ssh-config", "--json", run, timeout=120)
         assert done.returncode == 0, done.stderr
         facts = json.loads(done.stdout)
         assert facts["include"] == "Include ~/.hpcml/ssh/nodes.conf"
         self.nodes = {host["name"]: host["node"] for host in facts["hosts"]}
         self.first = next(iter(self.nodes))
-        home = outside.home if where == "laptop" else outside.lab.places.home("alice")
         self.place = home / ".hpcml" / "ssh"
         self.folder = self.place / f"node-{run}"
 
     def on(self, text: str, input: str | None = None) -> subprocess.CompletedProcess[str]:
         """Run a line of sh where the names are; N is the first name, SSH is ssh without a file of the user's."""
         text = f"N={self.first} SSH='ssh -o BatchMode=yes -F {CONFIG}'\n{text}"
-        return self.outside.on(self.where, "sh", "-c", text, timeout=120, input=input)
+        return self.outside.on(self.where, *self.home, "sh", "-c", text, timeout=120, input=input)
 
     def refused(self, text: str, *, by: str) -> None:
         done = self.on(text)
@@ -139,6 +141,35 @@ def test_a_shell_is_in_the_run_s_image_and_copies_are_the_node_s(outside: Outsid
         assert names.on(FETCHES).stdout.split() == ["1", "2", "3"]
     finally:
         outside.on("login", "hpcml", "cancel", run)
+
+
+RUNS = """
+[paths]
+runs = "{}"
+"""
+
+
+def test_folders_may_have_spaces_and_quotation_marks(outside: Outside, image: Path) -> None:
+    """The laptop's home, and the runs on the cluster, whose sshd serves ssh-config and the tunnel's route srun."""
+    odd = "it's mine"
+    runs, home = outside.cluster.home / odd / "runs", outside.home / odd
+    outside.laptop("sh", "-c", 'mkdir "$0" && ln -s ../.ssh "$0"', str(home))
+    config = outside.cluster.home / ".config" / "hpcml" / "config.toml"
+    outside.on("login", "sh", "-c", 'mkdir -p "${0%/*}"; cat >"$0"', str(config), input=RUNS.format(runs))
+    try:
+        run, directory = outside.start_run("odd", BUSY, "--image", str(image), "--nodes", "1", *PART)
+        assert directory.parent == runs
+        names = Names(outside, run, home=home)
+        done = names.on("$SSH $N 'echo $HPCML_RUN_DIR; echo $APPTAINER_CONTAINER'")
+        assert done.stdout.splitlines() == [str(directory), str(image)], done.stderr
+        for route in ROUTES:
+            port = outside.tunnel(run, "--route", route, env={"HOME": str(home)}).up()["port"]
+            assert outside.status_of(port) == "200"
+            outside.tunnels.pop().stop()
+    finally:
+        outside.on("login", "hpcml", "cancel", run)
+        outside.on("login", "rm", str(config))
+        outside.laptop("rm", "-rf", str(home))
 
 
 PAGE = Path(__file__).parents[2] / "docs/editors.md"

@@ -25,6 +25,12 @@ while not hpcml.run.should_stop():
     time.sleep(0.05)
 hpcml.run.stop()
 """
+POINT = """
+import sys, hpcml
+k = int(sys.argv[2])
+hpcml.run.report(m=k)
+sys.exit(k // 3)
+"""
 WAITS = """
 import signal, sys, time
 def end(*_):
@@ -182,11 +188,49 @@ def test_what_a_hold_refuses(here: Here, held: Path) -> None:
     for words, status, text in cases:
         done = run(here, *words)
         assert (done.returncode, text in " ".join(done.stderr.split())) == (status, True), (words, done.stderr)
+    others = [
+        (("sweep", "--in", "last", "--jobs", "2", "--grid", "k=1,2", script), "--jobs"),
+        (("sweep", "--in", first.name, "--grid", "k=1,2", script), "not a hold"),
+        (("sweep", "--no-wait", "--grid", "k=1,2", script), "--no-wait needs --in"),
+        (("jupyter", "--no-wait"), "--no-wait needs --in"),
+        (("jupyter", "--in", "last", "--prepare"), "is not a job"),
+        (("jupyter", "--in", "last", "--check"), "requests nothing from Slurm"),
+        (("jupyter", "--in", "last", "--nodes", "2"), "hold has 1"),
+    ]
+    for words, text in others:
+        done = here.run(*words)
+        assert (done.returncode, text in " ".join(done.stderr.split())) == (errors.USAGE, True), (words, done.stderr)
     (held / "plan.json").write_text(json.dumps(plan | {"version": "0.0.1"}))
     done = run(here, "--in", "last", script)
     assert (done.returncode, "hpcml 0.0.1 started the hold" in " ".join(done.stderr.split())) == (errors.CONFIG, True)
     assert len(here.json("ls")) == 2
     here.run("cancel", first.name)
+
+
+def test_a_sweep_in_a_hold_is_one_run_of_it(here: Here, held: Path) -> None:
+    """Its points are tasks of that run."""
+    script = here.script(POINT)
+    words = ("sweep", "--in", "last", "--grid", "k=1,2,3", "--at-once", "2", "--set", "workers.per_node=2", "--json")
+    done = here.run(*words, "--wait", script)
+    assert done.returncode == 1, done.stderr
+    table = here.json("sweep", "table", "my-script")
+    assert [(row["values"]["k"], row["state"], row["metrics"].get("m")) for row in table] == [
+        ("1", "ok", 1.0), ("2", "ok", 2.0), ("3", "failed", 3.0),
+    ]  # fmt: skip
+    status = here.status(held.name)
+    assert (status["state"], status["runs_ended"], status["runs"]) == ("RUNNING", 1, [])
+
+
+def test_jupyter_in_a_hold_is_a_run_of_it(here: Here, held: Path) -> None:
+    done = here.run("jupyter", "--in", "last", "--json")
+    assert done.returncode == 0, done.stderr
+    directory = Path(json.loads(done.stdout)["directory"])
+    here.until((directory / "attempts/0/services/jupyter.json").exists, 90)
+    assert here.status(held.name)["runs"] == [directory.name]
+    assert here.status(directory.name)["hold"] == held.name
+    here.run("cancel", directory.name)
+    assert here.ended(directory)["exit_status"] == errors.CANCELLED
+    assert here.status(held.name)["state"] == "RUNNING"
 
 
 def test_a_damaged_entry_ends_nothing(here: Here, held: Path) -> None:

@@ -22,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "cli"))
 sys.path.insert(1, str(Path(__file__).resolve().parents[2]))
 
 import browser
+import shape
 import svg
 
 from hpcml import kinds
@@ -310,6 +311,7 @@ DOCUMENTED: dict[str, Callable[[Desk], None]] = {
     "jupyter": _jupyter,
     "interconnect": _interconnect,
     "report": _report,
+    "shape": lambda _: print(shape.PICTURE.write_text(shape.draw(), encoding="utf-8"), "bytes"),
 }
 
 

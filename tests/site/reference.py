@@ -1,7 +1,7 @@
 """``make reference``: the pages of all options and of all keys of a profile, made from the parsers and from the schema.
 
-It also writes the tables of hpcml/listening.py into the pages on security, and where to report a vulnerability
-(contact.py).
+It also writes the tables of hpcml/listening.py into the pages on security, and the project's addresses
+(addresses.py).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from hpcml import listening, records, site_records, units
 from hpcml.cli import commands
 from hpcml.sites import schema
 from hpcml.terminal import folded
-from tests.site import contact
+from tests.site import addresses
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 SHARED = ("submit", "ls", "status")  # whose words and options other commands have too
@@ -265,4 +265,4 @@ if __name__ == "__main__":
     for page, content in {**pages(), **listeners()}.items():
         (DOCS / page).write_text(content, encoding="utf-8")
         print(f"docs/{page}")
-    contact.write()
+    addresses.write()

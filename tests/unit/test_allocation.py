@@ -2,32 +2,45 @@
 
 from __future__ import annotations
 
+import json
+import os
 import signal
 import subprocess
 import time
 from argparse import Namespace
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
 from hpcml import subprocesses
-from hpcml.cli import run, submit
-from hpcml.errors import HpcmlError, SiteError, UsageError
+from hpcml.cli import hold, run, submit
+from hpcml.errors import REFUSED, HpcmlError, SiteError, StorageError, UsageError
+from hpcml.held import Part
+from hpcml.kinds.hold.node.holding import Holding
+from hpcml.options.parser import Parser
+from hpcml.options.reading import request_of
 from hpcml.paths import RunPaths
 from hpcml.plan.plan import RunLocation, plan
-from hpcml.request.record import NOT_SAID, RunRequest
+from hpcml.request.record import NOT_SAID, Code, RunRequest
 from hpcml.schedulers import JobState, allocation, local
+from hpcml.schedulers import hold as hold_scheduler
 from hpcml.schedulers.allocation import Allocation
 from hpcml.sites.schema import Site, SlurmOptions
 from hpcml.units import TimeLimit
+
+if TYPE_CHECKING:
+    from hpcml.node.run_state import RunState
+    from hpcml.runs.holds import Hold
 
 SHOWN = (
     "JobId=291 JobName=x JobState=RUNNING EndTime=2026-11-22T22:44:52 NodeList=n[1-3] NumNodes=3 JOB_GRES=gpu:6 "
     "  Nodes=n[1-2] CPU_IDs=0-7 Mem=2048 GRES=gpu:2(IDX:0-1)   Nodes=n3 CPU_IDs=0-3,8 Mem=4096 GRES=gpu:a100:2(IDX:0-1) "
     "MinCPUsNode=8 TresPerNode=gres:gpu:2 \n"
 )
-GIVEN = Allocation("291", ("n1", "n2", "n3"), 5, 2048, 2, 0.0)
+GIVEN = Allocation("291", ("n1", "n2", "n3"), 5, 2048, 2, 0.0, ("a100",))
 
 
 def test_what_scontrol_tells() -> None:
@@ -91,6 +104,18 @@ def test_what_the_script_s_lines_ask_for_is_left_out(capsys: pytest.CaptureFixtu
     assert (fitted.size.nodes, fitted.place.account, fitted.place.sbatch) == (3, "", ())
     said = capsys.readouterr().err
     assert "--nodes 8 (line 1 of a.py), --account acc (line 2 of a.py), --constraint=a (line 3 of a.py)" in said
+
+
+def test_another_type_of_gpu_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    """The number alone would be met; in a script's own lines it is left out with a note."""
+    asked = spec(gpus_per_node=2, gpu_type="h100")
+    for given, has in ((GIVEN, "a100"), (GIVEN._replace(gpu_types=()), "no type")):
+        with pytest.raises(UsageError, match=f"h100.*{has}"):
+            run.fitted(asked, given, "hold-1")
+    assert run.fitted(asked.changed(gpu_type="a100"), GIVEN).size.gpus_per_node == 2
+    line = ("--gpus-per-node=h100:2", "line 1 of a.py")
+    assert run.fitted(asked.changed(origins=(line,)), GIVEN).size.gpu_type == ""
+    assert "--gpus-per-node=h100:2 (line 1 of a.py)" in capsys.readouterr().err
 
 
 def test_a_request_takes_all_that_is_there() -> None:
@@ -169,3 +194,134 @@ def test_hpcml_run_ends_after_its_steps(monkeypatch: pytest.MonkeyPatch) -> None
         monkeypatch.setattr("time.sleep", lambda _: steps.communicate())  # it has been waited for: it ends
         assert run.run(Namespace(dry_run=False, json=False, no_wait=False, detach=False, **{"in": None})) == 7
         assert steps.returncode == 0
+
+
+# -- a part of a node of a hold ----------------------------------------------------------------------------------------
+
+NODE = Part(4, 8, 3200)
+
+
+def part_of(
+    *words: str, nodes: tuple[str, ...] = ("n1",), cpus: int = 0, one_machine: bool = False, gpus: int = 4
+) -> tuple[Part, ...]:
+    """Return the part of a node that options of the command line ask for, in a hold of one node."""
+    options = Parser(prog="run")
+    run.add_options(options)
+    spec = request_of(vars(options.parse_args(list(words))), Code(Path("/x/a.py")))
+    inside = SimpleNamespace(job=SimpleNamespace(one_machine=one_machine))
+    kept = SimpleNamespace(
+        allocation=Allocation("1", ("n1",), NODE.cpus, NODE.memory, gpus, 0.0),
+        run=SimpleNamespace(id="hold-1"),
+        record=SimpleNamespace(plan=SimpleNamespace(inside=inside, cpus=cpus)),
+        status=SimpleNamespace(allocation=SimpleNamespace(nodes=nodes)),
+    )
+    return hold.part_of(spec, cast("Hold", kept))
+
+
+def test_a_run_takes_the_share_of_a_node_that_its_gpus_or_cpus_are() -> None:
+    assert part_of("--gpus-per-node", "1") == (Part(1, 2, 800), NODE)
+    assert part_of("--gpus-per-node", "3", "--cpus-per-node", "1", "--mem", "1G") == (Part(3, 1, 1024), NODE)
+    assert part_of("--gpus-per-node", "0", "--cpus-per-node", "2") == (Part(0, 2, 800), NODE)
+    assert part_of("--memory-per-node", "1600M", gpus=0) == (Part(0, 4, 1600), NODE._replace(gpus=0))
+    assert part_of("--gpus-per-node", "4") == part_of("--gpus-per-node", "0") == part_of() == ()
+    assert part_of("--gpus-per-node", "1", one_machine=True) == ()
+    for words, kind in (
+        (("--gpus-per-node", "1", "--nodes", "2"), UsageError),
+        (("--gpus-per-node", "1", "--cpus-per-node", "9"), UsageError),
+        (("--cpus-per-node", "2"), UsageError),  # and no word of GPUs
+    ):
+        with pytest.raises(kind):
+            part_of(*words)
+    assert part_of("--gpus-per-node", "1", nodes=(), cpus=8) == (Part(1, 2, 800), NODE)  # as the hold asked for
+    with pytest.raises(SiteError):
+        part_of("--gpus-per-node", "1", nodes=())
+
+
+def test_parts_fit_beside_each_other_until_one_amount_is_used_up() -> None:
+    quarter = Part(1, 2, 800)
+    assert quarter.fits([quarter] * 3, NODE)
+    assert not quarter.fits([quarter] * 4, NODE)
+    assert not Part(1, 2, 801).fits([quarter] * 3, NODE)
+    assert not Part(0, 3, 1).fits([quarter] * 3, NODE)
+
+
+class Kept:
+    """A hold of one node as its supervisor has it, with runs that only wait."""
+
+    def __init__(self, folder: Path) -> None:
+        self.paths = RunPaths(folder / "hold-1")
+        self.paths.queue.mkdir(parents=True)
+        job = SimpleNamespace(one_machine=False, nodes=1)
+        context = SimpleNamespace(
+            run=self.paths, node_names=("n1",),
+            settings=SimpleNamespace(job=job, code=SimpleNamespace(idle=0.0)),
+        )  # fmt: skip
+        self.events: list[dict[str, Any]] = []
+        events = SimpleNamespace(write=lambda _, **facts: self.events.append(facts))
+        state = SimpleNamespace(context=context, events=events, end_requests=SimpleNamespace(time_limit_near=False))
+        self.holding = Holding(cast("RunState", state))
+
+    def put(self, name: str, **plan: object) -> Path:
+        """Put a run into the queue; return its directory."""
+        directory = self.paths.directory.parent / name
+        (directory / "logs").mkdir(parents=True)
+        (directory / "plan.json").write_text(json.dumps({"inside": {"job": {"nodes": 1}}} | plan))
+        (self.paths.queue / name).write_text(json.dumps({"command": ["sleep", "600"], "environment": dict(os.environ)}))
+        return directory
+
+    def look(self) -> list[str]:
+        """Let the hold look for runs; return those that are in it."""
+        self.holding.looked = 0.0
+        self.holding.step()
+        return [*self.holding.runs]
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> Iterator[Kept]:
+    made = Kept(tmp_path)
+    yield made
+    for started in made.holding.runs.values():
+        started.kill()
+        started.close()
+
+
+def test_runs_share_a_node_and_one_that_wants_all_of_it_waits(kept: Kept) -> None:
+    quarter, node = [1, 2, 800], [4, 8, 3200]
+    part = [dict(zip(Part._fields, amounts, strict=True)) for amounts in (quarter, node)]
+    for number in range(3):
+        kept.put(f"a-1-{number}-0", part=part)
+    assert len(kept.look()) == 3
+    kept.put("b-1-3-0")
+    kept.put("c-1-4-0", part=part)
+    assert len(kept.look()) == 3, "runs start in their order"
+    (kept.paths.queue / "b-1-3-0").unlink()
+    assert "c-1-4-0" in kept.look()
+    kept.put("b-1-5-0")
+    for started in kept.holding.runs.values():
+        started.kill()
+        started.process.wait()
+    assert kept.look() == ["b-1-5-0"]
+    assert kept.holding.parts == {}
+
+
+def test_of_two_runs_at_the_same_moment_one_that_does_not_wait_is_refused(kept: Kept) -> None:
+    kept.put("a-1-1-0", no_wait=True)
+    late = kept.put("b-1-2-0", no_wait=True)
+    assert kept.look() == ["a-1-1-0"]
+    assert json.loads((late / "status.json").read_text())["exit_status"] == REFUSED
+    assert [*kept.paths.queue.iterdir()] == []
+
+
+def test_a_run_that_does_not_get_into_the_hold_leaves_nothing_there(tmp_path: Path) -> None:
+    """The entry has the variables of the user's shell."""
+    kept, run_paths = RunPaths(tmp_path / "hold-1"), RunPaths(tmp_path / "a-1")
+    kept.hold.mkdir(parents=True)
+    run_paths.directory.mkdir()
+    run_paths.plan.write_text(json.dumps({"inside": {}, "hold": str(kept.directory)}))
+    with pytest.raises(SiteError, match="takes no further run"):  # as when it ends at the same moment
+        hold_scheduler.HERE.submit(Site(name="local"), run_paths)
+    assert [*kept.hold.iterdir()] == []
+    kept.queue.write_text("")  # as what cannot be written to
+    with pytest.raises(StorageError):
+        hold_scheduler.HERE.submit(Site(name="local"), run_paths)
+    assert [*kept.hold.iterdir()] == [kept.queue]

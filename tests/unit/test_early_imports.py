@@ -25,6 +25,9 @@ from hpcml.paths import RunPaths
 from hpcml.settings import Gpu
 from node_settings import settings as settings_of
 
+IN_A_FUNCTION = "def fit():\n    from cuml.dask.cluster import KMeans\n    import cupy as cp"
+SEES_VARIABLE = "import os; seen = os.environ['RAPIDS_NO_INITIALIZE']\n"
+
 
 def wanted(folder: Path, text: str | bytes, *, form: Form = Form.SCRIPT) -> list[str]:
     script = folder / "script.py"
@@ -112,7 +115,7 @@ def test_what_cannot_be_imported_is_left_to_the_graph_that_needs_it(
 
 @pytest.mark.parametrize(("text", "found"), [
     ("import cuml", ["cuml"]),
-    ("def fit():\n    from cuml.dask.cluster import KMeans\n    import cupy as cp", ["cupy", "cuml", "cuml.dask"]),
+    (IN_A_FUNCTION, ["cupy", "cuml", "cuml.dask"]),
     ("from dask_cudf import read_csv", ["dask_cudf"]),
     ("import cumla, mine.cuml\nfrom .cuml import x", []),
 ])  # fmt: skip
@@ -127,7 +130,7 @@ def test_scheduler_and_workers_import_what_a_gpu_script_imports(
 ) -> None:
     (script := tmp_path / "script.py").write_text("import cuml, dask.array\n")
     (tmp_path / "modules").mkdir()
-    (tmp_path / "modules/cuml.py").write_text("import os; seen = os.environ['RAPIDS_NO_INITIALIZE']\n")
+    (tmp_path / "modules/cuml.py").write_text(SEES_VARIABLE)
     monkeypatch.syspath_prepend(tmp_path / "modules")
     monkeypatch.delitem(sys.modules, "cuml", raising=False)
     monkeypatch.delenv("RAPIDS_NO_INITIALIZE", raising=False)
@@ -146,7 +149,7 @@ def test_scheduler_and_workers_import_what_a_gpu_script_imports(
         dask_worker._import_early(worker, order["modules"])
         first = tasks.submit(lambda: "cuml" in sys.modules)
         assert first.result(60)
-    assert capsys.readouterr().out.count("hpcml: imported these modules while the script started") == 3
+    assert capsys.readouterr().out.count("these modules while the script started") == 3
 
 
 @pytest.mark.parametrize(("text", "beside", "is_early"), [

@@ -72,7 +72,8 @@ def test_a_job_that_ends_in_its_grace_time_is_put_back_if_it_may_be(
     monkeypatch.setenv("SLURM_JOB_ID", "45")
     told = End(errors.CANCELLED, "script", "user", "the run was cancelled")
     monkeypatch.setenv("HPCML_ALLOCATION", "1")  # a run in a job of the user's own, which is not put back
-    assert end_cause._by_cause(told, None).state == ("CANCELLED" if "None" in record else "PREEMPTED")
+    for cause in (None, ""):  # no line of Slurm's, or one of a step, which says nothing of the job
+        assert end_cause._by_cause(told, cause).state == ("CANCELLED" if "None" in record else "PREEMPTED")
     assert not (tmp_path / "put-back").exists()
     monkeypatch.delenv("HPCML_ALLOCATION")
     found = end_cause._by_cause(told, None)

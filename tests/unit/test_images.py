@@ -210,3 +210,24 @@ def test_what_an_image_prints_is_checked() -> None:
 def test_a_comment_of_a_definition_uses_no_argument() -> None:
     text = "Bootstrap: docker\n# the base is {{ BASE }}\nFrom: {{ IMAGE }}\n"
     assert sif.Definition("a", Path("a.def"), text).used == {"IMAGE"}
+
+
+# -- spython's client -----------------------------------------------------------------------------------------------
+
+
+def test_why_spythons_client_neither_builds_nor_inspects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """docs/images.md says so; if this fails, a newer spython may be good enough to be used."""
+    client = pytest.importorskip("spython.main").Client
+    monkeypatch.setattr(client, "quiet", True)
+    image = sif_file.make(tmp_path / "old.sif", GPU)
+    failing = tmp_path / "bin/singularity"
+    failing.parent.mkdir()
+    failing.write_text("#!/bin/sh\necho FATAL: full >&2\nexit 255\n")
+    failing.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{failing.parent}:/usr/bin:/bin")
+    assert client.build(recipe=str(tmp_path / "a.def"), image=str(image), sudo=False, force=True) == str(image)
+    assert "labels" not in str(client.inspect(str(image)))
+    failing.rename(failing.with_name("apptainer"))
+    monkeypatch.setenv("PATH", str(failing.parent))
+    with pytest.raises(FileNotFoundError, match="singularity"):
+        client.inspect(str(image))

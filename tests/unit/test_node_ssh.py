@@ -17,7 +17,7 @@ import pytest
 
 from hpcml.cli import ssh_config
 from hpcml.errors import ConfigError, HpcmlError, StorageError, UsageError
-from hpcml.remote import channel, node_ssh, routes
+from hpcml.remote import channel, node_ssh, routes, ssh
 from hpcml.remote.answers import Relay, RunNode
 from hpcml.runs import directories
 
@@ -95,8 +95,18 @@ def test_a_line_break_adds_no_setting(tmp_path: Path) -> None:
     assert not (tmp_path / "nodes.conf").exists()
 
 
-def test_sshd_reads_each_variable_as_one_word() -> None:
-    assert node_ssh._setting(("A", 'b "c" \\d')) == '"A=b \\"c\\" \\\\d"'
+def test_openssh_reads_a_path_with_any_characters_as_one_word(tmp_path: Path) -> None:
+    folder, text = tmp_path / """it's a [h]*me, 50% "x\"""", r"""it's 50% "x" \y"""
+    (folder / ".ssh").mkdir(parents=True)
+    (folder / ".ssh" / "config").write_text("User carol\n")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("HOME", str(folder))
+        file = ssh.write_config(tmp_path, "lab", {})
+    words = {"IdentityFile": ssh.literal(text), "UserKnownHostsFile": ssh.literal(text), "SetEnv": f"A={text}"}
+    settings = ssh.options(**{name: ssh.quoted(word) for name, word in words.items()})
+    done = subprocess.run(["ssh", "-F", file, *settings, "-G", "lab"], capture_output=True, text=True, check=True)
+    shown = {line.replace("%%", "%") for line in done.stdout.splitlines()}
+    assert shown >= {f"identityfile {text}", f"userknownhostsfile {text}", f"setenv A={text}", "user carol"}
 
 
 def test_a_run_of_this_machine_needs_no_ssh(tmp_path: Path) -> None:

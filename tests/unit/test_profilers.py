@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -34,10 +35,12 @@ def test_the_words(subtests: pytest.Subtests) -> None:
     for text, words in (
         ("memory", "Unknown profiler 'memory'"),
         ("dask,", "Unknown profiler ''"),
-        ("rmm", "needs GPUs"),
+        ("rmm", "rmm needs GPUs"),
+        ("ncu", "ncu needs GPUs"),
+        ("ncu,nsys", "cannot profile the same process"),
     ):
         with subtests.test(text=text), pytest.raises(UsageError, match=words):
-            workers.profilers(spec(text))
+            workers.profilers(spec(text, gpus="nsys" in text))
 
 
 def test_the_plan_has_rmm_log_into_the_run() -> None:
@@ -46,6 +49,36 @@ def test_the_plan_has_rmm_log_into_the_run() -> None:
     made: Any = plan(site, spec("rmm", gpus=2), place).inside
     assert made.report.profilers == ("rmm",)
     assert made.workers.gpu.rmm_log_directory == f"{place.directory}/profiles"
+
+
+def test_the_program_around_the_workers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """It is started once, refused with a sentence if it is missing or cannot start, and is no matter of the workers."""
+    started: list[list[str]] = []
+    monkeypatch.setattr(
+        "os.execvpe", lambda _, command, environment: started.append([environment["HPCML_NSYS"], *command])
+    )
+    for name, output in (("ncu", "--export"), ("nsys", "--output")):
+        context: Any = SimpleNamespace(settings=settings_of(report__profilers=(name,)), node="n1", number=0)
+        context.run = SimpleNamespace(profiles=tmp_path)
+        monkeypatch.setenv("PATH", str(tmp_path / "none"))
+        assert f"needs NVIDIA's {name} on PATH" in profilers.missing(context)
+        monkeypatch.setenv("PATH", str(tmp_path))
+        (tmp_path / name).write_text("")
+        (tmp_path / name).chmod(0o700)
+        assert profilers.missing(context) == ""
+        assert profilers.enter(context) == ""
+        inside, program, *words = started.pop()
+        assert (inside, program) == ("1", name)
+        assert f"{output}={tmp_path}/{name}-n1.0" in words
+        assert sys.executable in words
+        monkeypatch.setenv("HPCML_NSYS", "1")
+        assert profilers.enter(context) == ""
+        assert not started
+        assert "HPCML_NSYS" not in os.environ
+    monkeypatch.undo()
+    context.settings = settings_of(report__profilers=("ncu",))
+    monkeypatch.setenv("PATH", str(tmp_path / "none"))
+    assert profilers.enter(context) == "ncu cannot be started: No such file or directory"
 
 
 def test_a_package_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:

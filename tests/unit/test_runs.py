@@ -25,11 +25,13 @@ import pytest
 
 import hpcml
 from hpcml import assets, files, records
+from hpcml.cli import submit
 from hpcml.errors import NotFoundError, StorageError
 from hpcml.paths import RunPaths
 from hpcml.request.record import Awaited
 from hpcml.runs import directories, lib_zip, record, snapshot, waiting
 from hpcml.runs.status import Status
+from hpcml.schedulers import Submission
 from hpcml.sites.schema import Code
 from hpcml.units import Memory
 
@@ -638,3 +640,15 @@ def test_a_run_of_this_machine_that_waits_for_another_can_be_cancelled(
         signal.pthread_sigmask(signal.SIG_SETMASK, before[1])
         signal.signal(signal.SIGTERM, before[0])
     assert "cancelled before it started" in (tmp_path / "status.json").read_text()
+
+
+def test_the_json_of_a_run_in_a_hold_names_the_run_and_not_the_hold(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory = tmp_path / "train-20261129-120000-0a1b"
+    directory.mkdir()
+    held = Submission(job="7", run="hold-20261129-110000-0a1b", hold=str(tmp_path / "hold"), directory=str(directory))
+    (directory / "submission.json").write_text(json.dumps(held.as_json()))
+    submit.announce(directories.load(directory), as_json=True)
+    facts = json.loads(capsys.readouterr().out)
+    assert (facts["run"], facts["directory"], facts["job"]) == (directory.name, str(directory), "7")

@@ -48,7 +48,10 @@ def in_turns(name: str, rounds: int, ours: Way, theirs: Way | None, **more: Any)
             if work is None or (way == "cpu" and not turn):
                 continue
             start = time.perf_counter()
-            answers[way] = work()
+            try:
+                answers[way] = work()
+            except Exception as error:  # noqa: BLE001 - the other rows are measured
+                return {"name": name, "error": f"{way}: {type(error).__name__}: {error}"[:600]}
             seconds[way] += [round(time.perf_counter() - start, 6)] if turn else []
     row: Row = {"name": name, "rounds": rounds, "each": seconds, **more}
     row |= {f"{way}_s": statistics.median(all_of_it) for way, all_of_it in seconds.items() if all_of_it}
@@ -131,7 +134,7 @@ def predictions(rounds: int, x: Any, y: Any) -> list[Row]:
             done(predicted.persist())
 
         row = in_turns(f"predict(delayed={delayed})", rounds, ours, None, size=f"{len(x):,} rows", library="cuml.dask")
-        rows.append(row | {"call_s": statistics.median(calls[1:]), "calls": calls[1:]})
+        rows.append(row if "error" in row else row | {"call_s": statistics.median(calls[1:]), "calls": calls[1:]})
     return rows
 
 
@@ -176,7 +179,10 @@ def neighbors(rounds: int, *, small: bool) -> list[Row]:
 
 def by_numpy(work: Any, plain: Any, k: int) -> Any:
     """Return the first singular values by plain Dask on this host's cores, without a cluster; u and v are computed too."""
-    with dask.config.set({"scheduler": "threads", "num_workers": CPUS}), threadpoolctl.threadpool_limits(1):
+    with (
+        dask.config.set({"scheduler": "threads", "num_workers": CPUS, "array.backend": "numpy"}),
+        threadpoolctl.threadpool_limits(1),
+    ):
         return dask.compute(*work(plain))[1][:k]
 
 
@@ -314,7 +320,9 @@ def score(rows: tuple[Any, Any], alpha: float, fold: int, copied: bool) -> float
     else:
         from sklearn.linear_model import Ridge
     x, y = rows
-    fit, test = (np.asarray(part, like=x) for part in list(sklearn.model_selection.KFold(FOLDS).split(x))[fold])
+    fit, test = (
+        np.asarray(part, like=x) for part in list(sklearn.model_selection.KFold(FOLDS).split(range(len(y))))[fold]
+    )
     parts = x[fit], y[fit], x[test], y[test]
     if not copied:
         parts = *place(*parts[:2]), *place(*parts[2:])

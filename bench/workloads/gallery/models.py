@@ -12,11 +12,8 @@ import pandas as pd
 
 from gallery import backend
 
-# cuML's classes without as_sklearn, or where it fails (RidgeMG's asks for an n_iter_ that it has not): scikit-learn's
-# class and its fitted attributes, one as wide as the features first.
+# cuML's classes without as_sklearn: scikit-learn's class and its fitted attributes, one as wide as the features first.
 BY_ATTRIBUTES = {
-    "RidgeMG": ("sklearn.linear_model.Ridge", ("coef_", "intercept_")),
-    "CDMG": ("sklearn.linear_model.ElasticNet", ("coef_", "intercept_", "n_iter_")),
     "MultinomialNB": ("sklearn.naive_bayes.MultinomialNB",
                       ("feature_log_prob_", "class_log_prior_", "feature_count_", "class_count_", "classes_")),
 }  # fmt: skip
@@ -45,8 +42,6 @@ def to_portable(model: Any) -> Any:
     """
     if not type(model).__module__.startswith("cuml"):
         return model
-    held = vars(model).get("solver")  # cuML's Lasso and ElasticNet over several GPUs; of others it is a word or none
-    model = held if hasattr(held, "get_combined_model") else model
     if hasattr(model, "get_combined_model"):
         model = model.get_combined_model()
     name = type(model).__name__

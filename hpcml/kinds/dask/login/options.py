@@ -7,7 +7,7 @@ from typing import NamedTuple
 from hpcml.request.option import CONTINUED, RUNS, KindOptions, Option, flag, joined
 from hpcml.request.record import RunRequest
 
-PROFILERS = {"dask": "bokeh", "memray": "memray", "nsys": "", "rmm": "rmm"}  # and the package that each needs
+PROFILERS = {"dask": "bokeh", "memray": "memray", "ncu": "", "nsys": "", "rmm": "rmm"}  # with the package of each
 _WORKERS = "Set the number of workers on each node with --set workers.per_node=N."
 _THREADS = "Set the number of threads of each worker with --set workers.threads=N."
 
@@ -23,7 +23,7 @@ class Dask(NamedTuple):
 OPTIONS = KindOptions(
     {
         "how": (
-            Option("profile", "record profiler output: dask, memray, nsys or rmm", RUNS, read=joined,
+            Option("profile", "record profiler output: dask, memray, ncu, nsys or rmm", RUNS, read=joined,
                    metavar="TOOL,…", values=tuple(PROFILERS)),
         ),
         "what to do": (

@@ -39,8 +39,11 @@ def profilers(spec: RunRequest) -> tuple[str, ...]:
         if word not in PROFILERS:
             hint = did_you_mean(nearest(word, PROFILERS), f"Use one of: {', '.join(PROFILERS)}.")
             raise UsageError(f"Unknown profiler '{word}'", place="--profile", hint=hint)
-    if "rmm" in names and not spec.size.gpus_per_node:
-        raise UsageError("The RMM profiler needs GPUs", place="--profile rmm", hint="Add --gpus-per-node.")
+    if not spec.size.gpus_per_node and (needy := next((name for name in ("ncu", "rmm") if name in names), "")):
+        raise UsageError(f"The profiler {needy} needs GPUs", place=f"--profile {needy}", hint="Add --gpus-per-node.")
+    if {"ncu", "nsys"} <= {*names}:
+        message = "nsys and ncu cannot profile the same process"
+        raise UsageError(message, place="--profile ncu,nsys", hint="Use each of them in a separate run.")
     return tuple(name for name in PROFILERS if name in names)
 
 

@@ -29,12 +29,8 @@ def main() -> int:
     node = agent.begin(context, agent.Members(WORKER.name, context.settings.workers.restarts, WORKERS_NEVER_CAME, True))
     if not os.access(context.settings.code.cwd, os.X_OK):
         return node.refuse(f"the script's working folder cannot be opened: {context.settings.code.cwd}")
-    if lacking := profilers.missing(context):
+    if lacking := profilers.missing(context) or profilers.enter(context):
         return node.refuse(lacking)
-    try:
-        profilers.enter_nsys(context)
-    except OSError as error:
-        return node.refuse(f"nsys cannot be started: {error.strerror}")
     agent.watch(context)
     if context.settings.workers.late and not agent.Bystander(node).wait_for(START):
         node.mark("ended")

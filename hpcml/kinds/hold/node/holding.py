@@ -36,7 +36,7 @@ class HeldRun:
     ) -> None:
         self.name, self.nodes, self.start, self.ready = name, nodes, start, ready
         self.paths = RunPaths(context.run.directory.parent / name)
-        settings = Recorded(self.paths).plan.inside
+        self.part, settings = Recorded(self.paths).plan.part, Recorded(self.paths).plan.inside
         self.lead, self.grace = settings.job.signal_lead, settings.deadlines.script_grace + settings.deadlines.teardown
         limit = 0 if settings.job.one_machine else settings.job.time_limit  # there the run keeps it itself
         self.ends = time.monotonic() + limit if limit else float("inf")
@@ -101,7 +101,8 @@ class Holding:
         self.paths.held.mkdir(mode=0o700, exist_ok=True)
         self.paths.told.mkdir(mode=0o700, exist_ok=True)
         job, names, self.keeps = self.context.settings.job, self.context.node_names, self.context.settings.code.keeps
-        self.free = [*names] if not job.one_machine else [*names] * job.nodes
+        self.free = [*names] if not job.one_machine else [*names] * job.nodes  # of which no run has a part
+        self.parts = dict[str, list[held.Part]]()  # that runs have of other nodes
         self.lost: set[str] = set()  # nodes that do not answer
         self.looked, self.ended, self.idle = 0.0, 0, 0.0  # ``idle``: seconds, before the present wait
         self.used = self.waits_since = time.monotonic()
@@ -192,10 +193,11 @@ class Holding:
         if not waiting:
             return False
         name = waiting[0]
-        count = Recorded(RunPaths(self.paths.directory.parent / name)).plan.inside.job.nodes
-        free = [node for node in self.free if node not in self.lost]
-        left = sum(len(run.nodes) for run in self.runs.values()) + len(free)
-        if len(free) < count <= left:
+        plan = Recorded(RunPaths(self.paths.directory.parent / name)).plan
+        count, free = plan.inside.job.nodes, self._free_for(plan.part)
+        left = len(free) + len(self.parts.keys() - {*free})
+        left += sum(len(run.nodes) for run in self.runs.values() if not run.part)
+        if len(free) < count <= left and not plan.no_wait:
             return False
         entry = self.paths.held / name
         try:
@@ -208,23 +210,38 @@ class Holding:
             entry.unlink(missing_ok=True)
             return True
         entry.write_text("")  # the variables may be secret
-        nodes, problem = tuple(free[:count]), f"only {left} nodes of the hold answer" if count > left else ""
+        problem, status = "", errors.START_FAILED
+        if count > left:
+            problem = f"only {left} nodes of the hold answer"
+        elif count > len(free):
+            problem, status = "its nodes are in use, and --no-wait refuses to wait", errors.REFUSED
         try:
-            run = None if problem else self._start(name, nodes, start)
+            if not problem:
+                self._begin(self._start(name, tuple(free[:count]), start))
         except OSError as error:
             problem = str(error.strerror)
-        if problem or run is None:
+        if problem:
             message = f"the run could not be started in the hold: {problem}"
-            self._never_began(name, End(errors.START_FAILED, "queued", "hpcml", message))
+            self._never_began(name, End(status, "queued", "hpcml", message))
             entry.unlink(missing_ok=True)
-            return True
+        return True
+
+    def _begin(self, run: HeldRun) -> None:
+        """Take note of a run that has begun, and of its nodes or its part of one."""
         for node in run.nodes:
-            self.free.remove(node)
-        self.runs[name] = run
+            if node in self.free:
+                self.free.remove(node)
+            if run.part:
+                self.parts.setdefault(node, []).append(run.part[0])
+        self.runs[run.name] = run
         if len(self.runs) == 1:
             self.idle += time.monotonic() - self.waits_since
         self._tell()
-        return True
+
+    def _free_for(self, part: tuple[held.Part, ...]) -> list[str]:
+        """Return the nodes that a run can have now: free ones, and for a part those first where others have parts."""
+        shared = [node for node, taken in self.parts.items() if part and part[0].fits(taken, part[1])]
+        return [node for node in (*shared, *self.free) if node not in self.lost]
 
     def _start(self, name: str, nodes: tuple[str, ...], start: held.Start) -> HeldRun:
         """Start a run, with the processes that started ahead if it would start the same; else it says why not."""
@@ -233,7 +250,8 @@ class Holding:
             return HeldRun(self.context, name, nodes, start, None)
         run, why = RunPaths(self.paths.directory.parent / name), "the last run has only just ended"
         if ready:
-            why = difference(ready.parts, parts(run, start, len(nodes))) or self._lacking(ready)
+            why = "the run has a part of a node" if Recorded(run).plan.part else self._lacking(ready)
+            why = why or difference(ready.parts, parts(run, start, len(nodes)))
             try:
                 if not why:
                     files.write_json(run.kept, {"not_ahead": ""})
@@ -301,8 +319,13 @@ class Holding:
             return
         run.close()
         del self.runs[run.name]
-        self.free = [*run.nodes, *self.free]
-        self.last = run if self.keeps else None
+        for node in run.nodes:
+            if run.part:
+                self.parts[node].remove(run.part[0])
+            if not self.parts.get(node):
+                self.parts.pop(node, None)
+                self.free.insert(0, node)
+        self.last = run if self.keeps and not run.part else None
         self.ended += 1
         self.used = self.waits_since = time.monotonic()
         self._tell()
