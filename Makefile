@@ -71,8 +71,8 @@ images: $(ENVIRONMENT)  ## build the images of wheels and write how that went (a
 		--build-arg UCX_SOURCE=$(UCX) --json docs/benchmarks/image-wheels.json || exit; done
 	$(BIN)/python bench/tables.py
 
-pictures: $(ENVIRONMENT)  ## make the pictures of the documentation again, from real runs (Chromium)
-	$(BIN)/python tests/pictures/make.py
+pictures: $(ENVIRONMENT)  ## make the pictures of the documentation again, from real runs on the lab (root, Chromium)
+	$(PYTHON) tests/lab/lab.py env && $(PYTHON) tests/lab/apart.py 2 $(BIN)/python tests/pictures/make.py
 
 reference: $(ENVIRONMENT)  ## write the pages of all options and of all keys again, from the parsers and the schema
 	@$(BIN)/python tests/site/reference.py
@@ -87,7 +87,7 @@ docs: $(ENVIRONMENT)  ## check that the documentation's commands and links hold
 site: $(ENVIRONMENT)  ## build the documentation as a site, in site/
 	@$(BIN)/python -c 'import material' 2>/dev/null || PYTHON="$(PYTHON)" tests/setup_environment.sh docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
-	@if command -v node >/dev/null; then node tests/site/search.js || true; fi  # its count fails nothing
+	@if command -v node >/dev/null; then node tests/site/search.js; fi
 	@echo 'The site: site/index.html (search needs a server: python3 -m http.server -d site)'
 
 versions:        ## write down the newest packages that the extras allow (Python of .venv); then make test-all

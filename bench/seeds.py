@@ -7,6 +7,7 @@ tests/unit/test_seeds.py fails. A row whose file is not here yet must say why (`
 
 from __future__ import annotations
 
+import functools
 import statistics
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -72,6 +73,25 @@ class Source(NamedTuple):
 def named(document: Document, name: str) -> Document:
     """Return a result of a GPU section by its name."""
     return next(dict(one) for one in document["results"] if one["name"] == name)
+
+
+def estimated(document: Document, name: str) -> Shown:
+    """Show an estimator on a GPU beside scikit-learn or plain Dask in the same run."""
+    figures = named(document, name)["figures"]
+    took, other = figures["gpu_s"], figures["cpu_s"]
+    return Shown(f"{took:.2f} s, CPUs {other:.2f} s", f"{other / took:.1f} × CPUs")
+
+
+def moved(work: str, name: str, then: str) -> Row:
+    """Return the row of an estimator: of the section estimators if that has it, else of the gallery's job that was there before."""
+    file = FIGURES / "gpu-1-estimators.json"
+    if file.exists() and any(
+        one["name"] == name and "gpu_s" in one["figures"] for one in read_figures(file)["results"]
+    ):
+        return Row(work, "", file.name, functools.partial(estimated, name=name), (ESTIMATORS,))
+    section = "estimators" if name else "examples"
+    command = f"python3 bench/gpu/run.py --gpus 1 --only {section}"
+    return Row(work, "", "gpu-2-gallery.json", gallery(then), (ESTIMATORS,), command, older=MOVED)
 
 
 def headline(name: str, size: float, seconds: float) -> Callable[[Document], Shown]:
@@ -189,6 +209,9 @@ ONE, TWO, FOUR = (
     "gpu-4-headlines.json",
 )
 ONE_MORE = "since then one more case was added; the cases that were measured are the same"
+ESTIMATORS = "bench/gpu/scripts/estimators.py"
+MOVED = "by a workload that jobs/ has replaced since"
+MORE_CHECKS = "since then checks of the arguments were added; what is timed is the same"
 LOST_ZARR = "since then Zarr and packing moved to jobs/zarr_svd.py; what is timed is the same"
 SAME_JOIN = "since then workers are given the libraries by name; the join is the same"
 NOT_MEASURED = "not measured on GPUs yet; tests/jobs compares its result on CPUs"
@@ -220,18 +243,18 @@ SOURCES = (
         "cuML multi-GPU workflow (Leeroopedia, 2026)",
         "Algorithms with one Dask worker per GPU. The document has no figures.",
         (
-            Row("KMeans", "", "gpu-1-lloyd.json", fitted, ("jobs/kmeans.py", "jobs/lloyd/__init__.py")),
+            Row("KMeans", "", "gpu-1-lloyd.json", fitted, ("jobs/kmeans.py", "jobs/lloyd/__init__.py"), older=MORE_CHECKS),
             cuml("DBSCAN", "dbscan"),
             cuml("PCA", "pca_svd/pca", LOST_ZARR),
             cuml("TruncatedSVD", "pca_svd/truncated", LOST_ZARR),
-            cuml("NearestNeighbors", "neighbors/search"),
-            cuml("KNeighborsClassifier", "neighbors"),
-            cuml("KNeighborsRegressor", "neighbors/regress"),
-            cuml("LinearRegression", "linear"),
-            cuml("Ridge", "linear/ridge"),
-            cuml("Lasso", "linear/lasso"),
-            cuml("ElasticNet", "linear/elasticnet"),
-            cuml("LogisticRegression", "linear/logistic"),
+            moved("NearestNeighbors", "NearestNeighbors", "neighbors/search"),
+            moved("KNeighborsClassifier", "", "neighbors"),
+            moved("KNeighborsRegressor", "KNeighborsRegressor", "neighbors/regress"),
+            moved("LinearRegression", "", "linear"),
+            moved("Ridge", "Ridge", "linear/ridge"),
+            moved("Lasso", "Lasso", "linear/lasso"),
+            moved("ElasticNet", "ElasticNet", "linear/elasticnet"),
+            moved("LogisticRegression", "", "linear/logistic"),
             cuml("RandomForest", "forest"),
             cuml("Naive Bayes", "naive_bayes"),
             cuml("OneHotEncoder", "preprocess"),
@@ -261,7 +284,7 @@ SOURCES = (
                 older="since then the script can wait for workers; the merge is the same"),
             cuml("gradient-boosted trees with XGBoost", "xgboost_train"),
             cuml("the six steps of CRISP-DM", "pipeline"),
-            cuml("zero copy to PyTorch", "to_torch"),
+            moved("zero copy to PyTorch", "to torch and back", "to_torch"),
             Row("GPU Direct Storage", "", command="hpcml submit --gpus-per-node 1 --set gpu.gds=true jobs/etl.py",
                 missing="no machine with cuFile's driver was available"),
         ),

@@ -136,7 +136,7 @@ class Allocated(NamedTuple):
 
 
 def _tables(lines: list[str]) -> list[object]:
-    """Return what the JSON of each line holds; None of each if one of them is not JSON."""
+    """Return the JSON value of each line; None for each if one of them is not JSON."""
     try:
         tables = files.parsed(json.loads, f"[{','.join(lines)}]")  # one by one it takes three times as long
     except ValueError:
@@ -176,7 +176,7 @@ class Recorded:
         return content
 
     def record(self, kind: type[T], table: object, path: Path) -> T:
-        """Return what a table of a file holds of a record."""
+        """Return the record that a table of a file contains."""
         record, problems = records.salvage(kind, table)
         for problem in problems:
             self.refuse(path, records.DamagedError(problem))
@@ -254,7 +254,7 @@ class Recorded:
         return sorted(int(name) for name in names if name.isdecimal())
 
     def end_of(self, attempt: int) -> End | None:
-        """Return how an attempt ended, None if nothing is written of that."""
+        """Return the end of an attempt, None if it is not recorded."""
         if kept := self._end(self.paths.attempt(attempt).end):
             return kept
         return self.end if self.end and self.end.attempt == attempt else None

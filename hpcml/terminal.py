@@ -74,7 +74,7 @@ def say_state(line: str, position: int, colours: Mapping[str, str]) -> None:
 
 
 def columns(stream: TextIO, elsewhere: int = 0) -> int:
-    """Return how many columns the terminal has that a stream goes to, or ``elsewhere`` if it goes to none."""
+    """Return the number of columns of a stream's terminal, or ``elsewhere`` if it has none."""
     try:
         return os.get_terminal_size(stream.fileno()).columns or 80
     except (OSError, ValueError):
@@ -82,7 +82,7 @@ def columns(stream: TextIO, elsewhere: int = 0) -> int:
 
 
 def cells(text: str) -> int:
-    """Return how many columns a text takes, at most."""
+    """Return the largest number of columns that a text takes."""
     if text.isascii():
         return len(text)
     import unicodedata
@@ -124,7 +124,7 @@ def folded(text: str, width: int, *, first: str = "", rest: str = "", open_end: 
 def fitted(text: str, width: int, *, first: str = "", rest: str = "", last: str = "") -> list[str]:
     """Return a text after ``first``; where it is wider than ``width``, in lines that begin with ``rest``.
 
-    ``last`` stands two spaces behind its end, or on a line of its own; ``width`` 0 is wide enough for all.
+    ``last`` is two spaces after its end, or on a line of its own; ``width`` 0 is wide enough for all.
     """
     text = shown(text)
     fits = not width or len(first) + len(text) <= width
@@ -161,7 +161,7 @@ def json_text(value: object, indent: int = 0) -> str:
 
 
 def _indented(value: object, encode: Callable[[object], str], step: str, margin: str) -> str:
-    r"""Return what ``json.dumps`` with an indent returns, whose code for that is not compiled.
+    r"""Return the text of ``json.dumps`` with an indent, whose code for that is not compiled.
 
     Parameters
     ----------

@@ -27,8 +27,10 @@ def words_out() -> dict[str, str]:
 def texts() -> Iterator[tuple[str, str]]:
     """Yield each text to look at, with its file."""
     for path in sorted((ROOT / "hpcml").rglob("*.py")):
-        nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
         strings = [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+        loops = [node.target for node in nodes if isinstance(node, (ast.For, ast.comprehension))]
+        strings += [f"for {target.id} in" for target in loops if isinstance(target, ast.Name)]
         # A string without a space is a key or a name.
         yield str(path.relative_to(ROOT)), "\n".join(string for string in strings if " " in string.strip())
     for page in (

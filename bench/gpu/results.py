@@ -20,9 +20,10 @@ SECTIONS = ("smoke", "kernels", "topology", "verdict", "kmeans", "auth", "bringu
 _BY_HAND, _WORKLOADS = "bench/gpu/scripts/by_hand.py", "bench/workloads"
 MEASURED = {
     "bringup": ("bench/gpu/scripts/open_cluster.py",),
+    "estimators": ("bench/gpu/scripts/estimators.py",),
     "gallery": tuple(f"{_WORKLOADS}/{name}.py" for name in (
-        "arrays", "dbscan", "etl", "forest", "join", "kmeans", "linear", "naive_bayes", "neighbors", "pca_svd", "pipeline",
-        "preprocess", "search", "to_torch", "xgboost_train")),
+        "arrays", "dbscan", "etl", "forest", "join", "kmeans", "naive_bayes", "pca_svd", "pipeline", "preprocess", "search",
+        "xgboost_train")),
     "headlines": (*(f"{_BY_HAND}:{name}" for name in ("array", "csv", "join", "kmeans", "svd")),
                   *(f"{_WORKLOADS}/{name}.py" for name in ("arrays", "etl", "join", "pca_svd", "search"))),
     "idioms": ("bench/gpu/scripts/idioms.py",),

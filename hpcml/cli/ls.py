@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from hpcml.cli import common
 from hpcml.errors import UsageError, did_you_mean, nearest
 from hpcml.failures.end import Reason
+from hpcml.forms import Form
 from hpcml.runs import directories
 from hpcml.states import Phase
 from hpcml.terminal import columns, say, say_state, shown
@@ -29,7 +30,7 @@ _NUMBERS = {HEADER.index(title) for title in ("EXIT", "NODES", "AGE", "TIME", "J
 _LEAST_WANTED = [HEADER.index(title) for title in ("SITE", "JOB", "AGE", "EXIT", "NODES", "TIME")]
 _LESS_THAN_COMMAND, _LESS_THAN_ITS_START = _LEAST_WANTED[:3], _LEAST_WANTED[3:5]
 _WHAT, _COMMAND = HEADER.index("WHAT"), HEADER.index("COMMAND")
-_SHORTEST = 12  # characters of WHAT and COMMAND; less tells nothing
+_SHORTEST = 12  # characters of COMMAND; less tells nothing
 _ENOUGH = 16  # characters of COMMAND, for which less wanted columns go
 _DATE = len("-20260131-235959-ffff")  # the end of an id
 _USUAL_RUN = 32  # characters; a longer id stands on a line of its own where the terminal is narrow
@@ -38,8 +39,8 @@ _USUAL_RUN = 32  # characters; a longer id stands on a line of its own where the
 def add_options(parser: Parser) -> None:
     """Add what only this verb takes, and the common options."""
     parser.epilog = (
-        "AGE is the time since the submission. TIME is how long the last attempt ran. "
-        "The column WHAT says what a run waits for, or why it failed."
+        "AGE is the time since the submission. TIME is how long all attempts ran. "
+        "WHAT, a column or a line below the row, says what a run waits for, or why it failed."
     )
     parser.suggest = lambda _given, _known, unknown: (
         "" if unknown[0].startswith("-") else f"To search for {unknown[0]}: hpcml ls --grep {shlex.quote(unknown[0])}."
@@ -90,12 +91,11 @@ def run(options: Namespace) -> int:
     if rows:
         now = time.time()
         lines = [cells(row, now) for row in rows]
-        causes = [line[_WHAT] if row.failed else "" for row, line in zip(rows, lines, strict=True)]
-        head, *texts = table(lines, columns(sys.stdout), causes)
+        head, *texts = table(lines, columns(sys.stdout))
         say(head)
         position, colours = head.index("STATE"), common.state_colours()
         for text in texts:
-            is_row = " " not in text[:position].strip()  # not a cause below its row
+            is_row = " " not in text[:position].strip()  # not a line below its row
             say_state(text, position, colours if is_row else {})
     if not all_ids:
         say("You have no runs yet. Submit a run: hpcml submit SCRIPT.", sys.stderr)
@@ -158,10 +158,11 @@ def _moment(text: str | None) -> float:
 def cells(row: run_status.Status, now: float) -> tuple[str, ...]:
     """Return a run's cells under ``HEADER``; what is not known is ``-``.
 
-    ``WHAT`` is empty where a script has ended by itself: its state and exit status tell all.
+    ``WHAT`` is empty where state and exit status show all: the script ended by itself, or runs with all its processes.
     """
     submitted, seconds = directories.submitted_at(row.run), row.seconds(now)
-    is_repeated = row.ending.reason == Reason.EXIT
+    is_whole = not row.alone and row.cluster.workers >= row.planned.expected and row.planned.form is not Form.HOLD
+    is_repeated = row.ending.reason == Reason.EXIT or (row.phase == Phase.RUNNING and is_whole)
     details = (
         row.run,
         row.state,
@@ -187,71 +188,53 @@ def _cause(row: run_status.Status) -> str:
     return rule.rule.short if rule else ""
 
 
-def table(rows: Sequence[Sequence[str]], width: int, causes: Sequence[str] = ()) -> list[str]:
+def table(rows: Sequence[Sequence[str]], width: int) -> list[str]:
     """Return a header and rows in aligned columns of two spaces between; ``width`` 0 is as wide as they are.
 
-    Where they are too wide, the command is cut, then what a run waits for or how it ended. Then a long id takes a line
-    of its own, then whole columns go to make room for the command: site, job, age, exit status and nodes. The time goes
-    last. An id is cut only where the terminal is narrower than itself. ``causes`` are why runs failed, row by row: one
-    that finds no room in its column is a line below its row.
+    Where they are too wide, what a run waits for or why it failed is a line below its row, and the command gets the
+    room. Then a long id takes a line of its own, then whole columns go to make room for the command: site, job, age,
+    exit status and nodes. The time goes last. An id is cut only where the terminal is narrower than itself.
     """
     lines = [HEADER, *rows]
     widths = [max(len(line[column]) for line in lines) for column in range(len(HEADER))]
-    kept = [column for column in range(len(HEADER)) if column not in (_WHAT, _COMMAND) or not width]
-    if width:
-        _fit(rows, causes, widths, kept, width)
-    texts: list[str] = []
-    for line, cause in zip(lines, ("", *(causes or [""] * len(rows))), strict=True):
-        below = bool(cause) and (_WHAT not in kept or len(cause) > widths[_WHAT])
-        texts += _texts(line, cause if below else "", widths, kept, width)
-    return texts
+    kept = list(range(len(HEADER)))
+    if width and not any(row[_WHAT] for row in rows):
+        kept.remove(_WHAT)
+    if width and _sum(widths, kept) > width:
+        kept = [column for column in kept if column not in (_WHAT, _COMMAND)]
+        _fit(rows, widths, kept, width)
+    return [text for line in lines for text in _texts(line, widths, kept, width)]
 
 
-def _texts(line: Sequence[str], below: str, widths: Sequence[int], kept: Sequence[int], width: int) -> Iterator[str]:
-    """Yield the texts of a row: an id that is too long, the row, and the cause that stands ``below`` it."""
+def _texts(line: Sequence[str], widths: Sequence[int], kept: Sequence[int], width: int) -> Iterator[str]:
+    """Yield the texts of a row: an id that is too long, the row, and below it what has no column."""
     cells_by_column = {column: cut(line[column], widths[column]) for column in kept}
     if len(line[0]) > widths[0]:
         yield cut_name(line[0], width)
         cells_by_column[0] = ""
-    if below and _WHAT in kept:
-        cells_by_column[_WHAT] = ""
     aligned = [
         f"{text:>{widths[column]}}" if column in _NUMBERS else f"{text:<{widths[column]}}"
         for column, text in cells_by_column.items()
     ]
     yield "  ".join(aligned).rstrip()
-    if below:
-        yield cut(f"  {below}", width)
+    if _WHAT not in kept and line[_WHAT] and line is not HEADER:
+        yield cut(f"  {line[_WHAT]}", width)
 
 
-def _fit(rows: Sequence[Sequence[str]], causes: Sequence[str], widths: list[int], kept: list[int], width: int) -> None:
+def _fit(rows: Sequence[Sequence[str]], widths: list[int], kept: list[int], width: int) -> None:
     """Choose columns and their widths, so that the rows fit."""
+    command = min(widths[_COMMAND], _ENOUGH) + 2 if any(row[_COMMAND] for row in rows) else 0
     if _sum(widths, kept) > width:
         widths[0] = max(len(line[0]) for line in (HEADER, *rows) if len(line[0]) <= _USUAL_RUN)
-    command = min(widths[_COMMAND], _ENOUGH) + 2 if any(row[_COMMAND] for row in rows) else 0
     start = min(command, _SHORTEST + 2)
     for column in _LEAST_WANTED:
         room = command if column in _LESS_THAN_COMMAND else start if column in _LESS_THAN_ITS_START else 0
         if _sum(widths, kept) + room > width:
             kept.remove(column)
-    _fill(rows, causes, widths, kept, width, command)
-
-
-def _fill(
-    rows: Sequence[Sequence[str]], causes: Sequence[str], widths: list[int], kept: list[int], width: int, command: int
-) -> None:
-    """Keep WHAT and COMMAND where the other columns leave room for them, as wide as the room; COMMAND has its part.
-
-    WHAT is no wider than what stays in it: a cause that is too long is a line below its row.
-    """
-    for column, rest in ((_WHAT, command), (_COMMAND, 0)):
-        room = width - _sum(widths, kept) - 2 - rest
-        if any(row[column] for row in rows) and room >= min(widths[column], _SHORTEST):
-            widths[column] = min(widths[column], room)
-            kept.append(column)
-        if column == _WHAT and _WHAT in kept and causes:
-            own = [row[_WHAT] for row, cause in zip(rows, causes, strict=True) if len(cause) <= widths[_WHAT]]
-            widths[_WHAT] = min(widths[_WHAT], max(map(len, (*own, HEADER[_WHAT]))))
+    room = width - _sum(widths, kept) - 2
+    if command and room >= min(widths[_COMMAND], _SHORTEST):
+        widths[_COMMAND] = min(widths[_COMMAND], room)
+        kept.append(_COMMAND)
 
 
 def _sum(widths: Sequence[int], kept: Sequence[int]) -> int:

@@ -15,6 +15,7 @@ from hpcml.terminal import columns, fitted, json_text, say, say_fitted, say_stat
 from hpcml.units import first_of_many
 
 _NAMED = 3  # files that were brought
+_ABOVE_QUOTE = ("run", "site", "state", "cause")  # which lines are above what shows the cause
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -82,14 +83,16 @@ def show(run: directories.Run, *, as_json: bool, all_notes: bool, host: str) -> 
     notes = request["notes"]
     if notes and not all_notes:
         lines.append(("notes", f"{len(notes)}: hpcml status --notes {run.id}"))
-    _say_lines(lines + [("note", str(text)) for text in notes if all_notes])
+    head = next((place for place, (key, _) in enumerate(lines) if key not in _ABOVE_QUOTE), len(lines))
+    _say_lines(lines[:head])
+    for line in status.ending.quote:
+        say(f"  | {line}")
+    _say_lines(lines[head:] + [("note", str(text)) for text in notes if all_notes])
     if status.over:
         for title, path in hooks.collected("files of an end", run):
             say(f"{title:<10} {common.typed(path, sys.stdout)}")
         for title, command in hooks.collected("commands of an end", run):
             say(f"{title:<10} {command}")  # whole: it is to be copied
-    for line in status.ending.quote:
-        say(f"  | {line}")
     if status.phase == Phase.PREPARED and run.submission:
         say("Submit the run with:")
         say(run.submission.line)  # whole, also on a narrow terminal: it is to be copied

@@ -72,7 +72,7 @@ def library_path(exam: Examination) -> Finding:
     if not entries:
         return green("LD_LIBRARY_PATH is not set")
     homes = [exam.environment.get(name, "").rstrip("/") for name in ("CUDA_HOME", "CUDA_PATH", "CUDA_ROOT")]
-    of_cuda = [one for one in entries if any(home and one.startswith(f"{home}/") for home in homes)]
+    of_cuda = [folder for folder in entries if any(home and folder.startswith(f"{home}/") for home in homes)]
     for entry in entries:
         with contextlib.suppress(OSError):  # a folder that is not there
             libraries = sorted(name for name in os.listdir(entry) if _DRIVER.fullmatch(name))
@@ -104,7 +104,7 @@ def adapters(exam: Examination) -> Finding:
 def judge_adapters(
     values: Mapping[str, str], has: Sequence[str], uses: Sequence[str] = (), where: str = "the nodes have"
 ) -> Finding:
-    """Return whether the adapters that variables name are among those there, and whether some are left unused.
+    """Return the finding on the adapters that variables name: they exist, and no other is left unused.
 
     Parameters
     ----------
@@ -120,10 +120,10 @@ def judge_adapters(
     uses = uses or has
     for name, value in values.items():
         named = named_adapters(value)
-        if strange := [one for one in named if one not in has]:
+        if strange := [device for device in named if device not in has]:
             sentence = f"{name} names {', '.join(strange)}, but {where} {', '.join(has) or 'none'}"
             return red(sentence, f"Unset {name}, or set {name} to {','.join(uses) or 'an empty value'}.", **values)
-        if unused := [one for one in uses if named and one not in named]:
+        if unused := [device for device in uses if named and device not in named]:
             sentence = f"{name} leaves the RDMA adapters {', '.join(unused)} unused"
             return yellow(sentence, f"Unset {name}, or set {name} to {','.join(uses)}.", **values)
     return green(f"the nodes have the RDMA adapters that {' and '.join(values)} select", **values)
@@ -173,7 +173,7 @@ def _quotas(exam: Examination, folders: list[Path]) -> Iterator[Finding]:
 
 
 def judge_quota(text: str) -> Iterator[Finding]:
-    """Yield what the answer of ``lfs quota -q`` or ``quota -w -p`` says of each file system, in KiB and files."""
+    """Yield the use and limits of each file system, in KiB and files, from ``lfs quota -q`` or ``quota -w -p``."""
     for row in _QUOTA.findall(text):
         place = row[0]
         for unit, (used, star, soft, hard) in (("KiB", row[1:5]), ("files", row[6:10])):
@@ -321,10 +321,10 @@ def session_memory(root: Path) -> tuple[int, str] | None:
         if controllers and "memory" not in controllers.split(","):
             continue
         innermost = PurePosixPath(group.strip("/"))
-        for one in (
+        for value in (
             (PurePosixPath(),) if ".." in innermost.parts else (innermost, *innermost.parents)
         ):  # "..": not seen from this container
-            file = Path("sys/fs/cgroup", folder, one, name)
+            file = Path("sys/fs/cgroup", folder, value, name)
             text = _text(root / file)
             if text.isdecimal() and int(text) < _NO_LIMIT:
                 limits.append((int(text), f"/{file}"))
@@ -364,7 +364,7 @@ def failed_nodes(exam: Examination) -> Finding:
         return green("within the last day, none of your runs failed because of a node")
     failures, _, option = bad_nodes.sentence(bad).partition(": exclude ")
     left_out = " (the profile excludes such nodes)" if exam.site.slurm.exclude_failed else ""
-    data = {"nodes": [one._asdict() for one in bad]}
+    data = {"nodes": [node._asdict() for node in bad]}
     return yellow(failures + left_out, f"Exclude {option}.", **data)
 
 
@@ -389,7 +389,7 @@ def certificate(exam: Examination) -> Finding:
 
 
 def judge_certificate(ends: Sequence[float], start: str, now: float, renew: str) -> Finding:
-    """Return whether a certificate lives until a job that starts then (ISO 8601, local time; empty: not known)."""
+    """Return the finding on a certificate: it is valid when a job starts (ISO 8601, local time; empty: not known)."""
     if not ends:
         return not_applicable("ssh uses no certificate: neither your keys nor the ssh agent has a certificate")
     last = max(ends)
@@ -415,14 +415,14 @@ def login_node(exam: Examination) -> Finding:
 
 
 def judge_login_node(login: Login, answered: str, *, of_profile: bool = True) -> Finding:
-    """Return whether the login node that answered can be named, as a tunnel by hand needs it.
+    """Return the finding on the name of the login node that answered, which a tunnel by hand needs.
 
     Parameters
     ----------
     login
         How the machine is reached.
     answered
-        The name of the machine that answered; empty: not told.
+        The name of the machine that answered; empty: not known.
     of_profile
         Whether a profile names ``login.host``; a name of the user's own ssh configuration is no machine's.
     """
@@ -443,7 +443,7 @@ def judge_login_node(login: Login, answered: str, *, of_profile: bool = True) ->
 
 
 def no_way(error: HpcmlError) -> Finding:
-    """Return that the login node cannot be reached, and why, with ssh's own last words."""
+    """Return the finding that the login node cannot be reached, with the last lines of ssh."""
     quoted = f" ({error.quote[-1].strip()})" if error.quote else ""
     return red(f"{clause(error.message)}{quoted}", error.hint, exit_status=error.exit_status, quote=list(error.quote))
 
@@ -493,7 +493,7 @@ CHECKS = (
 
 
 def examine(exam: Examination, checks: Sequence[Check] = CHECKS) -> list[Finding]:
-    """Make checks side by side and return what they found, in their order.
+    """Make checks side by side and return their findings, in their order.
 
     One that is late is left behind; the commands that it started have the same deadline.
     """

@@ -40,22 +40,22 @@ class Finding(NamedTuple):
 
 
 def green(sentence: str, **facts: object) -> Finding:
-    """Return that all is well; the check's name is filled in by who asked for it."""
+    """Return a finding without a fault; the caller adds the check's name."""
     return Finding("", GREEN, sentence, facts=facts)
 
 
 def yellow(sentence: str, remedy: str, **facts: object) -> Finding:
-    """Return what makes runs slow, or fail at times."""
+    """Return a finding on something that makes runs slow, or fail at times."""
     return Finding("", YELLOW, sentence, remedy, facts)
 
 
 def red(sentence: str, remedy: str, **facts: object) -> Finding:
-    """Return what keeps runs from working."""
+    """Return a finding on something that keeps runs from working."""
     return Finding("", RED, sentence, remedy, facts)
 
 
 def not_applicable(why: str, remedy: str = "", **facts: object) -> Finding:
-    """Return that nothing can be told here, and why."""
+    """Return a finding that a check was not possible here, with the reason."""
     return Finding("", NOT_APPLICABLE, why, remedy, facts)
 
 
@@ -95,7 +95,7 @@ class _Once:
 
 
 class Examination:
-    """The site, the request that stands for runs of this user, and until when checks may ask.
+    """The site, the request that represents runs of this user, and until when checks may ask.
 
     Parameters
     ----------
@@ -136,7 +136,7 @@ class Examination:
         return prepared
 
     def start(self) -> Prospect:
-        """Return when Slurm would start it; HpcmlError if it refuses or does not answer."""
+        """Return the time at which Slurm would start it; HpcmlError if it refuses or does not answer."""
         start: Prospect = self._start()
         return start
 

@@ -114,6 +114,6 @@ def judge_answers(by_node: Mapping[str, object], nodes: Sequence[str], took: str
 
 
 def _alone(job: Finding) -> list[Finding]:
-    """Return what the job's own check found; all others were not possible."""
+    """Return the findings of the job's own check; all others were not possible."""
     nothing = not_applicable("the job on the nodes reported nothing: see the check 'job'")
     return [job._replace(check="job"), *(nothing._replace(check=name) for name in judgement.JUDGES)]

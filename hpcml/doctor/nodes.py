@@ -35,7 +35,7 @@ _SKEW, _SKEW_BAD = 1.0, 60.0  # seconds; beyond the second a run's certificates 
 
 
 def judge(exam: Examination, answers: Mapping[str, object], clocks: Mapping[str, tuple[float, float]]) -> list[Finding]:
-    """Return what the answers of nodes mean, check by check; ``answers`` are probes as JSON, by node."""
+    """Return the findings on the answers of nodes, check by check; ``answers`` are probes as JSON, by node."""
     try:
         by_node = {name: record.from_json(answer) for name, answer in answers.items()}
     except ValueError as error:  # another hpcml's, or cut short
@@ -64,7 +64,7 @@ def _by_value(by_node: ByNode, value: Callable[[Node], Any]) -> dict[str, Any]:
 
 def _interface(exam: Examination, by_node: ByNode) -> Finding:
     wanted = exam.site.network.interface
-    addresses = _by_value(by_node, lambda node: {one.name: one.ipv4 for one in node.network.interfaces if one.ipv4})
+    addresses = _by_value(by_node, lambda node: {port.name: port.ipv4 for port in node.network.interfaces if port.ipv4})
     if not wanted:
         return green(
             "the profile names no network interface: hpcml chooses an interface on each node", interfaces=addresses
@@ -118,7 +118,7 @@ def _slot_row(slot: Slot) -> dict[str, Any]:
 
 
 def _demand(exam: Examination, node: Node) -> Demand:
-    """Return what a run with GPUs would ask of a node, as far as its environment and the profile are made for that."""
+    """Return the requirements of a run with GPUs on a node, as far as environment and profile are made for that."""
     image, protocol = image_of(exam.site, exam.spec), exam.wanted.site.network.protocol
     rapids = "dask_cuda" in node.packages.importable
     return Demand(
@@ -132,7 +132,7 @@ def _demand(exam: Examination, node: Node) -> Demand:
 
 
 def _trouble(check: str, exam: Examination, by_node: ByNode, **facts: Any) -> Finding | None:
-    """Return what a run's preflight would say of the nodes for a check, the gravest; None if it would say nothing."""
+    """Return the gravest finding of a run's preflight on the nodes for a check; None if it has none."""
     found = {node: find_troubles(one, _demand(exam, one)) for node, one in by_node.items()}
     each = [(node, trouble) for node, several in found.items() for trouble in several if trouble.check == check]
     if not each:
@@ -167,7 +167,7 @@ def _shared_memory(exam: Examination, by_node: ByNode) -> Finding:
             )
             hint = f"Remove the unused files, in a job on {node}: rm /dev/shm/{one['left'][0]} …"
             return yellow(sentence, hint, shm=shm)
-    size = units.format_bytes(min(one["size"] for one in shm.values())) if shm else "0 B"
+    size = units.format_bytes(min(system["size"] for system in shm.values())) if shm else "0 B"
     return green(f"/dev/shm has a size of {size} and contains no old files of yours", shm=shm)
 
 
@@ -187,7 +187,7 @@ def _scratch(exam: Examination, by_node: ByNode) -> Finding:
             )
             hint = "If the node has a disk, set paths.scratch to a folder on this disk."
             return yellow(sentence, hint, scratch=scratch)
-    folders = ", ".join(sorted({f"{one['folder']} ({one['type']})" for one in scratch.values()}))
+    folders = ", ".join(sorted({f"{place['folder']} ({place['type']})" for place in scratch.values()}))
     return green(f"node-local files go to {folders}", scratch=scratch)
 
 

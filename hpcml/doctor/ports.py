@@ -16,7 +16,7 @@ Ports = Mapping[str, Sequence[Port]]  # by node
 
 
 def judge(exam: Examination, by_node: ByNode) -> Finding:
-    """Return whether each node has the ports that runs use, active and of one link type."""
+    """Return the finding on the ports that runs use: each node has them, active and of one link type."""
     ports_of: Ports = {name: node.network.infiniband for name, node in by_node.items()}
     named = exam.site.network.adapters
     faults = list(_faults(ports_of, named))
@@ -24,7 +24,7 @@ def judge(exam: Examination, by_node: ByNode) -> Finding:
         return not_applicable("the nodes have no InfiniBand or RoCE port")
     if all(ports_of.values()):
         faults += _wrong_variables(ports_of, named, by_node)
-    worst = next((one for one in faults if one.state == RED), faults[0] if faults else _all_well(ports_of, named))
+    worst = next((fault for fault in faults if fault.state == RED), faults[0] if faults else _all_well(ports_of, named))
     rows = {name: [_row(port) for port in several] for name, several in ports_of.items()}
     return worst._replace(facts={"ports": rows, **worst.facts})
 
@@ -48,7 +48,7 @@ def _faults(ports_of: Ports, named: Sequence[str]) -> Iterator[Finding]:
 
 
 def _of_named(ports_of: Ports, named: Sequence[str]) -> Iterator[Finding]:
-    """Yield what is wrong with the adapters that the profile names; all others are spare."""
+    """Yield the faults of the adapters that the profile names; all others are spare."""
     lacking = {node: [name for name in named if name not in ports.devices(own)] for node, own in ports_of.items()}
     nowhere = [name for name in named if all(name in lacks for lacks in lacking.values())]
     here = {node: own for node, lacks in lacking.items() if (own := [name for name in lacks if name not in nowhere])}
@@ -71,7 +71,7 @@ def _of_named(ports_of: Ports, named: Sequence[str]) -> Iterator[Finding]:
 
 
 def _mixed(ports_of: Ports, named: Sequence[str]) -> Iterator[Finding]:
-    """Yield which active named adapters are not of the link type that most are of."""
+    """Yield the active named adapters whose link type is not that of most."""
     layers = {
         (node, name): layer
         for node, own in ports_of.items()
@@ -96,7 +96,7 @@ def _mixed(ports_of: Ports, named: Sequence[str]) -> Iterator[Finding]:
 
 
 def _of_all(ports_of: Ports) -> Iterator[Finding]:
-    """Yield what is wrong with the ports where the profile names no adapters.
+    """Yield the faults of the ports where the profile names no adapters.
 
     Data goes over InfiniBand where a node has it, else over Ethernet; what is beside it is for files or management.
     """
@@ -135,7 +135,7 @@ def _all_down(down: Sequence[tuple[str, Port]]) -> Iterator[Finding]:
 
 
 def _wrong_variables(ports_of: Ports, named: Sequence[str], by_node: ByNode) -> Iterator[Finding]:
-    """Yield what variables of the jobs choose that a node does not have, or leave unused."""
+    """Yield the adapters that the jobs' variables choose and a node lacks, and those that they leave unused."""
     for node, own in ports_of.items():
         layers = ports.layers(own)
         kind = ports.carrying(layers)

@@ -64,24 +64,24 @@ def account(exam: Examination) -> Finding:
     associations = schedulers.machine_of(exam.site.scheduler).associations(exam.left())
     if isinstance(associations, str):
         return not_applicable(f"Slurm's accounting does not list your accounts: {associations}")
-    names = sorted({one.account for one in associations})
+    names = sorted({association.account for association in associations})
     if not names:
         return red("Slurm's accounting has no account for you", "Ask your project's manager to add you.")
     details = {"account": name, "partition": partition, "accounts": names}
     if not name:
         return green(f"runs use your default account; your accounts: {', '.join(names)}", **details)
-    of_account = [one for one in associations if one.account == name]
+    of_account = [association for association in associations if association.account == name]
     if not of_account:
         hint = f"Add --account {names[0]}, or set defaults.account in ~/.config/hpcml/config.toml."
         return red(f"account {name} is not one of your accounts, which are {', '.join(names)}", hint, **details)
-    fitting = [one for one in of_account if one.partition in ("", *partition.split(","))]
+    fitting = [association for association in of_account if association.partition in ("", *partition.split(","))]
     if not fitting:
-        partitions = sorted({one.partition for one in of_account})
+        partitions = sorted({association.partition for association in of_account})
         hint = f"Use --partition {partitions[0]}, or another --account."
         return red(
             f"account {name} may use only partition {', '.join(partitions)}, not partition {partition}", hint, **details
         )
-    allowed = sorted({word for one in fitting for word in one.qos})
+    allowed = sorted({word for association in fitting for word in association.qos})
     if qos and allowed and qos not in allowed:
         hint = f"Use --qos {allowed[0]}, or ask your project's manager for QoS {qos}."
         return red(f"account {name} may use only QoS {', '.join(allowed)}, not QoS {qos}", hint, **details, qos=allowed)
@@ -116,7 +116,7 @@ def default_qos(exam: Examination) -> Finding:
         return not_applicable("the profile has no QoS for nodes without GPUs (qos.NAME.without_gpus)")
     chosen = exam.directives()
     asked, name = chosen.get("--qos", ""), chosen.get("--account", "")
-    others = [one for one in exam.site.qos if one not in cpu_only]
+    others = [qos for qos in exam.site.qos if qos not in cpu_only]
     hint = "Use another --qos."
     if others:
         hint = f"Use --qos {others[0]}, or set defaults.qos in ~/.config/hpcml/config.toml."
@@ -127,7 +127,8 @@ def default_qos(exam: Examination) -> Finding:
     associations = schedulers.machine_of(exam.site.scheduler).associations(exam.left())
     if isinstance(associations, str):
         return yellow(f"runs use your default QoS, but Slurm does not show its name: {associations}", hint)
-    defaults = sorted({one.default_qos for one in associations if one.account == name or not name} - {""})
+    of_account = [association for association in associations if association.account == name or not name]
+    defaults = sorted({association.default_qos for association in of_account} - {""})
     if bad := sorted({*defaults} & {*cpu_only}):
         return red(f"runs use the default QoS {bad[0]}, which is for nodes without GPUs", hint, defaults=defaults)
     sentence = (
@@ -156,7 +157,7 @@ def partition(exam: Examination) -> Finding:
     if not names:
         return not_applicable("runs name no partition")
     findings = [_partition(exam, name) for name in names.split(",")]
-    return next((one for one in findings if one.state != "green"), findings[0])
+    return next((finding for finding in findings if finding.state != "green"), findings[0])
 
 
 def _partition(exam: Examination, name: str) -> Finding:
@@ -196,7 +197,7 @@ def configuration(exam: Examination) -> Finding:
 
 
 def judge_configuration(settings: dict[str, str], exam: Examination) -> Finding:
-    """Return what of Slurm's configuration is not what the profile and hpcml believe, the worst first."""
+    """Return the differences of Slurm's configuration from the profile and from hpcml's defaults, the worst first."""
     names = (machine.VERSION, "MaxArraySize", "MaxJobCount", "JobRequeue", "KillWait", "MaxBatchRequeue", "RequeueExit")
     details = {
         key: settings[key]

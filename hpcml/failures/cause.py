@@ -90,7 +90,7 @@ class Case(NamedTuple):
         """Return by exit status why hpcml ends a run, ``followed``: for something that began elsewhere."""
         of_kind = self.kind.ends if self.kind else ()
         general = OPEN if followed else _FINAL
-        return {**general, **{one.status: one.short for one in of_kind if one.followed == followed}}
+        return {**general, **{rule.status: rule.short for rule in of_kind if rule.followed == followed}}
 
     @property
     def last_output(self) -> Piece:
@@ -163,7 +163,7 @@ class Cause(NamedTuple):
             where="" if rule.name == COLLECTIVE else where,
         )
         # A process ends once, whatever it wrote of that.
-        count = len(ranks) or len([one for one in same if not one.own]) + any(one.own for one in same)
+        count = len(ranks) or len([hit for hit in same if not hit.own]) + any(hit.own for hit in same)
         return cause._replace(short=filled(rule.short, hit.groups), occurrences=max(count, 1))
 
     @property

@@ -34,7 +34,7 @@ _NO_END = " - INFO - "  # Dask's level for what is no trouble
 _OWN_WARNING = "hpcml: warning: "  # what hpcml itself warns of ends no run, whatever error it quotes
 _PLACE = re.compile(r'^  File "(.+)", line (\d+) in (\S+)')
 _LIBRARY = "nccl-"  # how the names of the logs begin that a library writes itself
-_LAST_WORDS = ("Fatal Python error", "terminate called")  # of a process: what comes behind is told at once
+_LAST_WORDS = ("Fatal Python error", "terminate called")  # of a process: later lines are read at once
 _ERROR_BEFORE = 8 << 10  # bytes of a log before the end of a process, in which its error is looked for
 _NEAR = 200  # lines from one without a time to one that has one
 
@@ -158,7 +158,7 @@ def pieces(path: Path, begin: int = 0) -> list[Piece]:
 
 
 def _breaks(file: BinaryIO, size: int) -> int:
-    """Return how many lines end in the next bytes of a file."""
+    """Return the number of lines that end in the next bytes of a file."""
     breaks = 0
     while size > 0 and (data := file.read(min(size, 1 << 16))):
         breaks += data.count(b"\n")
@@ -264,7 +264,7 @@ _TOLD_AS_INFO = {"worker-killed", "worker-segfault", "worker-abort", "worker-bus
 
 
 def _place(lines: Sequence[str], index: int) -> str:
-    """Return where Python was when it crashed, as faulthandler shows it below."""
+    """Return the place at which Python crashed, as faulthandler shows it below."""
     if not lines[index].startswith("Fatal Python error"):
         return ""
     for line in lines[index + 1 : index + 40]:

@@ -66,7 +66,7 @@ class LostTasks:
 
 
 def why_ended(text: str, job: str, *, with_steps: bool = True) -> str | None:
-    """Return why Slurm ended a job, empty for a plain cancellation; None if a log's text does not say it.
+    """Return Slurm's reason for the end of a job, empty for a plain cancellation; None if a log does not have it.
 
     ``with_steps``: the end of a step means the job's, since no step ends alone.
     """

@@ -42,7 +42,7 @@ _ANOTHER_ATTEMPT = 90.0  # seconds before the attempt began; the clocks of nodes
 
 
 def of_run(paths: RunPaths, attempt: AttemptPaths, case: Case) -> Cause | None:
-    """Return why a run failed, by the files of its last attempt and the run's logs."""
+    """Return the cause of a run's failure, by the files of its last attempt and the run's logs."""
     end = case.end
     hits = evidence.hits(paths, attempt, MOST_LOGS, end.log, end.log_begin) if end.failed else []
     return judge(with_files(paths, attempt, case), hits)
@@ -51,7 +51,7 @@ def of_run(paths: RunPaths, attempt: AttemptPaths, case: Case) -> Cause | None:
 def short_cause(
     paths: RunPaths, attempt: AttemptPaths, end: End, kind: Kind, times: Mapping[str, float], form: Form, clocks: Clocks
 ) -> str:
-    """Return why a run failed in some words, empty where that is not known."""
+    """Return the cause of a run's failure in some words, empty if it is not known."""
     cause = of_run(paths, attempt, Case(end, kind, times, form=form, clocks=clocks))
     return cause.short if cause and cause.known else ""
 
@@ -72,13 +72,13 @@ def with_files(paths: RunPaths, attempt: AttemptPaths, case: Case) -> Case:
 
 
 def _with_last_line(paths: RunPaths, line: Line) -> Line:
-    """Return where a rank's output is with the last line that it printed."""
+    """Return the place of a rank's output, with the last line that it printed."""
     words = last_output.last_line(evidence.last_piece(paths.logs / Path(line.file).name))
     return line._replace(text=words.text[:TOLD], number=words.number) if words else line._replace(text="(no output)")
 
 
 def judge(case: Case, hits: Sequence[Hit]) -> Cause | None:
-    """Return why a run failed, from how it ended and the lines of its logs; None if it did not fail."""
+    """Return the cause of a run's failure, by its end and the lines of its logs; None if it did not fail."""
     if not case.end.failed:
         return None
     cause, end = _with_pool(case, _judged(case, hits)), case.end
@@ -160,7 +160,7 @@ def _time_limit(case: Case, hits: Sequence[Hit]) -> Cause:
 
 
 def waited(hits: Sequence[Hit]) -> Cause | None:
-    """Return that a rank waited for another, which did not come, in a run that still runs; None if none did."""
+    """Return the cause that a rank waits for another, in a run that still runs; None if no rank does."""
     marked = with_ranks(End(), hits)
     late = [hit for hit in marked if hit.rule.name == COLLECTIVE]
     return Cause.of_hit(late[0], late) if late else None
@@ -177,11 +177,11 @@ def _was_out_of_memory(case: Case, hits: Sequence[Hit]) -> bool:
 
 
 def _child_out_of_memory(case: Case, hits: Sequence[Hit]) -> Cause | None:
-    """Return that a process was killed out of memory which the script had started; None if that is not confirmed."""
+    """Return the cause that a process of the script was killed out of memory; None if that is not confirmed."""
     confirmed = [hit for hit in hits if hit.rule.role is Role.CONFIRMATION]
     if not confirmed:
         return None
-    chain = [f"{one.get('type')}: {one.get('message')}" for one in case.error.get("chain", ())]
+    chain = [f"{error.get('type')}: {error.get('message')}" for error in case.error.get("chain", ())]
     near = last_output.near_end(case.last_output, crashed=False)
     lines = [(text, 0) for text in chain] + [
         (text, near.first + place if near.first else 0) for place, text in enumerate(near.text.split("\n"))
@@ -220,7 +220,7 @@ def _out_of_memory(case: Case, hits: Sequence[Hit]) -> Cause:
 
 
 def _lost(case: Case, hits: Sequence[Hit]) -> Cause:
-    """Return why Slurm or hpcml ended the run; without a log line it is the sentence of the end itself."""
+    """Return the cause for which Slurm or hpcml ended the run; without a log line it is the end's own sentence."""
     end = case.end
     if end.state == State.NODE_FAIL:
         named = [hit for hit in hits if hit.rule.name == "node-failure"]

@@ -10,7 +10,7 @@ from hpcml.failures import job_log
 from hpcml.failures.evidence import Piece
 from hpcml.failures.rules import ERROR
 
-_LONGEST = 400  # characters of a line that are told
+_LONGEST = 400  # characters of a line that are quoted
 NEAR = 50  # lines before an end, in which a known message is its cause
 _COMPLAINT = 12  # lines before an end, in which an error is named
 _BEFORE = 20  # lines before a crash, in which a message says why
@@ -136,7 +136,7 @@ def near_end(output: Piece, *, crashed: bool) -> Piece:
 
 
 def _crash(lines: Sequence[str]) -> int | None:
-    """Return where a program begins to show its last crash; None if it does not."""
+    """Return the line at which a program begins to show its last crash; None if there is none."""
     marked = [place for place, line in enumerate(lines) if _CRASH.match(line)]
     while len(marked) > 1 and marked[-1] - marked[-2] < NEAR:
         marked.pop()  # terminate() first, then Python
@@ -144,7 +144,7 @@ def _crash(lines: Sequence[str]) -> int | None:
 
 
 def last_words(output: Piece) -> Words | None:
-    """Return what a program said before it crashed, if that says why."""
+    """Return the output before a program's crash, if it names the cause."""
     lines = output.text.rstrip().split("\n")
     end = _crash(lines)
     end = len(lines) if end is None else end
@@ -162,7 +162,7 @@ def last_words(output: Piece) -> Words | None:
 
 
 def child_error(output: Piece) -> ChildError | None:
-    """Return what torchrun printed of the process that failed first, or PyTorch of this one; None without that."""
+    """Return the report of torchrun on the process that failed first, or of PyTorch on this one; None without one."""
     lines = output.text.split("\n")
     failed = [place for place, line in enumerate(lines) if _CHILD_FAILED.match(line)]
     prefixes = [_PREFIX.match(line) for line in lines]

@@ -37,7 +37,7 @@ def read_note(path: Path) -> Note:
 
 
 def table(path: Path, limit: int = files.RECORD) -> dict[str, Any]:
-    """Return what a JSON file of the run holds; empty if it is not there or is no table, and so is no evidence."""
+    """Return the table of a JSON file of the run; empty if the file is missing or has no table, and is no evidence."""
     try:
         content = files.read_json(path, limit)
     except (OSError, ValueError):
@@ -52,5 +52,5 @@ def script_error(path: Path) -> dict[str, Any]:
     """
     content = table(path, _LONGEST_ERROR)
     chain = content.get("chain")
-    whole = isinstance(chain, list) and all(isinstance(one, dict) and isinstance(one.get("type"), str) for one in chain)
+    whole = isinstance(chain, list) and all(isinstance(row, dict) and isinstance(row.get("type"), str) for row in chain)
     return content if whole else {}

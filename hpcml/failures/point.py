@@ -56,7 +56,7 @@ class PointEnd(NamedTuple):
 
 
 def read(path: Path, run: str) -> PointEnd:
-    """Return how a point of a run ended.
+    """Return the end of a point of a run.
 
     Raises
     ------

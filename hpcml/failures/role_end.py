@@ -38,7 +38,7 @@ class RoleEnd(NamedTuple):
 
 
 def of_role(status: int, log: Sequence[str], note: Note = NONE) -> Explanation:
-    """Return how a role ended, from its exit status, the last lines of its log and its note."""
+    """Return the end of a role, by its exit status, the last lines of its log and its note."""
     last = log[-1].strip() if log else ""
     if status == NOT_EXECUTABLE and (program := _FORMAT.search("\n".join(log))):
         kind = files.architecture_of(Path(program[1]))
@@ -67,7 +67,7 @@ def _remedy(note: Note) -> str:
 
 
 def not_entered(output: str, status: int, note: Note = NONE) -> Explanation:
-    """Return why an image could not be started, with the program's last line if no rule matches."""
+    """Return the cause for which an image did not start, with the program's last line if no rule matches."""
     if note.what:
         return Explanation(note.what, _remedy(note), note.reason)
     if rule := meaning(output, Where.IMAGE):

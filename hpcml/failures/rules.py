@@ -36,7 +36,7 @@ _GENERAL = ("sbatch: error: Batch job submission failed", "sbatch: error: cli_fi
 
 
 def own_lines(refusal: str) -> list[str]:
-    """Return what sbatch or the site's own check printed before the last line, which says so in general."""
+    """Return the output of sbatch or of the site's own check above the last line, which is general."""
     *before, last = [line for line in refusal.splitlines() if line.startswith("sbatch: error: ")] or [""]
     return [line for line in before if not line.startswith(_GENERAL)] if last.startswith(_GENERAL) else []
 
@@ -65,7 +65,7 @@ def of_refusal(message: str, quote: Iterable[str]) -> Meaning | None:
 
 
 def of_xid(xid: int) -> str:
-    """Return what an Xid, the GPU driver's number of an error, means, as a clause; empty if no rule knows it."""
+    """Return the meaning of an Xid, the GPU driver's number of an error, as a clause; empty if no rule has it."""
     known = meaning(f"NVRM: Xid (PCI:0): {xid}, ", Where.LOG)
     return known.cause if known else ""
 
@@ -333,7 +333,7 @@ FILES_AND_PYTHON = (
          "python -c 'import MODULE; print(MODULE.__file__)' shows which one Python finds. See PYTHONPATH too.",
          "module {0} has no {1}"),
     Rule("no-module", ROOT, r"""ModuleNotFoundError(?:: |\(\\?["'])No module named \\?'([^'\\.]+)\\?'""",
-         "a process of the run did not find the module {0}",
+         "a process of the run could not import {0}",
          "If the module is your own file, add its folder to PYTHONPATH before you submit. If the module is a package, "
          "install the package in the run's Python (runtime.python) or image.", "module {0} missing"),
     Rule("import-name", ROOT, r"ImportError: cannot import name '([^']+)' from '([^']+)'",
@@ -385,7 +385,7 @@ FILES_AND_PYTHON = (
          "out of memory", Retry.MEMORY, of_ranks=_FEWER_RANKS),
     Rule("segfault", ROOT, r"^Fatal Python error: Segmentation fault",
          "compiled code crashed (segmentation fault)",
-         "Try another version of the library that the first line below the error names.", "crashed (SIGSEGV)"),
+         "The first line below the error names the library that crashed: try another version.", "crashed (SIGSEGV)"),
     Rule("bus-error", ROOT, r"^Fatal Python error: Bus error",
          "a process could not access shared or mapped memory (bus error): /dev/shm is full, or a mapped file was cut",
          "Check df -h /dev/shm on the node. If the code maps a file into memory, check that nothing shortens the file.",

@@ -27,7 +27,7 @@ _OF_TIMEOUT = 124  # the status with which the command timeout ends, where it en
 
 
 def ended(case: Case, hits: Sequence[Hit]) -> Cause:
-    """Return why a script ended without a recorded error: a signal, its own exit, or an error that it printed."""
+    """Return the cause of a script's end without a recorded error: a signal, an exit, or a printed error."""
     if case.end.points.failed:
         return _of_points(case)
     if number := errors.signal_of_status(case.end.exit_status):
@@ -42,7 +42,7 @@ def ended(case: Case, hits: Sequence[Hit]) -> Cause:
 
 
 def _exited(case: Case, hits: Sequence[Hit]) -> Cause:
-    """Return why a script exited with a status: what its last lines say."""
+    """Return the cause of a script's exit status, by its last lines."""
     end, status = case.end, case.end.exit_status
     exited = f"{case.subject} exited with status {status}"
     if isinstance(hindered := case.error.get("not_started"), dict):
@@ -92,9 +92,9 @@ def _printed(case: Case, hits: Sequence[Hit], clause: str, *, crashed: bool = Fa
 
 
 def _of_points(case: Case) -> Cause:
-    """Return how many points of a sweep failed, and the cause of the first."""
+    """Return the number of a sweep's failed points, and the cause of the first."""
     points = case.end.points
-    first = [f"{one.point}: {one.cause}" for one in points.first]
+    first = [f"{failed.point}: {failed.cause}" for failed in points.first]
     short = f"{points.failed} of {points.submitted} points failed"
     lines = tuple(map(case.own, first))
     clause = f"{short}; the first failed point: {first[0][:TOLD]}" if first else short

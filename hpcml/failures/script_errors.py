@@ -28,7 +28,7 @@ _PASSED_ON = (
     "JaxStackTraceBeforeTransformation",  # the traceback of the error that it causes
 )
 _TRIED = ("ImportError", "ModuleNotFoundError", "KeyError", "AttributeError", "FileNotFoundError", *_PASSED_ON)
-# How a process is told that another one, with which it shares memory or a pipe, is gone.
+# The errors of a process that has lost another one, with which it shares memory or a pipe.
 _LOST_PROCESS = ("ConnectionResetError", "ConnectionRefusedError", "BrokenPipeError", "EOFError")
 _NOT_REBUILT = re.compile(r"function takes exactly \d+ arguments? \(\d+ given\)")  # type(error)(text) of a UnicodeError
 
@@ -65,7 +65,7 @@ def raised(case: Case, hits: Sequence[Hit]) -> Cause:
 def _chain(case: Case, hits: Sequence[Hit]) -> _Chain:
     """Return the errors of the script's uncaught error with the rules that they meet."""
     errors_of_chain = case.error["chain"]
-    texts = [f"{one.get('type')}: {one.get('message')}".rstrip(": ") for one in errors_of_chain]
+    texts = [f"{error.get('type')}: {error.get('message')}".rstrip(": ") for error in errors_of_chain]
     when = case.times.get("script-ended", 0.0)
     lines = [case.own(in_one_line(text)[:TOLD], 0, when) for text in texts]
     if case.last_error and case.last_error.text.endswith(texts[0].split("\n")[0][:TOLD]):
@@ -80,7 +80,7 @@ def _chain(case: Case, hits: Sequence[Hit]) -> _Chain:
 
 
 def _place_of_error(case: Case, pattern: str = " ({}, line {})") -> str:
-    """Return where the script raised its error, empty if that is not known."""
+    """Return the place at which the script raised its error, empty if that is not known."""
     file, number = str(case.error.get("file") or ""), case.error.get("line")
     return pattern.format(file, number) if file and isinstance(number, int) else ""
 
@@ -100,7 +100,7 @@ def _of_error(case: Case, hits: Sequence[Hit], text: str, line: Line, later: tup
     if name == "IndexError" and "sys.argv" in str(case.error.get("code")):
         clause, short = f"{clause}: the script was started with too few arguments", "arguments missing"
         remedy = "Write the arguments after the script: hpcml rerun RUN -- ARGUMENTS."
-    nodes = dict.fromkeys(one.line.node for one in hits if one.rule.name == "task-error" and one.groups[0] == name)
+    nodes = dict.fromkeys(hit.line.node for hit in hits if hit.rule.name == "task-error" and hit.groups[0] == name)
     line = line._replace(text=f"{line.text}{_place_of_error(case)}")
     cause = Cause(clause, short, True, "script-error", remedy, Retry.NONE, (line,), later, 1, tuple(nodes))
     return _with_child(case, _with_thread(case, cause), name)
@@ -131,12 +131,12 @@ def _with_groups(hit: Hit, hits: Sequence[Hit]) -> Hit:
     """Return an error's hit with what the program printed of it before: CUDA's assertion names the condition."""
     if any(hit.groups):
         return hit
-    printed = (one.groups for one in hits if one.rule is hit.rule and one.own and any(one.groups))
+    printed = (other.groups for other in hits if other.rule is hit.rule and other.own and any(other.groups))
     return hit._replace(groups=next(printed, hit.groups))
 
 
 def _beginning(chain: Sequence[Mapping[str, Any]], hit_by_error: Mapping[int, Hit]) -> int:
-    """Return which error of a chain came first, of which the last is the one that was raised first.
+    """Return the index of the error that caused a chain, of which the last is the one that was raised first.
 
     One that was raised to be handled ("try this, else that") is no beginning, unless another was raised from it. An
     error whose words tell nothing gives way to those that were raised from it.
@@ -252,7 +252,7 @@ def after(case: Case, cascade: Hit, hits: Sequence[Hit]) -> Cause:
 
 
 def _left(case: Case) -> Cause | None:
-    """Return that ranks ended well, while others still needed them; None if none did."""
+    """Return the cause that ranks ended with 0 while others still needed them; None if none did."""
     if not case.finished:
         return None
     ranks = [line.rank for line in case.finished if line.rank is not None]

@@ -67,7 +67,7 @@ class Group(NamedTuple):
 
     def names(self, most: int) -> str:
         """Return the names of the first so many."""
-        names = sorted((one.title for one in self.processes), key=lambda name: (len(name), name))
+        names = sorted((member.title for member in self.processes), key=lambda name: (len(name), name))
         return first_of_many(names, most)
 
     @property
@@ -91,12 +91,12 @@ class Wait(NamedTuple):
 
 
 def waits(groups: Sequence[Group]) -> tuple[Wait, ...]:
-    """Return where the ranks of a run are, of most ranks first; their children are left out."""
+    """Return the places of a run's ranks, the place of most ranks first, without the ranks' children."""
     places: dict[str, list[str]] = {}
     for group in groups:
-        for one in group.processes:
-            if one.name.startswith(_RANK) and not one.child:
-                places.setdefault(group.place, []).append(one.title)
+        for member in group.processes:
+            if member.name.startswith(_RANK) and not member.child:
+                places.setdefault(group.place, []).append(member.title)
     by_number = {place: sorted(names, key=lambda name: (len(name), name)) for place, names in places.items()}
     return tuple(
         Wait(place, tuple(names)) for place, names in sorted(by_number.items(), key=lambda pair: -len(pair[1]))
@@ -104,14 +104,14 @@ def waits(groups: Sequence[Group]) -> tuple[Wait, ...]:
 
 
 def wait_sentence(found: Sequence[Wait]) -> str:
-    """Return which rank the others wait for, as a clause; empty if no place has more than half of several ranks."""
-    count = sum(len(one.ranks) for one in found)
+    """Return the rank that the others wait for, as a clause; empty if no place has more than half of several ranks."""
+    count = sum(len(group.ranks) for group in found)
     if not found or 2 * len(found[0].ranks) <= max(count, 2):
         return ""
     first, *others = found
     if not others:
         return f"all {count} ranks wait {first.place}"
-    odd = [name for one in others for name in one.ranks]
+    odd = [name for other in others for name in other.ranks]
     return f"{len(first.ranks)} ranks wait {first.place}, for {first_of_many(odd, _ODD)} {others[0].place}"
 
 
@@ -132,7 +132,7 @@ def kept(paths: RunPaths, attempt: int) -> list[Group]:
         return []
     written = [(name.removesuffix(".json"), table(of_attempt.stacks / name)) for name in names]
     answers = [(node, answer["processes"]) for node, answer in written if answer["id"] == asked]
-    return grouped(process(node, one, sources) for node, processes in answers for one in processes)
+    return grouped(process(node, facts, sources) for node, processes in answers for facts in processes)
 
 
 def process(node: str, record: Mapping[str, Any], sources: Sources) -> Process:
@@ -160,8 +160,8 @@ def told(threads: Sequence[Sequence[Frame]]) -> tuple[tuple[Frame, ...], ...]:
 def grouped(processes: Iterable[Process]) -> list[Group]:
     """Return the processes whose threads have equal stacks together, the largest group first."""
     groups: dict[object, list[Process]] = {}
-    for one in processes:
-        groups.setdefault(one.stacks or (one.wait, one.command), []).append(one)
+    for member in processes:
+        groups.setdefault(member.stacks or (member.wait, member.command), []).append(member)
     return sorted((Group(tuple(group)) for group in groups.values()), key=lambda group: -len(group.processes))
 
 

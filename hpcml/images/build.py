@@ -1,4 +1,4 @@
-"""Build an image: what can be known beforehand is told beforehand, and what was built is put in place whole."""
+"""Build an image: checks that need no build come first, and an image is put in place only when it is whole."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Program(NamedTuple):
 
 
 def identify(path: str, answer: str, named: Named) -> Program:
-    """Return which program gives this answer to ``--version``; raise ImageError if none does that knows SIF images."""
+    """Return the program with this answer to ``--version``; raise ImageError if it is none that knows SIF images."""
     hint = "Install Apptainer 1.2 or newer, load the site's module, or name another program with --program."
     match = next((match for line in answer.splitlines() if (match := _VERSION.match(line.strip()))), None)
     if match is None:
@@ -105,7 +105,7 @@ def ask(command: Sequence[str], timeout: float, named: Named) -> subprocesses.An
 
 
 def not_started(path: str, error: Exception) -> ImageError:
-    """Return that the program cannot be started, as an error."""
+    """Return the error that the program cannot be started."""
     hint = f"Run {path} --version yourself to see the error, or choose another program with --program."
     return ImageError(f"The container program could not be started: {error}", place=path, hint=hint)
 
@@ -159,7 +159,7 @@ def prepare(
     given: Mapping[str, str],
     force: bool,
 ) -> Order:
-    """Return the order for a build, or raise an HpcmlError that says why it would fail.
+    """Return the order for a build; UsageError, NotFoundError or ImageError if it would fail.
 
     ``fakeroot`` is whether to be root of a user namespace; None means: unless this user is root. ``given`` are the
     user's own build arguments. With ``force`` an image that is there is replaced.
@@ -324,7 +324,7 @@ def apt_mirror() -> str:
     except subprocesses.CommandMissingError:
         return ""  # no Debian
     mirrors = [line.removeprefix("Packages|Debian|") for line in answer.out.splitlines()]
-    return next((one.rstrip("/") for one in mirrors if re.match(r"https?://[^@/]+/", one)), "")
+    return next((mirror.rstrip("/") for mirror in mirrors if re.match(r"https?://[^@/]+/", mirror)), "")
 
 
 def build(order: Order, sink: Callable[[bytes], None]) -> dict[str, object]:
@@ -456,7 +456,7 @@ def failure(answer: subprocesses.Answer, order: Order) -> HpcmlError:
 
 
 def _full(path: str, order: Order) -> tuple[str, str, str]:
-    """Return which of a build's places is full (temporary folder, image, cache of layers), and a remedy."""
+    """Return the full one of a build's places (temporary folder, image, cache of layers), and a remedy."""
     program, name = order.program, order.program.prefixes[0]
     if path.startswith(f"{order.out.parent}/.{order.out.name}."):
         return " for the image", str(order.out.parent), "Write the image to a folder with more space."

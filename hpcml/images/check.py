@@ -34,7 +34,7 @@ class Finding(NamedTuple):
 
 
 def of_the_file(image: Image, *, cuda: str, gpus: int) -> Iterator[Finding]:
-    """Yield what the file and its labels show."""
+    """Yield the findings on the file and its labels."""
     yield Finding("file", GOOD, f"a SIF of {units.format_bytes(image.size)} for {image.architecture or 'any machine'}")
     against = problems(image, cuda=cuda, gpus=gpus, machine=machine())
     for problem in against:
@@ -48,7 +48,7 @@ def of_the_file(image: Image, *, cuda: str, gpus: int) -> Iterator[Finding]:
 
 
 def of_the_definition(image: Image) -> Iterator[Finding]:
-    """Yield what the definition shows that the image was built from: its stages, commands and labels by spython.
+    """Yield the findings on the image's definition: its stages, commands and labels by spython.
 
     The bases are read from the headers: spython searches every line for ``from:``, those of %post and comments too.
     """
@@ -120,7 +120,7 @@ def _by_spython(text: str, *, dockerfile: bool) -> tuple[list[Any], list[str]]:
 
 
 def _bases(text: str) -> list[str]:
-    """Return what the stages of a definition start from, by the lines before their first section."""
+    """Return the base image of each stage of a definition, by the lines before its first section."""
     heads = re.findall(r"^[ \t]*bootstrap[ \t]*:.*?(?=^[ \t]*%|\Z)", text, re.IGNORECASE | re.MULTILINE | re.DOTALL)
     return [base for head in heads for base in re.findall(r"(?im)^[ \t]*from[ \t]*:[ \t]*([^\s#]+)", head)]
 
@@ -129,7 +129,7 @@ def _bases(text: str) -> list[str]:
 
 
 def at_work(image: Image, program: Program, *, gpu: bool) -> Iterator[Finding]:
-    """Yield what the image shows when it is started on this machine; raise ImageError if the program cannot be."""
+    """Yield the findings on the image when this machine starts it; raise ImageError if there is no such program."""
     gpu = gpu and bool(image.cuda or not image.kind)  # an image without GPU parts was found out by its labels
     probe = (assets.package_root() / "hpcml/node/hardware/python_environment.py").read_text()
     start = [program.path, "exec", "--cleanenv", *([VENDOR.image_option] if gpu else []), str(image.path)]
@@ -150,14 +150,14 @@ def at_work(image: Image, program: Program, *, gpu: bool) -> Iterator[Finding]:
 
 
 def _contents(answer: subprocesses.Answer) -> Contents | None:
-    """Return what the program in the image printed last; None if that is something else, as of a Python of its own."""
+    """Return the answer that the program in the image printed last; None if its last line is something else."""
     lines = answer.out.strip().splitlines()
     if answer.code != 0 or not lines:
         return None
     try:
         contents = record.read(Contents, files.parsed(json.loads, lines[-1]))
     except ValueError:
-        return None  # told by the caller, with the output that came instead
+        return None  # the caller reports it, with the output that came instead
     return contents if re.fullmatch(r"(\d{1,6}(\.\d+)*)?", contents.driver) else None
 
 
@@ -194,7 +194,7 @@ def _of_the_packages(contents: Contents, image: Image, *, gpu: bool) -> Iterator
 
 
 def _of_the_versions(contents: Contents, image: Image) -> Iterator[Finding]:
-    """Yield whether the image contains the versions that its label says."""
+    """Yield the findings on the image's versions, which its label lists."""
     versions = {name: contents.packages[name] for name in _PACKAGES if name in contents.packages}
     has = {**versions, "python": contents.python}
     stated = {name: value for name, value in image.versions.items() if name in has}
@@ -210,7 +210,7 @@ def _of_the_versions(contents: Contents, image: Image) -> Iterator[Finding]:
 
 
 def _of_the_hosts(contents: Contents, program: Program) -> Iterator[Finding]:
-    """Yield what of the host got into the image's processes."""
+    """Yield the findings on variables and files of the host in the image's processes."""
     names = (f"{prefix}ENV_LD_LIBRARY_PATH" for prefix in program.prefixes)
     set_here = [name for name in names if process_environment().get(name)]
     for name in set_here:

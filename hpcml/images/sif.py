@@ -89,7 +89,7 @@ def pins() -> dict[str, str]:
 
 
 def inspect(image: Path) -> Image:
-    """Return what an image says of itself; NotFoundError if it cannot be read, ImageError if it is none or damaged."""
+    """Return the labels of an image; NotFoundError if it cannot be read, ImageError if it is no image or damaged."""
     try:
         if image.is_dir():
             hint = f"Build an image from a sandbox: apptainer build {image.name}.sif {image.name}."
@@ -171,7 +171,7 @@ def known_digest(image: Image) -> str:
 
 
 def check(path: Path, *, cuda: str, gpus: int) -> dict[str, object]:
-    """Refuse an image in which a run could not work, before nodes are asked for; return what is known of it.
+    """Refuse an image in which a run could not work, before nodes are asked for; return its facts.
 
     Raises
     ------
@@ -257,7 +257,7 @@ class Definition(NamedTuple):
 
     @property
     def used(self) -> set[str]:
-        """The build arguments that stand in it (a comment's are not replaced)."""
+        """The build arguments in it (a comment's are not replaced)."""
         lines = (line for line in self.text.splitlines() if not line.lstrip().startswith("#"))
         return {name for line in lines for name in _USED.findall(line)}
 
@@ -275,7 +275,7 @@ class Definition(NamedTuple):
         return line[1] if line else ""
 
     def label(self, key: str) -> str:
-        """Return the value of one of hpcml's labels, as it stands there; nothing if there is none."""
+        """Return the value of one of hpcml's labels as it is; nothing if there is none."""
         line = re.search(rf"^[ \t]*{re.escape(PREFIX + key)}[ \t]+(\S+)", self.text, re.MULTILINE)
         return line[1] if line else ""
 
@@ -287,7 +287,7 @@ def shipped_definitions() -> dict[str, Path]:
 
 
 def find_definition(word: str, folder: Path) -> Definition:
-    """Return the definition that the user means: a file, or the name of one that ships with hpcml."""
+    """Return a definition by its file or by the name of one of hpcml's; NotFoundError if it cannot be read."""
     names = shipped_definitions()
     path = names[word] if word in names else folder / layers.user_path(word)
     try:

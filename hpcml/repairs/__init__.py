@@ -64,7 +64,7 @@ def decisions(versions: Mapping[str, str], rows: Iterable[Repair] = REPAIRS) -> 
 
 
 def notes(made: Mapping[str, Decision]) -> list[str]:
-    """Return what a log says of the repairs that are off for an untried release."""
+    """Return the log's sentences on repairs that are off for an untried release."""
     return [f"repair {one.sentence(name)}." for name, one in made.items() if one.state == UNTRIED]
 
 
@@ -91,7 +91,7 @@ def _was_tried(version: str, specifier: str) -> bool:
     if release is None:
         return False
     clauses = [_CLAUSE.fullmatch(text) for text in specifier.split(",")]
-    return all(one and _COMPARE[one[1]](_numbers(release[1]), _numbers(one[2])) for one in clauses)
+    return all(clause and _COMPARE[clause[1]](_numbers(release[1]), _numbers(clause[2])) for clause in clauses)
 
 
 def _numbers(release: str) -> tuple[int, ...]:

@@ -60,7 +60,7 @@ def mark() -> tuple[Marker, Any]:
 
 
 def release(marker: Marker) -> int:
-    """Close this process's mappings of the memory that holds a marker; return how many bytes they were.
+    """Close this process's mappings of the memory that holds a marker; return their size in bytes.
 
     The GPU finishes all that this process has given it first, so nothing reads through a mapping that goes.
     """
@@ -86,7 +86,7 @@ def _driver() -> Any:
 
 
 def _called(answer: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return what CUDA's driver answered, without the status in front."""
+    """Return the answer of CUDA's driver, without the status in front."""
     status, *values = answer
     if int(status) != 0:
         raise MarkError(f"CUDA's driver returned {status.name}")
@@ -125,7 +125,7 @@ def _reserved(maps: str) -> Iterator[tuple[int, int]]:
 
 
 def _content(driver: Any, start: int, size: int, marker: Marker) -> str:
-    """Return what stands in a mapping where the marker would, empty if the mapping is too small."""
+    """Return the bytes at the marker's place in a mapping, empty if the mapping is too small."""
     if marker.offset + MARKER_BYTES > size:
         return ""
     content = bytearray(MARKER_BYTES)

@@ -371,7 +371,7 @@ class Mover:
 
 def store(worker_local_directory: str, *, device_memory_limit: int | None, memory_limit: int | None, pinned: int,
           threads: int, cyclic: bool) -> Any:  # fmt: skip
-    """Return what holds a GPU worker's data: dask-cuda's, with ``pinned`` bytes at most, 0 for none, and :class:`Kept`.
+    """Return the store of a GPU worker's data: dask-cuda's, with at most ``pinned`` bytes (0: none), and :class:`Kept`.
 
     So many ``threads`` pin them. It has ``spilled_total`` for Dask: what is not on the GPU; and ``expect``.
     """

@@ -48,7 +48,7 @@ class Rule(NamedTuple):
         return self.below is None or value < self.below
 
     def score(self, figures: Mapping[str, float]) -> float:
-        """Return how bad it is."""
+        """Return the weight that orders advice: the largest is the worst."""
         value = figures[self.figure]
         return self.weight * (100 - value if self.below is not None else value)
 
@@ -73,13 +73,13 @@ RULES = (
     Rule(
         "gpu-low",
         "gpu_use",
-        "The script used the GPUs {gpu_use} % of the time. Use fewer GPUs, or give each GPU larger pieces of work.",
+        "The GPUs were in use for {useful} % of the job's time. Use fewer GPUs, or give each GPU more work.",
         below=25,
     ),
     Rule(
         "slow-start",
         "bring_up",
-        "The script started after {bring_up} % of the run's paid time. A container image on the nodes' own "
+        "The script started after {bring_up} % of the job's time. A container image on the nodes' own "
         "disks (runtime.stage), or a Python environment with fewer small files, starts faster.",
         above=20,
     ),
@@ -118,8 +118,8 @@ def of_site(rules: Mapping[str, Any], kind: Kind) -> dict[str, dict[str, str]]:
         If one lacks what a rule needs, or has a limit or a figure that is none.
     """
     of_kind = [accounting] if (accounting := kind.accounting()) else []
-    known = [rule.name for rule in (*RULES, *(rule for one in of_kind for rule in one.rules))]
-    figures = [*FIGURES, *(figure.name for one in of_kind for figure in one.figures)]
+    known = [rule.name for rule in (*RULES, *(rule for own in of_kind for rule in own.rules))]
+    figures = [*FIGURES, *(figure.name for own in of_kind for figure in own.figures)]
     changes: dict[str, dict[str, str]] = {}
     for name, rule in rules.items():
         if rule.off:
@@ -174,7 +174,7 @@ def changed(rules: Iterable[Rule], changes: Mapping[str, Mapping[str, object]]) 
 
 
 def advise(rules: Iterable[Rule], figures: Mapping[str, float], texts: Mapping[str, str]) -> tuple[Advice, ...]:
-    """Return what is to be said, the worst first; ``words`` are those that sentences may use beside figures."""
+    """Return the advice that applies, the worst first; ``texts`` are names that sentences may use beside figures."""
     held = [rule for rule in rules if rule.holds(figures)]
     held = [rule for rule in held if rule.alone] or held
     held.sort(key=lambda rule: -rule.score(figures))

@@ -150,7 +150,7 @@ class Report(NamedTuple):
             **earlier_names.with_earlier(table),
             "ending": self.course.ending.as_json(),
             "ledger": {**table["ledger"], "definitions": definitions},
-            "results": [one.name for one in self.results.files],
+            "results": [file.name for file in self.results.files],
             "points": [{"state": end.state, **records.plain(end)} for end in self.points.ended],
             "versions": dict(self.machines.versions),
             "repairs": {name: decision._asdict() for name, decision in self.machines.repairs},
@@ -162,7 +162,7 @@ _SPREAD = (Identity, Course, Hours, Findings, Machines, Interconnect)  # groups 
 
 
 def accounting_of(kind: Kind) -> Accounting:
-    """Return what a kind adds to the time accounting."""
+    """Return the part of the time accounting that a kind adds."""
     return kind.accounting() or PLAIN
 
 
@@ -206,7 +206,7 @@ class _Measured(NamedTuple):
     ledger: Ledger
 
     def event(self, name: str, kind: type[T]) -> T:
-        """Return what the first event of a name says, nothing if there is none."""
+        """Return the facts of the first event of a name, the defaults if there is none."""
         facts = next((event.facts.facts for event in self.events if event.name == name), None)
         return records.salvage(kind, facts or {})[0]
 
@@ -240,7 +240,8 @@ def load(
     alone = measured.activity.alone(*script) if measured.activity else (0.0, 0.0)
     if measured.activity and measured.ledger.unit != "GPU":  # for GPUs the hours say it: work may go on without tasks
         of_tasks, texts = measured.activity.figures(*script)
-        figures |= of_tasks
+        of_job = (script[1] - script[0]) / (phases.end - phases.began)  # all shares are of the job's time
+        figures |= {name: share * of_job for name, share in of_tasks.items()}
     rules = advice.changed((*advice.RULES, *measured.accounting.rules), inside.report.advice)
     rules = tuple(rule for rule in rules if rule.unless not in measured.times)
     unknown = _unknown(measured, recorded.end, machines.devices, plan.gpus)
@@ -319,7 +320,7 @@ def _phases(
     by_node: Mapping[str, Node],
     kind: Kind,
 ) -> Phases:
-    """Return when the phases began; the end is the last sign of the run."""
+    """Return the times at which phases began; the end is the last sign of the run."""
     seen = [event.time for event in events]
     seen += [at for node in by_node.values() for at in (node.t[0], node.t[-1])]
     if end and end.time > 1:
@@ -342,7 +343,7 @@ def _named(phases: Phases, accounting: Accounting) -> tuple[Phase, ...]:
     named: list[Phase] = []
     for kind, begin, end in ledger.moments(phases, accounting):
         title = _TITLES.get(kind) or parts[kind].title
-        if kind == "starting" and any(one.kind == accounting.startup for one in named):
+        if kind == "starting" and any(phase.kind == accounting.startup for phase in named):
             title = accounting.before_script
         named.append(Phase(kind, title, begin - phases.began, end - phases.began))
     return tuple(named)
@@ -351,7 +352,7 @@ def _named(phases: Phases, accounting: Accounting) -> tuple[Phase, ...]:
 def _usages(
     by_node: Mapping[str, Node], names: Sequence[str], per_node: int, *, one_machine: bool
 ) -> tuple[str, list[Usage]]:
-    """Return what hours are counted of: GPUs where the run has some, else the cores of its nodes, else its nodes.
+    """Return the devices whose hours are counted: the run's GPUs, else the cores of its nodes, else its nodes.
 
     A node or a GPU without samples counts too; what it did is not known.
     """
@@ -374,7 +375,7 @@ def _usages(
         for name in all_names:
             if node := by_node.get(name):
                 cpu = node.columns.cpu
-                use = [None if one is None else min(100.0, max(0.0, 100 * one / node.cores)) for one in cpu]
+                use = [None if cores is None else min(100.0, max(0.0, 100 * cores / node.cores)) for cores in cpu]
                 usages.append(Usage(Device(name), node.cores, node.t, use, node.every))
             else:
                 usages.append(Usage(Device(name), cores, [], []))
@@ -387,13 +388,13 @@ def _hours(recorded: Recorded, attempt: int, end: End, measured: _Measured) -> t
     counted, phases = measured.ledger, measured.phases
     before, total = attempts.earlier(recorded, attempt), dict(counted.parts)
     uncounted = []
-    for one in before:
-        kept = attempts.sums(recorded, one.number)
+    for attempt_before in before:
+        kept = attempts.sums(recorded, attempt_before.number)
         if kept.unit == counted.unit:
             total = {name: hours + kept.parts.get(name, 0.0) for name, hours in total.items()}
         else:
             uncounted.append(
-                f"The total of the {counted.unit}-hours does not include attempt {one.number + 1}, "
+                f"The total of the {counted.unit}-hours does not include attempt {attempt_before.number + 1}, "
                 "which has no samples."
             )
     this = attempts.one(recorded, attempt)._replace(begin=phases.began, end=phases.end)
@@ -407,7 +408,7 @@ def _hours(recorded: Recorded, attempt: int, end: End, measured: _Measured) -> t
 
 
 def _machines(measured: _Measured, each: int) -> Machines:
-    """Return what the run had; ``each`` are the processes of a node."""
+    """Return the machines of the run; ``each`` is the number of processes per node."""
     process, names = measured.accounting.process, measured.names
     places = [
         (name, gpu, f"{process} {_place(name, names) * each + place}" if process and len(node.gpus) == each else "")

@@ -46,7 +46,7 @@ class Ending(NamedTuple):
 
 
 def ending_of(recorded: Recorded, attempt: AttemptPaths, kind: Kind, times: Mapping[str, float]) -> Ending:
-    """Return how the run ended by its own status.json, and why, by its logs."""
+    """Return the end of the run by its own status.json, with the cause by its logs."""
     from hpcml.failures import judgement
     from hpcml.failures.cause import Case, with_run
 

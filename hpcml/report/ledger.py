@@ -83,7 +83,7 @@ class Activity(Protocol):
         """Return figures of the tasks between two times, and words that sentences of advice may use."""
 
     def last(self) -> float | None:
-        """Return when there was work last, in seconds since 1970; None if there was none, or it is not known."""
+        """Return the time of the last work, in seconds since 1970; None if there was none, or it is not known."""
 
     def shares(self, device: Device) -> Callable[[float], Shares | None]:
         """Return the function that explains why a device is idle at a time; its answer is None where nobody knows."""
@@ -179,7 +179,7 @@ class Ledger(NamedTuple):
     of_each: dict[str, dict[str, float]]  # hours by the device's label and by part
 
     def share(self, *names: str) -> float:
-        """Return what parts have of the hours paid, in percent."""
+        """Return the share of parts in the hours paid, in percent."""
         return 100 * sum(self.parts[name] for name in names) / self.paid if self.paid else 0.0
 
 

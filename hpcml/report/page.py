@@ -17,7 +17,7 @@ from typing import NamedTuple
 import jinja2
 from markupsafe import Markup, escape
 
-from hpcml import attempts, files
+from hpcml import attempts, files, states
 from hpcml.failures.end import Reason
 from hpcml.kind import Kind
 from hpcml.paths import RunPaths
@@ -26,12 +26,19 @@ from hpcml.report import contents, page_template
 from hpcml.report.advice import SHORTEST
 from hpcml.report.contents import Report
 from hpcml.report.ending import Ending
-from hpcml.report.ledger import Ledger
+from hpcml.report.ledger import Function, Ledger
+from hpcml.states import State
 from hpcml.units import counted, format_bytes, format_seconds
 
 GIB = 1024**3
 _NONE = "–"
 _LEAST_SHARE = 0.05  # percent of the hours that a part must have
+SMALL = 1.0  # percent, under which parts of the hours, and functions, share a row
+MOST_FUNCTIONS = 16
+WIDELY = 20  # times the smallest value: the axis is logarithmic
+LEAST_SAMPLES = 3  # of a curve that is drawn
+FEW_ROWS = 4  # devices, up to which curves show as much as a map
+_CLASSES = {"green": "good", "yellow": "mild"}  # of the page's style, by the terminal's colours
 WIDTH, LEFT, RIGHT = 1000.0, 84.0, 8.0  # units of the drawing; the page scales it
 BINS = 500  # of a line: two points each
 COLUMNS = 400  # of a map
@@ -79,32 +86,26 @@ def html(report: Report) -> str:
     paid = report.hours.ledger.paid
     decimals = 0 if paid >= 100 else max(2, 1 - math.floor(math.log10(paid))) if paid else 0
     end, ledger = report.course.ending.end, report.hours.ledger
-    good = end.over and not end.exit_status
-    unit, whole = ledger.unit, sum(report.hours.total.values())
-    titles = {name: part.title.format(unit=unit) for name, part in report.drawing.parts.items()}
-    parts = [
-        (name, titles[name], ledger.parts[name], ledger.share(name), part.text.format(unit=unit))
-        for name, part in report.drawing.parts.items()
-        if ledger.share(name) >= _LEAST_SHARE
-    ]
+    good, unit = end.over and not end.exit_status, ledger.unit
+    parts = _parts(report)
+    colour = _CLASSES.get(states.COLOURS.get(end.state, "red"), "bad")
     style = _style(report)
     return _TEMPLATE.render(
         decimals=decimals,
         report=report,
         good=good,
+        state_class=colour if end.over else "",
+        shows_cause=report.course.ending.cause and (report.course.ending.evidence or end.state != State.CANCELLED),
         shows_status=end.over and end.reason != Reason.EXIT,
         unit=unit,
         nodes=counted(len(report.machines.nodes), "node"),
         cards=_cards(report),
-        parts=parts,
-        total=whole,
-        totals=[
-            (name, title, hours, 100 * hours / whole)
-            for name, title in titles.items()
-            if (hours := report.hours.total[name]) > whole * _LEAST_SHARE / 100
-        ],
+        parts=_folded(parts),
+        several=len(report.hours.attempts) > 1,
+        total=sum(report.hours.total.values()),
+        functions=_functions(report.findings.functions),
         ledger=bar(
-            [(name, f"{title}: {share:.1f} %", hours) for name, title, hours, share, _ in parts],
+            [(row.kinds[0], f"{row.title}: {row.share:.1f} %", row.hours) for row in parts],
             name=f"Where the {unit}-hours went",
         ),
         short=report.course.end - report.course.began < SHORTEST,
@@ -121,6 +122,54 @@ def html(report: Report) -> str:
     )
 
 
+class _Row(NamedTuple):
+    """A row of the table of hours."""
+
+    kinds: tuple[str, ...]  # the parts that it shows
+    title: str
+    text: str
+    hours: float  # of this attempt
+    share: float  # of them, percent of the hours paid
+    total: float  # hours of all attempts
+    is_small: bool
+
+
+def _parts(report: Report) -> list[_Row]:
+    """Return a row for each part of the hours."""
+    ledger, total = report.hours.ledger, report.hours.total
+    whole = sum(total.values()) or 1.0
+    rows = []
+    for name, part in report.drawing.parts.items():
+        title, text = (words.format(unit=ledger.unit) for words in (part.title, part.text))
+        largest = max(ledger.share(name), 100 * total[name] / whole)
+        row = _Row((name,), title, text, ledger.parts[name], ledger.share(name), total[name], largest < SMALL)
+        rows += [row] if largest >= _LEAST_SHARE else []
+    return rows
+
+
+def _folded(rows: Sequence[_Row]) -> list[_Row]:
+    """Return rows with the small ones as one at the end."""
+    if not (small := [row for row in rows if row.is_small]):
+        return list(rows)
+    kinds = tuple(kind for row in small for kind in row.kinds)
+    text = ", ".join(f"{row.title}: {row.share:.1f} %" for row in small)
+    hours, share, total = (sum(column) for column in zip(*((row[3:6]) for row in small), strict=True))
+    title = f"Other parts, each below {SMALL:.0f} %"
+    return [row for row in rows if not row.is_small] + [_Row(kinds, title, text, hours, share, total, is_small=True)]
+
+
+def _functions(functions: Sequence[Function]) -> list[Function]:
+    """Return functions with those that took little, if there are several, as one at the end."""
+    least = SMALL / 100 * sum(function.seconds for function in functions)
+    shown = [function for function in functions[:MOST_FUNCTIONS] if function.seconds >= least]
+    rest = functions[len(shown) :]
+    if len(rest) < 2:
+        return list(functions)
+    tasks, seconds = sum(function.tasks for function in rest), sum(function.seconds for function in rest)
+    name = f"{len(rest)} other functions"
+    return [*shown, Function(name, tasks, seconds, max(function.longest for function in rest))]
+
+
 def _style(report: Report) -> str:
     """Return the page's style, with the colours of the parts; a style attribute would need 'unsafe-inline'."""
     parts = report.drawing.parts
@@ -132,7 +181,7 @@ def _style(report: Report) -> str:
             for place in range(COLOURS)
         ),
         ".h0 { fill: var(--none); }\n",
-        *(f".h{one} {{ fill: rgb(var(--heat) / {round(100 * one / LEVELS)}%); }}\n" for one in range(1, LEVELS + 1)),
+        *(f".h{row} {{ fill: rgb(var(--heat) / {round(100 * row / LEVELS)}%); }}\n" for row in range(1, LEVELS + 1)),
     ]
     light = " ".join(f"--{name}: {part.light};" for name, part in parts.items())
     dark = " ".join(f"--{name}: {part.dark};" for name, part in parts.items())
@@ -140,7 +189,7 @@ def _style(report: Report) -> str:
 
 
 def _policy(page_style: str) -> str:
-    """Return what the page may do: its own style and script by their sums, and nothing from anywhere."""
+    """Return the page's content security policy: its own style and script by their sums, and nothing else."""
     style, script = (
         base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in (page_style, page_template.SCRIPT)
     )
@@ -174,17 +223,13 @@ def _cards(report: Report) -> list[tuple[str, str]]:
         cards.append((f"{ledger.unit}-hours paid", f"{ledger.paid:.3g}"))
     if ledger.parts["unknown"] < ledger.paid / 2:
         cards.append(("useful part of the paid hours", f"{figures.get('useful', 0):.0f} %"))
-    if "gpu_use" in figures:
-        cards.append(("mean GPU use", f"{figures['gpu_use']:.0f} %"))
-    if "cpu_use" in figures:
-        cards.append(("mean use of the cores", f"{figures['cpu_use']:.0f} %"))
     if "memory_peak" in figures:
         cards.append(("highest memory use of a node", format_bytes(figures["memory_peak"])))
     if "energy_kwh" in figures:
         energy = figures["energy_kwh"]
         cards.append(("energy of the GPUs", f"{energy:.3g} kWh" if energy >= 0.1 else f"{1000 * energy:.3g} Wh"))
     if "imbalance" in figures:
-        cards.append(("imbalance of the GPUs' use", f"{figures['imbalance']:.0f} %"))
+        cards.append(("least used GPU, below the median", f"{figures['imbalance']:.0f} %"))
     return cards
 
 
@@ -244,7 +289,7 @@ def _pictures(report: Report) -> list[_Drawn]:
         _map("Use of each node's cores", _shares_of_cores(report), "node", seconds, gap),
         *(_plot(picture, seconds, gap) for picture in (*of_nodes, *_of_kind(report))),
     ]
-    return [one for one in drawn if one[2]]
+    return [row for row in drawn if row[2]]
 
 
 def _of_gpus(report: Report, column: str) -> list[Curve]:
@@ -283,13 +328,15 @@ def _of_kind(report: Report) -> list[_Picture]:
 
 
 def _map(title: str, curves: Sequence[Curve], row: str, seconds: float, gap: float) -> _Drawn:
-    note = f"Each row is a {row}. The darker the color, the higher the use, from 0 to 100 %."
+    if len(curves) <= FEW_ROWS:  # the curves show it
+        return title, "", Markup(), []
+    note = f"Each row is a {row}. The stronger the color, the higher the use, from 0 to 100 %."
     return title, note, heat(curves, seconds, name=f"{title} over time", gap=gap), []
 
 
 def _plot(picture: _Picture, seconds: float, gap: float) -> _Drawn:
     title, unit, scale = picture.title, picture.unit, 1
-    shown = [curve for curve in spread(picture.curves) if any(value is not None for value in curve.values)]
+    shown = [curve for curve in spread(picture.curves) if _samples(curve) >= LEAST_SAMPLES]
     highest = max((value for curve in shown for value in curve.values if value is not None), default=0.0)
     if not highest and not picture.always:
         return title, "", Markup(), []  # nothing but zero
@@ -301,6 +348,11 @@ def _plot(picture: _Picture, seconds: float, gap: float) -> _Drawn:
     place = "Dashed: the limit" if limit else "The limit is above the top of the chart:"
     note = f"{place} {picture.limit / scale:.4g} {unit}".rstrip() + "." if picture.limit else picture.note
     return f"{title}, {unit}" if unit else title, note, drawn, [curve.title for curve in shown]
+
+
+def _samples(curve: Curve) -> int:
+    """Return the number of known values of a curve."""
+    return sum(value is not None for value in curve.values)
 
 
 def thin(points: Points, bins: int = BINS) -> Points:
@@ -357,7 +409,8 @@ def clock(seconds: float) -> str:
 def ticks(seconds: float) -> list[float]:
     """Return round times from 0 to the run's end."""
     steps = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200, 86400)
-    step = next((one for one in steps if seconds / one <= MOST_TICKS), math.ceil(seconds / MOST_TICKS / 86400) * 86400)
+    whole_days = math.ceil(seconds / MOST_TICKS / 86400) * 86400
+    step = next((size for size in steps if seconds / size <= MOST_TICKS), whole_days)
     return [at * step for at in range(int(seconds / step) + 1)]
 
 
@@ -538,30 +591,44 @@ def _panels(report: Report) -> list[tuple[str, Markup]]:
     ]
 
 
-def scatter(texts: Sequence[str], heights: Sequence[float], *, name: str) -> Markup:
-    """Return a picture of points, the best first: at their places if all texts are numbers, else beside each other."""
-    order = list(dict.fromkeys(texts))
+def _places(texts: Sequence[str]) -> list[float]:
+    """Return the places of texts on an axis: numbers, or their logarithms if these differ much, else their order."""
     try:
-        across = [float(text) for text in texts]
+        numbers = [float(text) for text in texts]
     except ValueError:
-        across = []
-    if not across or not all(map(math.isfinite, across)):
-        across = [float(order.index(text)) for text in texts]
-    left, right, low, high = min(across), max(across), min(heights), max(heights)
+        numbers = []
+    if not numbers or not all(map(math.isfinite, numbers)):
+        order = list(dict.fromkeys(texts))
+        return [float(order.index(text)) for text in texts]
+    return [*map(math.log10, numbers)] if min(numbers) > 0 and max(numbers) >= WIDELY * min(numbers) else numbers
+
+
+def _round_values(low: float, high: float) -> list[float]:
+    """Return up to five round numbers from the one at or below ``low`` to the one at or above ``high``."""
+    step = nice((high - low) / 3 or abs(high) or 1.0)
+    first = math.floor(low / step + 1e-9)
+    return [place * step for place in range(first, max(math.ceil(high / step - 1e-9), first + 1) + 1)]
+
+
+def scatter(texts: Sequence[str], heights: Sequence[float], *, name: str) -> Markup:
+    """Return a picture of points, the best first."""
+    across, marks = _places(texts), _round_values(min(heights), max(heights))
+    left, right, low, high = min(across), max(across), marks[0], marks[-1]
     wide = (WIDTH - LEFT - 80) / ((right - left) or 1.0)
     x_of = {at: round(LEFT + 40 + wide * (at - left), 1) for at in across}
-    marks = ((low, HEIGHT - 6), (high, 32.0))
+    y_of = {value: round(HEIGHT - 12 - (HEIGHT - 40) * (value - low) / (high - low), 1) for value in (*marks, *heights)}
     out = [f'<svg class="c0" viewBox="0 0 {WIDTH:g} {HEIGHT + BELOW:g}" role="img" aria-label="{escape(name)}">']
-    out += [f'<text class="up" x="{LEFT - 6}" y="{y:g}" text-anchor="end">{value:.3g}</text>' for value, y in marks]
-    out += [f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:g}" y2="{y:g}"/>' for y in (28, HEIGHT - 12)]
+    for value in marks:
+        y = y_of[value]
+        out.append(f'<text class="up" x="{LEFT - 6}" y="{y + 6:g}" text-anchor="end">{value:.3g}</text>')
+        out.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:g}" y2="{y:g}"/>')
     shown = [(x_of[at], text) for at, text in sorted(set(zip(across, texts, strict=True)))]
     for place, (x, text) in enumerate(shown):
         if place % math.ceil(len(shown) / MOST_TICKS) == 0:
             out.append(f'<text x="{x}" y="{HEIGHT + 6}" text-anchor="middle">{escape(text[:9])}</text>')
     for place, (at, value, text) in reversed(list(enumerate(zip(across, heights, texts, strict=True)))):
-        y = HEIGHT - 12 - (HEIGHT - 40) * ((value - low) / (high - low) if high > low else 0.5)
         best, title = ' class="best"' if not place else "", escape(f"{text}: {value:.6g}")
-        out.append(f'<circle{best} cx="{x_of[at]}" cy="{y:.1f}" r="9"><title>{title}</title></circle>')
+        out.append(f'<circle{best} cx="{x_of[at]}" cy="{y_of[value]:.1f}" r="9"><title>{title}</title></circle>')
     return Markup("".join([*out, "</svg>"]))  # noqa: S704 - every text in it was escaped above
 
 

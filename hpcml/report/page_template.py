@@ -5,11 +5,11 @@ In the style ``LIGHT_PARTS`` and ``DARK_PARTS`` are the places of the colours of
 
 STYLE = """
 :root { color-scheme: light dark; --back: #fff; --text: #1b1f24; --soft: #59636e; --rule: #d8dee4; --panel: #f6f8fa;
-  --good: #1a7f37; --bad: #b42318; --none: #e6e9ed;
+  --good: #1a7f37; --bad: #b42318; --mild: #9a6700; --none: #e6e9ed;
   --c0: #1f6feb; --c1: #d1570b; --c2: #1a7f37; --c3: #a333c8; --c4: #b58900; --c5: #c2255c; --c6: #0c8599; --c7: #6b7280;
   LIGHT_PARTS --heat: 31 111 235; }
 @media (prefers-color-scheme: dark) { :root { --back: #0d1117; --text: #e6edf3; --soft: #9198a1; --rule: #30363d;
-  --panel: #161b22; --good: #3fb950; --bad: #ff7b72; --none: #21262d;
+  --panel: #161b22; --good: #3fb950; --bad: #ff7b72; --mild: #d29922; --none: #21262d;
   --c0: #58a6ff; --c1: #f0883e; --c2: #3fb950; --c3: #d2a8ff; --c4: #e3b341; --c5: #ff7eb6; --c6: #39c5cf; --c7: #9198a1;
   DARK_PARTS --heat: 88 166 255; } }
 * { box-sizing: border-box; }
@@ -19,7 +19,7 @@ h1 { font-size: 24px; margin: 0; overflow-wrap: anywhere; }
 h2 { font-size: 17px; margin: 34px 0 8px; }
 h3 { font-size: 14px; margin: 16px 0 2px; font-weight: 600; }
 p { margin: 6px 0; } .soft, dt, th, figcaption { color: var(--soft); }
-.lead { font-size: 17px; } .good { color: var(--good); } .bad { color: var(--bad); }
+.lead { font-size: 17px; } .good { color: var(--good); } .bad { color: var(--bad); } .mild { color: var(--mild); }
 .cards { display: grid; grid-template-columns: repeat(auto-fill, minmax(130px, 1fr)); gap: 10px; margin: 16px 0 0; }
 .card { background: var(--panel); border: 1px solid var(--rule); border-radius: 6px; padding: 8px 14px; }
 .card b { display: block; font-size: 20px; font-variant-numeric: tabular-nums; } .card span { color: var(--soft); font-size: 13px; }
@@ -30,11 +30,12 @@ pre { background: var(--panel); border: 1px solid var(--rule); border-radius: 6p
   white-space: pre-wrap; overflow-wrap: anywhere; font-size: 13px; margin: 4px 0; }
 figure { margin: 0; } svg { display: block; width: 100%; height: auto; overflow: visible; }
 .advice { border-left: 4px solid var(--script); background: var(--panel); padding: 6px 14px; margin: 8px 0; }
-.wide { overflow-x: auto; } .wide th, .wide td { overflow-wrap: normal; } td p { margin: 0; font-size: 13px; } code { font-size: 14px; overflow-wrap: anywhere; }
-.charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 480px), 1fr)); gap: 4px 28px; }
+.wide { overflow-x: auto; } .wide th, .wide td { overflow-wrap: normal; } code { font-size: 14px; overflow-wrap: anywhere; }
+.charts { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 480px), 1fr)); gap: 4px 28px; }
 .charts p { margin: 0; font-size: 13px; } .charts .heat { grid-column: 1 / -1; }
 .pictures { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 320px), 1fr)); gap: 14px; margin: 8px 0; }
 .pictures img { display: block; max-width: 100%; max-height: 480px; background: #fff; border: 1px solid var(--rule); border-radius: 6px; }
+.hours td:not(.soft) { border: 0; } .hours td.soft { padding-top: 0; font-size: 13px; }
 .versions span { display: inline-block; margin-right: 16px; } figcaption { font-size: 13px; overflow-wrap: anywhere; } a { color: var(--c0); }
 svg.bar { height: 26px; border-radius: 4px; margin: 6px 0 10px; }
 svg text { font-size: 20px; fill: var(--soft); font-family: inherit; dominant-baseline: hanging; } svg text.up { dominant-baseline: auto; }
@@ -48,8 +49,12 @@ polyline { fill: none; stroke-width: 1.4; vector-effect: non-scaling-stroke; str
 #tip { position: absolute; display: none; pointer-events: none; background: var(--back); border: 1px solid var(--rule);
   border-radius: 6px; padding: 5px 9px; font-size: 12px; line-height: 1.4; white-space: pre; font-variant-numeric: tabular-nums; }
 @media (max-width: 640px) { body { padding: 14px 12px 32px; } h1 { font-size: 20px; }
-  svg text { font-size: 31px; } svg text.often { display: none; } .lead { font-size: 16px; } }
-@media print { :root { --back: #fff; --text: #000; --soft: #444; --rule: #bbb; --panel: #fff; --good: #1a7f37; --bad: #b42318;
+  svg text { font-size: 31px; } svg text.often { display: none; } .lead { font-size: 16px; }
+  .attempts, .attempts tbody { display: block; } .attempts tr { display: grid; border-bottom: 1px solid var(--rule);
+    font-size: 12px;
+    grid-template-columns: 4.2em 4.6em 6.4em 4.2em 1fr 3.4em; } .attempts th, .attempts td { border: 0; padding: 4px 6px 0 0; }
+  .attempts td:last-child { grid-column: 1 / -1; padding: 0 0 4px; } .attempts th:last-child { display: none; } }
+@media print { :root { --back: #fff; --text: #000; --soft: #444; --rule: #bbb; --panel: #fff; --good: #1a7f37; --bad: #b42318; --mild: #9a6700;
   --none: #e6e9ed; --c0: #1f6feb; --c1: #d1570b; --c2: #1a7f37; --c3: #a333c8; --c4: #b58900; --c5: #c2255c; --c6: #0c8599;
   --c7: #6b7280; --heat: 31 111 235; LIGHT_PARTS }
   * { print-color-adjust: exact; -webkit-print-color-adjust: exact; } body { max-width: none; padding: 0; font-size: 12px; }
@@ -108,12 +113,12 @@ PAGE = """<!doctype html>
 <header>
 <h1>{{ report.run.run }}</h1>
 {% if report.run.script %}<p><code>{{ report.run.script }}</code></p>{% endif %}
-<p class="soft">{% for what in (nodes, "job " ~ report.run.job if report.run.job, "site " ~ report.run.site, report.course.began | moment) if what %}{{ what }}{{ " · " if not loop.last }}{% endfor %}</p>
+<p class="soft">{% for fact in (nodes, "job " ~ report.run.job if report.run.job, "site " ~ report.run.site, report.course.began | moment) if fact %}{{ fact }}{{ " · " if not loop.last }}{% endfor %}</p>
 <p class="soft">{% if requested %}Requested: {{ requested }}. {% endif %}Results: <code>{{ report.results.folder }}</code></p>
-<p class="lead"><b class="{{ 'good' if good else 'bad' if report.course.ending.end.over else '' }}">{{ report.course.ending.end.state }}</b>:
+<p class="lead"><b class="{{ state_class }}">{{ report.course.ending.end.state }}</b>:
 {{ report.course.ending.end.message }}{% if shows_status %} (exit status {{ report.course.ending.end.exit_status }}){% endif %}</p>
 </header>
-{% if report.course.ending.cause %}
+{% if shows_cause %}
 <section><h2>Why</h2>
 <p class="lead">{{ report.course.ending.cause }}</p>
 {% for line in report.course.ending.evidence %}
@@ -130,7 +135,7 @@ PAGE = """<!doctype html>
 {% if report.points.sweep %}
 <section><h2>Sweep {{ report.points.sweep }}</h2>
 <p>{{ report.points.ended | length }} points ended{% if report.points.others %}, {{ report.points.others }} are not in this table{% endif %}.
-{% if report.points.metric %}Best first: the {{ "largest" if report.points.maximize else "smallest" }} {{ report.points.metric }}.{% endif %}</p>
+{% if report.points.metric %}Best first: the {{ "largest" if report.points.maximize else "smallest" }} {{ report.points.metric }}.{% endif %} {% if panels %}A ring marks the best point.{% endif %}</p>
 <div class="charts">{% for name, picture in panels %}<figure><h3>{{ report.points.metric }} by {{ name }}</h3>{{ picture }}</figure>
 {% endfor %}</div>
 <div class="wide"><table><tr>{% for name in columns[0] %}<th>{{ name }}</th>{% endfor %}{% for name in columns[1] %}<th class="n">{{ name }}</th>{% endfor %}<th>state</th><th class="n">time</th><th>cause</th></tr>
@@ -141,7 +146,7 @@ PAGE = """<!doctype html>
 {% endif %}
 {% if report.findings.advice %}
 <section><h2>What to change</h2>
-{% for one in report.findings.advice %}<p class="advice">{{ one.sentence }}</p>
+{% for advice in report.findings.advice %}<p class="advice">{{ advice.sentence }}</p>
 {% endfor %}</section>
 {% elif good %}
 <p class="soft">{% if short %}A run below 5 minutes is too short for advice on time, memory and cores.{% else %}No advice: this run used what it paid for.{% endif %}</p>
@@ -151,14 +156,15 @@ PAGE = """<!doctype html>
 {% endfor %}</div>
 {% if report.findings.script_alone is not none and report.findings.script_seconds %}
 <section><h2>What the script and its tasks did</h2>
-<p>The script ran for {{ report.findings.script_seconds | short }}. For {{ report.findings.script_alone | short }} of this time
-({{ (100 * report.findings.script_alone / report.findings.script_seconds) | percent }}) no task ran: only the script itself worked.</p>
+<p>The script ran for {{ report.findings.script_seconds | short }}. For {{ report.findings.script_alone | short }} of them,
+{{ (100 * report.findings.script_alone / (report.course.end - report.course.began)) | percent }} of the job's time, no task ran: only the script itself worked.
+{% if unit == "core" %}<span class="soft">Cores that it used are useful in the table below.</span>{% endif %}</p>
 {% if report.findings.functions %}<table><tr><th>Function</th><th class="n">tasks</th><th class="n">total</th><th class="n">mean</th><th class="n">longest</th></tr>
 <tr><td>the script itself</td><td class="n"></td><td class="n">{{ report.findings.script_alone | short }}</td><td class="n"></td><td class="n"></td></tr>
-{% for one in report.findings.functions[:16] %}<tr><td>{{ one.name }}</td><td class="n">{{ one.tasks | count }}</td><td class="n">{{ one.seconds | short }}</td>
-<td class="n">{{ (one.seconds / one.tasks) | short }}</td><td class="n">{{ one.longest | short }}</td></tr>
+{% for function in functions %}<tr><td>{{ function.name }}</td><td class="n">{{ function.tasks | count }}</td><td class="n">{{ function.seconds | short }}</td>
+<td class="n">{{ (function.seconds / function.tasks) | short }}</td><td class="n">{{ function.longest | short }}</td></tr>
 {% endfor %}</table>
-<p class="soft">Total is the time of all tasks together; tasks run at the same time.{% if report.findings.functions | length > 16 %} {{ report.findings.functions | length - 16 }} more functions took less.{% endif %}</p>{% endif %}</section>
+<p class="soft">Total is the time of all tasks together; tasks run at the same time.</p>{% endif %}</section>
 {% endif %}
 {% if ledger %}
 <section><h2>Where the {{ unit }}-hours went</h2>
@@ -166,32 +172,29 @@ PAGE = """<!doctype html>
 {{ report.hours.ledger.paid | hours(decimals) }} {{ unit }}-hours.
 <span class="soft">{% for phase in report.course.phases if phase.end - phase.begin >= 0.5 %}{{ phase.title }} {{ (phase.end - phase.begin) | duration }}{{ ", " if not loop.last else "." }}{% endfor %}</span></p>
 <figure>{{ ledger }}</figure>
-<table><tr><th>Part</th><th class="n">{{ unit }}-hours</th><th class="n">share</th></tr>
-{% for kind, title, hours, share, text in parts %}<tr><td><i class="key k-{{ kind }}"></i>{{ title }}<p class="soft">{{ text }}</p></td>
-<td class="n">{{ hours | hours(decimals) }}</td><td class="n">{{ "%.1f" | format(share) }} %</td></tr>
+<table class="hours"><tr><th>Part</th><th class="n">{{ unit }}-hours</th><th class="n">share</th>{% if several %}<th class="n">all attempts</th>{% endif %}</tr>
+{% for row in parts %}<tr><td>{% for kind in row.kinds %}<i class="key k-{{ kind }}"></i>{% endfor %}{{ row.title }}</td>
+<td class="n">{{ row.hours | hours(decimals) }}</td><td class="n">{{ "%.1f" | format(row.share) }} %</td>
+{%- if several %}<td class="n">{{ row.total | hours(decimals) }}</td>{% endif %}</tr><tr><td colspan="4" class="soft">{{ row.text }}</td></tr>
 {% endfor %}</table></section>
 {% endif %}
 {% if report.results.files %}
 <section><h2>Results</h2>
-<div class="pictures">{% for one in report.results.files if one.picture %}<figure><img alt="{{ one.name }}" src="{{ one.picture }}"><figcaption><a href="{{ one.link }}">{{ one.name }}</a></figcaption></figure>
+<div class="pictures">{% for file in report.results.files if file.picture %}<figure><img alt="{{ file.name }}" src="{{ file.picture }}"><figcaption><a href="{{ file.link }}">{{ file.name }}</a></figcaption></figure>
 {% endfor %}</div>
-<table>{% for one in report.results.files if not one.picture %}<tr><td><a href="{{ one.link }}">{{ one.name }}</a></td><td class="n">{{ one.size | size }}</td></tr>
+<table>{% for file in report.results.files if not file.picture %}<tr><td><a href="{{ file.link }}">{{ file.name }}</a></td><td class="n">{{ file.size | size }}</td></tr>
 {% endfor %}</table>
 <p class="soft">The links need the run's folder <code>out</code>.{% if report.results.others %} {{ report.results.others }} more files are in this folder.{% endif %}</p></section>
 {% endif %}
-{% if report.hours.attempts | length > 1 %}
+{% if several %}
 <section><h2>All attempts</h2>
 <p>{{ report.hours.attempts | length }} attempts ran for {{ report.hours.attempts | sum(attribute="seconds") | duration }}: {{ total | hours(decimals) }} {{ unit }}-hours,
 of them {{ report.hours.total.useful | hours(decimals) }} useful. The rest of this page shows the last one.</p>
-<div class="wide"><table><tr><th>Attempt</th><th>job</th><th>began</th><th class="n">lasted</th><th class="n">{{ unit }}-hours</th><th class="n">useful</th><th>ended</th></tr>
-{% for one in report.hours.attempts %}<tr><td>{{ one.number + 1 }}</td><td>{{ one.job }}</td><td>{{ one.begin | moment }}</td>
-<td class="n">{{ one.seconds | duration }}</td><td class="n">{% if one.hours is none %}–{% else %}{{ one.hours | hours(decimals) }}{% endif %}</td>
-<td class="n">{{ one.useful | percent }}</td><td><b>{{ one.outcome }}</b> {{ one.message }}</td></tr>
-{% endfor %}</table></div>
-<table><tr><th>Part</th><th class="n">{{ unit }}-hours of all attempts</th><th class="n">share</th></tr>
-{% for kind, title, hours, share in totals %}<tr><td><i class="key k-{{ kind }}"></i>{{ title }}</td>
-<td class="n">{{ hours | hours(decimals) }}</td><td class="n">{{ "%.1f" | format(share) }} %</td></tr>
-{% endfor %}</table></section>
+<div class="wide"><table class="attempts"><tr><th>Attempt</th><th>job</th><th>began</th><th class="n">lasted</th><th class="n">{{ unit }}-hours</th><th class="n">useful</th><th>ended</th></tr>
+{% for attempt in report.hours.attempts %}<tr><td>{{ attempt.number + 1 }}</td><td>{{ attempt.job }}</td><td>{{ attempt.begin | moment }}</td>
+<td class="n">{{ attempt.seconds | duration }}</td><td class="n">{% if attempt.hours is none %}–{% else %}{{ attempt.hours | hours(decimals) }}{% endif %}</td>
+<td class="n">{{ attempt.useful | percent }}</td><td><b>{{ attempt.outcome }}</b> {{ attempt.message }}</td></tr>
+{% endfor %}</table></div></section>
 {% endif %}
 {% if pictures %}
 <section><h2>Over time</h2><div class="charts">
@@ -205,12 +208,12 @@ of them {{ report.hours.total.useful | hours(decimals) }} useful. The rest of th
 {% if report.machines.devices %}
 <section><h2>GPUs</h2><div class="wide"><table><tr><th>GPU</th><th>model</th><th class="n">mean use</th><th class="n">highest memory use</th>
 <th class="n">mean power</th><th class="n">energy</th></tr>
-{% for one in report.machines.devices[:256] %}<tr><td>{{ one.label }}{% if one.process %}, {{ one.process }}{% endif %}</td><td>{{ one.name }}</td><td class="n">{{ one.use | percent }}</td>
-<td class="n">{{ one.memory | size }}{% if one.memory_size %} of {{ one.memory_size | size }}{% endif %}</td>
-<td class="n">{% if one.power is none %}–{% else %}{{ "%.0f" | format(one.power) }} W{% endif %}</td>
-<td class="n">{% if one.energy is none %}–{% else %}{{ "%.3f" | format(one.energy) }} kWh{% endif %}</td></tr>
+{% for gpu in report.machines.devices[:256] %}<tr><td>{{ gpu.label }}{% if gpu.process %}, {{ gpu.process }}{% endif %}</td><td>{{ gpu.name }}</td><td class="n">{{ gpu.use | percent }}</td>
+<td class="n">{{ gpu.memory | size }}{% if gpu.memory_size %} of {{ gpu.memory_size | size }}{% endif %}</td>
+<td class="n">{% if gpu.power is none %}–{% else %}{{ "%.0f" | format(gpu.power) }} W{% endif %}</td>
+<td class="n">{% if gpu.energy is none %}–{% else %}{{ "%.3f" | format(gpu.energy) }} kWh{% endif %}</td></tr>
 {% endfor %}</table></div>
-<p class="soft">Use is the share of time in which a CUDA kernel ran, as the driver measures it.</p></section>
+<p class="soft">Use is the share of the job's time in which a CUDA kernel ran, as the driver measures it.</p></section>
 {% endif %}
 <section><h2>Requested and used</h2><table><tr><th></th><th>requested</th><th>used</th></tr>
 {% for what, asked, used in report.findings.asked %}<tr><td>{{ what }}</td><td>{{ asked }}</td><td>{{ used }}</td></tr>{% endfor %}</table></section>

@@ -68,7 +68,7 @@ class Node(NamedTuple):
 
 
 def nodes(attempt: AttemptPaths, most: int = 0) -> dict[str, Node]:
-    """Return what each node's sampler wrote, by the nodes' names; a node without samples is left out.
+    """Return the samples of each node by its name, without nodes that have none.
 
     ``most`` is as in :func:`hpcml.samples.nodes`.
     """
@@ -76,7 +76,7 @@ def nodes(attempt: AttemptPaths, most: int = 0) -> dict[str, Node]:
 
 
 def increase(counters: Column) -> float | None:
-    """Return what a counter went up by in all, over its resets; None if nothing is known."""
+    """Return the total increase of a counter, over its resets; None if nothing is known."""
     numbers = [value for value in counters if value is not None]
     if len(numbers) < 2:
         return None
@@ -93,7 +93,7 @@ def in_order(rows: Iterable[T]) -> list[T]:
 
 
 def _rates(t: Sequence[float], counters: Column) -> Column:
-    """Return what a counter went up by, per second; not known where it fell."""
+    """Return the increase of a counter per second; None where it fell."""
     rates: Column = [None] * len(t)
     for at in range(1, len(t)):
         before, now = counters[at - 1], counters[at]
@@ -184,12 +184,12 @@ def _shares(ledger: Ledger, accounting: Accounting) -> dict[str, float]:
     }
     if ledger.parts["unknown"] > ledger.paid / 2:
         return figures
-    of_kind = [one for one in accounting.figures if one.part and one.unit in ("", ledger.unit)]
-    return figures | {one.name: ledger.share(one.part) for one in of_kind}
+    of_kind = [figure for figure in accounting.figures if figure.part and figure.unit in ("", ledger.unit)]
+    return figures | {figure.name: ledger.share(figure.part) for figure in of_kind}
 
 
 def _of_the_script(unit: str, by_node: Mapping[str, Node], begin: float, end: float) -> dict[str, float]:
-    """Return what GPUs or cores did while the script ran."""
+    """Return the use of GPUs or cores while the script ran."""
     gpus = [_between(node.t, gpu.columns.use, begin, end) for node in by_node.values() for gpu in node.gpus]
     if used := [use for use in gpus if use]:
         means = [statistics.fmean(use) for use in used]

@@ -81,7 +81,7 @@ def choose(loaded: LoadedSite, spec: RunRequest, python: str) -> tuple[RunReques
 
 
 def lines(because: tuple[str, ...]) -> list[tuple[str, str]]:
-    """Return why a run has GPUs that nobody asked for, as a title and a text; nothing of other runs."""
+    """Return the reason for GPUs that nobody asked for, as a title and a text; nothing for other runs."""
     text = f"GPUs, because the script uses {first_of_many(because, _MOST_NAMED)}; --gpus-per-node 0 prevents this"
     return [("gpus", text)] if because else []
 
@@ -131,7 +131,7 @@ def _of_image(site: Site, image: str, needed: Mapping[str, None]) -> tuple[list[
 
 
 def _gpus_of_nodes(loaded: LoadedSite, spec: RunRequest) -> int:
-    """Return how many GPUs each node of a request would have; 0 if none, or the profile does not say."""
+    """Return the number of GPUs on each node of a request; 0 if none, or the profile does not say."""
     site, place, scheduler = loaded.site, spec.place, schedulers.get(loaded.site.scheduler)
     nodes = site.defaults.nodes if spec.size.nodes == NOT_SAID else spec.size.nodes
     if scheduler.ONE_MACHINE:

@@ -456,7 +456,7 @@ def _copy_code(prepared: Prepared, paths: RunPaths) -> list[str]:
     if needed := snapshot.needed(taken, paths.code):
         hint = "Increase the named limit (--set code.…=…), or run the script in its own folder "
         hint += "(--set code.snapshot=none)."
-        raise UsageError("The copy of the code would lack required files", place=snapshot.listed(needed), hint=hint)
+        raise UsageError("Files that the script needs would not be copied", place=snapshot.listed(needed), hint=hint)
     if rules.snapshot != "none":
         why = "the script is a link" if file.is_symlink() else ""
         home = spec.code.top.resolve() if not why else file.parent

@@ -17,7 +17,7 @@ from hpcml.runs.status import Status
 from hpcml.samples import DiskTraffic, NodeSeries, Progress, Series, Traffic, Work, rate, total
 from hpcml.states import HAS_NODES, Phase
 
-LINES = 12  # of the script's output
+LINES = 40  # of the script's output
 MOST_WARNINGS = 50
 _SILENT = 20.0, 4  # a node is silent whose last sample is so many seconds and intervals older than the newest of all
 _SILENCE = 30  # seconds, after which the silence of a worker is a new line

@@ -157,7 +157,7 @@ def resolve(folder: Path, site: Site, asked: Sequence[Awaited], clusters: str) -
             notes.append(f"{run.id} already ended as --after requires")
             continue
         if not (run.submission and run.submission.key):
-            raise NotFoundError("The run that --after names has no job", place=run.id, hint=current.hint or _again(run))
+            raise NotFoundError("The run given to --after has no job", place=run.id, hint=current.hint or _again(run))
         if current.allocation.silent:
             raise SlurmUnreachableError(
                 current.allocation.silent, transient=True, place=run.id, hint="Try again in some minutes."

@@ -80,7 +80,7 @@ _LONGEST = 100  # characters of a value in a note
 
 
 def _power(key: str) -> Power:
-    """Return what a key, or the table above it, may do; none where the schema has no such key. ``*`` is a name."""
+    """Return the permissions of a key, or of the table above it; none for an unknown key. ``*`` is a name."""
     parts = key.split(".")
     if parts[0] in ("partitions", "qos", "facts") and parts[1:]:
         parts[1] = "*"

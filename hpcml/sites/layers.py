@@ -66,7 +66,7 @@ class Layers:
             self.values[key] = Value(value, origin, by)
 
     def nested(self) -> dict[str, Any]:
-        """Return the settings as nested tables."""
+        """Return the settings as nested tables; ConfigError if a value has the place of a table."""
         root: dict[str, Any] = {}
         for key, value in self.values.items():
             table, parts = root, _split(key)
@@ -81,13 +81,13 @@ class Layers:
         return root
 
     def origin(self, key: str) -> str:
-        """Return where a key, or the first key below it, was set; ``default`` if nowhere."""
+        """Return the place at which a key, or the first key below it, was set; ``default`` if nowhere."""
         if key in self.values:
             return self.values[key].origin
         return next((value.origin for name, value in self.values.items() if name.startswith(f"{key}.")), "default")
 
     def named(self, *parts: str) -> Named:
-        """Return who set a key (``"cost", "budget"``), hpcml where nobody did, for who starts the program it names."""
+        """Return the author of a key (``"cost", "budget"``), else hpcml, for callers that start a program it names."""
         key = ".".join(map(_escape, parts))
         value = self.values.get(key)
         return Named(value.by, f"{value.origin}: {_shown(key)}") if value else HPCML
@@ -183,7 +183,7 @@ def _toml_value(text: str) -> object:
 
 
 def here() -> Path:
-    """Return the current folder, if it is still there."""
+    """Return the current folder; NotFoundError if it no longer exists."""
     try:
         return Path.cwd()
     except OSError as error:

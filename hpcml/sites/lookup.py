@@ -63,21 +63,22 @@ def config_folders(environment: Mapping[str, str]) -> list[Path]:
 
 
 def why_ignored(path: Path) -> str:
-    """Return why a file of settings does not count, in words, and what to do; nothing if it counts."""
+    """Return the reason for which a file of settings is ignored, in words, and the remedy; empty if it is used."""
     try:
         files.read_setting(path)
     except files.ForeignError as error:
         next_step = error.hint or "copy the settings that you need from this file into your own file in ~/.config/hpcml"
         return f"hpcml ignores {path}: {error.why} ({next_step})"
     except (OSError, UnicodeDecodeError):
-        return ""  # told by who reads it
+        return ""  # its reader reports it
     return ""
 
 
 def profile_files(environment: Mapping[str, str], ignored: list[str] | None = None) -> dict[str, list[Path]]:
     """Return each profile's files by name, most general first (a later one is laid over an earlier one).
 
-    Files that others could have written are left out, and said in ``ignored``.
+    Files that others could have written are left out, and named in ``ignored``. ConfigError if a folder of profiles
+    cannot be listed.
     """
     by_name: dict[str, list[Path]] = {}
     shipped = assets.folder("profiles")
@@ -249,7 +250,7 @@ class _Profiles:
         return [(identify_of(path), _origin(path), Origin.SITE) for path in self.files[name]]
 
     def layers(self, name: str, named_by: str, below: tuple[str, ...] = ()) -> Layers:
-        """Return a profile's settings over those of the profile that it extends."""
+        """Return a profile's settings over those that it extends; ConfigError if one is unknown or extends itself."""
         if name not in self.files:
             hint = did_you_mean(nearest(name, self.files), f"Known sites: {', '.join(sorted(self.files))}.")
             raise ConfigError(f"Unknown site '{name}'", place=named_by, hint=hint)
@@ -271,7 +272,7 @@ class _Profiles:
         return layers
 
     def below(self, parent: str, named_by: str, below: tuple[str, ...] = ()) -> Layers:
-        """Return what a profile inherits from the one that it extends."""
+        """Return the settings that a profile inherits from the one that it extends."""
         layers, not_inherited = Layers(), ("identify", "description", "extends", "name")
         inherited = self.layers(parent, named_by, below)
         layers.notes |= inherited.notes
@@ -332,7 +333,7 @@ def _recognise(profiles: _Profiles, environment: Mapping[str, str]) -> tuple[str
 
 
 def _matches(rule: Identify, host: str, environment: Mapping[str, str]) -> str:
-    """Return why the rule matches this machine, or nothing."""
+    """Return the reason for which the rule matches this machine, or nothing."""
     if rule.never:
         return ""
     reasons = []

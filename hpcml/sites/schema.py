@@ -528,12 +528,12 @@ class Site(NamedTuple):
     facts: dict[str, Fact] = {}
 
     def doubtful(self, key: str) -> str:
-        """Return how a doubtful value is known (``reported``), nothing if it is certain or the user's own."""
+        """Return the confidence in a doubtful value (``reported``), nothing if it is certain or the user's own."""
         fact = self.facts.get(key)
         return fact.confidence if fact and fact.confidence in DOUBTFUL else ""
 
     def doubts(self) -> int:
-        """Return how many values of the profile are only reported or guessed: a fact without a date is no profile's."""
+        """Return the number of reported or guessed values: a fact without a date is not the profile's."""
         return sum(fact.confidence in DOUBTFUL and bool(fact.date) for fact in self.facts.values())
 
 

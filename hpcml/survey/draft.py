@@ -45,7 +45,7 @@ def read_by(source: str) -> str:
 
 
 class Told(NamedTuple):
-    """A fact as it stands in a profile."""
+    """A fact as a profile has it."""
 
     confidence: str
     date: str
@@ -111,7 +111,7 @@ class Draft:
         return "\n".join([*lines, ""])
 
     def _short_facts(self) -> Iterator[tuple[str, Told]]:
-        """Yield the facts; that of most values of a table stands once for the table."""
+        """Yield the facts; the most frequent fact of a table's values applies to the table."""
         common: dict[str, Told] = {}
         for table, values in self.values.items():
             facts_of_table = [self.facts[key] for name in values if (key := ".".join((*table, name))) in self.facts]
@@ -175,7 +175,7 @@ def keep_older(draft: Draft, old: Layers, written: dict[str, Fact], *, probed: b
     old
         The older profile's own table alone.
     written
-        Its facts as they stand there.
+        The facts of its file.
     probed
         Whether a node was asked now: else what one said before stays.
     """

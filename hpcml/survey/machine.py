@@ -154,7 +154,7 @@ def _without(directives: Mapping[str, str], removed: str) -> dict[str, str]:
 
 
 def _refused(directives: Mapping[str, str], folder: Path) -> str:
-    """Return why Slurm would not take a job, in the words of Slurm and of the site; nothing if it would."""
+    """Return the reason for which Slurm would refuse a job, in its own or the site's words; empty if it accepts."""
     lines = [
         f"#SBATCH {option}{f'={value}' if value else ''}"
         for option, value in directives.items()
@@ -239,7 +239,7 @@ class JobRequest(NamedTuple):
 
 
 def choose_job(table: Mapping[str, Any], account: str, partition: str, qos: str) -> JobRequest:
-    """Return where the job starts soonest: a partition with GPUs, if there is one, and a QoS for debugging."""
+    """Return the partition and QoS in which the job starts soonest: with GPUs if possible, and a QoS for debugging."""
     partitions: Mapping[str, Any] = table.get("partitions", {})
     every: Mapping[str, Any] = table.get("qos", {})
     by_use = sorted(partitions, key=lambda name: (not partitions[name].get("gpus_per_node"), not QUICK.search(name)))
@@ -248,8 +248,8 @@ def choose_job(table: Mapping[str, Any], account: str, partition: str, qos: str)
     chosen = qos or ("" if partition and QUICK.search(partition) else next(iter(quick), ""))
     chosen = chosen or partitions.get(name, {}).get("qos", "")
     limits = (partitions.get(name, {}), every.get(chosen, {}))
-    least = max([1, *(one.get("min_nodes", 1) for one in limits)])
-    two = name in partitions and all(one.get("max_nodes", 2) > 1 for one in limits)  # ssh is tried between two
+    least = max([1, *(limit.get("min_nodes", 1) for limit in limits)])
+    two = name in partitions and all(limit.get("max_nodes", 2) > 1 for limit in limits)  # ssh is tried between two
     gpu = "gpu:1" if partitions.get(name, {}).get("gpus_per_node") else ""
     paying = account or table.get("defaults", {}).get("account", "")
     return JobRequest(paying, name, chosen, max(least, 2 if two else 1), gpu)
@@ -262,6 +262,8 @@ def run_job(wanted: JobRequest, seconds: float) -> Node:
     ------
     SiteError
         If Slurm refuses the job, it does not end in time, or it ends without an answer.
+    StorageError
+        If the job's files cannot be written.
     """
     top = Path(process_environment().get("HOME", "")) / ".hpcml"
     name = f"site-init-{os.getpid()}-{os.urandom(4).hex()}"

@@ -87,14 +87,14 @@ def network(draft: Draft, node: Node | None) -> None:
         return
     ports = node.network.infiniband
     seen = How(NODE, f"the kernel of {node.job.node}")
-    every = [one for one in node.network.interfaces if one.ipv4]
-    fast = [one.name for one in every if one.kind == "infiniband"]
+    every = [interface for interface in node.network.interfaces if interface.ipv4]
+    fast = [interface.name for interface in every if interface.kind == "infiniband"]
     draft.set(("network",), "interface", fast[0] if fast else "", seen)
     adapters = list(dict.fromkeys(port.device for port in ports if port.link.state == "ACTIVE"))
     draft.set(("network",), "adapters", adapters, seen)
     links = [f"{port.name} {port.link.state} {port.link.link_layer} {port.link.rate}" for port in ports]
     draft.tell("network.ports", "; ".join(links), seen)
-    addresses = [f"{one.name} {one.ipv4[0]}" for one in every if one.name != "lo"]
+    addresses = [f"{interface.name} {interface.ipv4[0]}" for interface in every if interface.name != "lo"]
     draft.tell("network.interfaces_seen", "; ".join(addresses), seen)
     if len(fast) > 1:
         several = f"the InfiniBand interfaces {', '.join(fast)} have IP addresses"

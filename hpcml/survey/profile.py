@@ -82,7 +82,7 @@ def _allowed(fields: Fields, what: str, names: Iterable[str]) -> tuple[str, ...]
 
 
 def _most_memory(fields: Fields, cpus: int) -> int:
-    """Return how many MiB of a node a job with so many CPUs may have in a partition, 0 without a limit.
+    """Return the MiB of a node that a job with so many CPUs may have in a partition, 0 without a limit.
 
     Beyond MaxMemPerCPU Slurm adds CPUs to the job, which a node does not have if the job has all of them.
     """
@@ -120,7 +120,7 @@ class _Writer:
         self.default_qos = self._default_qos()
         self.left_out: list[str] = []
         self.partitions = self._usable()
-        self.kinds = {name: [one for one in tables.kinds if one.partition == name] for name in self.partitions}
+        self.kinds = {name: [kind for kind in tables.kinds if kind.partition == name] for name in self.partitions}
         self._identify()
         self._defaults()
         self._requests()
@@ -168,7 +168,7 @@ class _Writer:
         return dict(sorted(usable.items(), key=order))
 
     def _why_closed(self, name: str, fields: Fields) -> str:
-        """Return why a partition takes no job of this user from here; empty if it may take some."""
+        """Return the reason for which a partition takes no job of this user from here; empty if it may take some."""
         groups, nodes = (_names(fields.get(field, "")) for field in ("AllowGroups", "AllocNodes"))
         if self.accounts and not self._accounts_of(name, fields):
             return f"for the accounts {', '.join(_names(fields.get('AllowAccounts', ''))) or 'of others'}"
@@ -229,7 +229,7 @@ class _Writer:
     def _requests(self) -> None:
         """Set how this Slurm wants to be asked, and tell what of its configuration matters to a job."""
         draft, table, config = self.draft, ("slurm",), self.tables.config
-        sized = any(self.kinds.values()) or any("TotalCPUs" in one for one in self.partitions.values())
+        sized = any(self.kinds.values()) or any("TotalCPUs" in partition for partition in self.partitions.values())
         draft.choose(("resources",), "exclusive", not (sized or self.node))  # else a part of a node can be asked for
         kinds = self.tables.kinds
         gpus = any(kind.gpus for kind in kinds) or bool(self.node and self.node.gpu.names) or self._gpus_by_amounts()
@@ -251,18 +251,18 @@ class _Writer:
             draft.remark(("partitions",), f"The profile omits the partitions {', '.join(self.left_out)}.")
 
     def _gpus_by_amounts(self) -> bool:
-        return any("gres/gpu" in amounts(one.get("TRES", "")) for one in self.partitions.values())
+        return any("gres/gpu" in amounts(partition.get("TRES", "")) for partition in self.partitions.values())
 
     def _shape(self, name: str) -> tuple[Kind, How]:
-        """Return what a job may ask for on every node of a partition, and how that is known; 0 is not known."""
+        """Return the largest request that fits every node of a partition, with its source; 0 is not known."""
         kinds, fields = self.kinds[name], self.partitions[name]
         if kinds:
             smallest = Kind(
                 partition=name,
-                nodes=sum(one.nodes for one in kinds),
-                cpus=min(one.cpus for one in kinds),
-                threads=max(one.threads for one in kinds),
-                memory=_least(*(one.memory for one in kinds)),
+                nodes=sum(kind.nodes for kind in kinds),
+                cpus=min(kind.cpus for kind in kinds),
+                threads=max(kind.threads for kind in kinds),
+                memory=_least(*(kind.memory for kind in kinds)),
                 gpus_by_type=max(kinds, key=lambda one: one.gpus).gpus_by_type,
             )
             return smallest, How(SLURM, self.tables.kinds_by)
@@ -270,7 +270,7 @@ class _Writer:
             nodes = _count(fields.get("TotalNodes", "")) or 1
             return self.of_node[name]._replace(nodes=nodes), How(NODE, f"scontrol show node {self.node.job.node}")
         nodes, all_of_it = _count(fields.get("TotalNodes", "")), amounts(fields.get("TRES", ""))
-        cpus, gpus = (_count(all_of_it.get(one, "")) or 0 for one in ("cpu", "gres/gpu"))
+        cpus, gpus = (_count(all_of_it.get(resource, "")) or 0 for resource in ("cpu", "gres/gpu"))
         cpus = cpus or _count(fields.get("TotalCPUs", ""))
         memory = 0
         if "mem" in all_of_it:
@@ -308,7 +308,7 @@ class _Writer:
         per_job = self._nodes(fields.get("MaxTRES", ""), shape, up=False)
         per_user = self._nodes(fields.get("MaxTRESPU", ""), shape, up=False)
         least = self._nodes(fields.get("MinTRES", ""), shape, up=True)
-        nodes, concluded = min((one for one in (per_job, per_user) if one[0]), default=(0, False))
+        nodes, concluded = min((limit for limit in (per_job, per_user) if limit[0]), default=(0, False))
         return _Limits(nodes, _seconds(fields.get("MaxWall", "")), least[0], concluded or (least[0] > 0 and least[1]))
 
     @staticmethod
@@ -403,10 +403,10 @@ class _Writer:
     def _ask_of(self, name: str, shape: Kind, memory: str) -> None:
         """Ask what the sizes of a partition's nodes leave open."""
         draft, table, key = self.draft, ("partitions", name), f"partitions.{name}"
-        if len({one._replace(nodes=0, one="") for one in self.kinds[name]}) > 1:
+        if len({kind._replace(nodes=0, one="") for kind in self.kinds[name]}) > 1:
             which = f"partition {name} has several kinds of nodes"
             draft.ask(table, f"{which}: must a job choose one with a constraint ({key}.constraint)?")
-        types = dict.fromkeys(gpu_type for one in self.kinds[name] for gpu_type, _ in one.gpus_by_type if gpu_type)
+        types = dict.fromkeys(gpu_type for kind in self.kinds[name] for gpu_type, _ in kind.gpus_by_type if gpu_type)
         if len(types) > 1:
             which = f"{', '.join(types)} ({key}.gpu_type)"
             draft.ask(table, f"which of these GPUs shall a job in partition {name} request: {which}?")
@@ -426,7 +426,7 @@ class _Writer:
         """Set the QoS of a partition that does not take the one which a job gets that names none."""
         draft, table = self.draft, ("partitions", name)
         if mine:
-            limits = {one: self._limits(one, name) for one in mine}
+            limits = {qos_name: self._limits(qos_name, name) for qos_name in mine}
             sizes = {one: (limit.nodes or math.inf, limit.time or math.inf) for one, limit in limits.items()}
             chosen = max(mine, key=lambda one: (not QUICK.search(one), sizes[one]))
             how = How(SLURM, f"AllowQos of {name}, sacctmgr show assoc", concluded=len(mine) > 1)
@@ -441,17 +441,17 @@ class _Writer:
 
     def _qos(self, name: str, fields: Fields) -> None:
         draft, table = self.draft, ("qos", name)
-        homes = [one for one in self.partitions if name in self._qos_of(one)]
+        homes = [partition for partition in self.partitions if name in self._qos_of(partition)]
         asked = How(SLURM, "sacctmgr show qos")
         draft.remark(table, f"Slurm: {_said(fields)}." if _said(fields) else "Slurm reports no limits for this QoS.")
         if homes and len(homes) < len(self.partitions):
             draft.set(table, "partitions", homes, How(SLURM, "AllowQos and DenyQos of the partitions"))
-        shapes = {one: self._shape(one)[0] for one in homes}
+        shapes = {home: self._shape(home)[0] for home in homes}
         counted = max(homes, key=lambda one: (shapes[one].gpus > 0, shapes[one].nodes), default="")
         limits = self._limits(name, counted)
         nodes, time = self._within_partitions(limits.nodes, limits.time, homes, fields.get("Flags", "").split(","))
         usual = self._usual(homes)  # the partitions have these limits too
-        nodes = nodes or max((shapes[one].nodes for one in homes), default=0)  # not the limit of the default QoS
+        nodes = nodes or max((shapes[home].nodes for home in homes), default=0)  # not the limit of the default QoS
         nodes = nodes if limits.nodes or usual.nodes else 0  # else the partition's limit counts
         time = time if limits.time or usual.time else 0
         how = asked._replace(concluded=limits.concluded)
@@ -468,16 +468,16 @@ class _Writer:
 
     def _usual(self, homes: Sequence[str]) -> _Limits:
         """Return the widest limits that the default QoS sets in some partitions; 0 where it sets none in any."""
-        each = [_Limits(), *(self._limits(self.default_qos, one) for one in homes)]
-        return _Limits(max(one.nodes for one in each), max(one.time for one in each))
+        each = [_Limits(), *(self._limits(self.default_qos, home) for home in homes)]
+        return _Limits(max(limits.nodes for limits in each), max(limits.time for limits in each))
 
     def _within_partitions(self, nodes: int, time: int, homes: Sequence[str], flags: Sequence[str]) -> tuple[int, int]:
         """Return a QoS's nodes and time within the limits of its partitions, where its flags do not lift these."""
-        raw = [self._raw(one, own_qos="OverPartQOS" not in flags) for one in homes]
-        if raw and "PartitionMaxNodes" not in flags and all(one.nodes for one in raw):
-            nodes = _least(nodes, max(one.nodes for one in raw))
-        if raw and "PartitionTimeLimit" not in flags and all(one.time for one in raw):
-            time = _least(time, max(one.time for one in raw))
+        raw = [self._raw(home, own_qos="OverPartQOS" not in flags) for home in homes]
+        if raw and "PartitionMaxNodes" not in flags and all(limits.nodes for limits in raw):
+            nodes = _least(nodes, max(limits.nodes for limits in raw))
+        if raw and "PartitionTimeLimit" not in flags and all(limits.time for limits in raw):
+            time = _least(time, max(limits.time for limits in raw))
         return nodes, time
 
     def _deadlines(self) -> None:
@@ -488,7 +488,7 @@ class _Writer:
 
     def _cost(self) -> None:
         draft = self.draft
-        weights = {one.get("TRESBillingWeights", "") for one in self.partitions.values()} - {*_NO_LIMIT}
+        weights = {partition.get("TRESBillingWeights", "") for partition in self.partitions.values()} - {*_NO_LIMIT}
         if not weights:
             return
         asked = How(SLURM, "TRESBillingWeights in scontrol show partition")

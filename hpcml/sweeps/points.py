@@ -60,7 +60,7 @@ def points(request: Request) -> list[Point]:
     Raises
     ------
     UsageError
-        If a word is none of a point, a name stands twice, there are no points or more than :data:`MOST`.
+        If a word is none of a point, a name is repeated, there are no points or more than :data:`MOST`.
     NotFoundError
         If a file of points cannot be read.
     """
@@ -141,8 +141,8 @@ def _axis(word: str, option: str) -> tuple[str, list[str]]:
 
 
 def _range(text: str, word: str, option: str) -> list[str]:
-    texts = [one.strip() for one in text.split(",")]
-    numbers = [int(one) for one in texts if _WHOLE.fullmatch(one)]
+    texts = [part.strip() for part in text.split(",")]
+    numbers = [int(number) for number in texts if _WHOLE.fullmatch(number)]
     if not (1 <= len(numbers) == len(texts) <= 3) or 0 in numbers[2:]:
         hint = "Write range(START,STOP) or range(START,STOP,STEP) with whole numbers. STOP is excluded."
         raise _wrong(f"'{word}' is not a valid range", option, hint)
@@ -150,7 +150,7 @@ def _range(text: str, word: str, option: str) -> list[str]:
     if not values:
         raise _wrong(f"'{word}' is empty", option, "START must be less than STOP.")
     _check_count(len(values))
-    return [str(one) for one in values]
+    return [str(value) for value in values]
 
 
 # -- random points ---------------------------------------------------------------------------------------------------
@@ -290,7 +290,7 @@ def _jsonl(text: str, place: str) -> Iterator[Point]:
             table = files.parsed(json.loads, line)
         except ValueError as error:
             raise _wrong(f"Line {number} is not valid JSON", place, hint) from error
-        right = isinstance(table, dict) and table and all(_is_value(one) for one in table.values())
+        right = isinstance(table, dict) and table and all(_is_value(value) for value in table.values())
         if not right:
             raise _wrong(f"Line {number} is not a JSON object of numbers and strings", place, hint)
         _check_names(list(table), place)
@@ -341,7 +341,7 @@ def key_of(point: Point, code: str, arguments: Sequence[str], image: str) -> str
 
 
 def code_digest(script: Path, others: Iterable[Path] = ()) -> str:
-    """Return a digest of a script and of all modules beside it that it or they import, wherever the import stands.
+    """Return a digest of a script and of all modules beside it that it or they import, wherever the import is.
 
     ``others`` are modules in other folders of its project.
 

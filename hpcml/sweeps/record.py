@@ -63,7 +63,7 @@ def path_of(runs: Path, name: str) -> Path:
 
 
 def load(runs: Path, name: str) -> Sweep | None:
-    """Return what is known of a sweep, None if there is no such one.
+    """Return the record of a sweep, None if there is no such sweep.
 
     Raises
     ------
@@ -74,7 +74,7 @@ def load(runs: Path, name: str) -> Sweep | None:
     if (table := directories.read_json(path)) is None:
         return None
     with complete(path.parent):
-        points = tuple(_planned(Table(one)) for one in table.get("points", list))
+        points = tuple(_planned(Table(row)) for row in table.get("points", list))
         return Sweep(
             name, points, table.texts("runs"), table.get("metric", str, ""), table.get("maximize", bool, False)
         )
@@ -82,8 +82,8 @@ def load(runs: Path, name: str) -> Sweep | None:
 
 def _planned(table: Table) -> Planned:
     values = []
-    for one in table.get("values", list):
-        name, text, typed = one
+    for value in table.get("values", list):
+        name, text, typed = value
         if not (isinstance(name, str) and isinstance(text, str) and isinstance(typed, int | float | bool | str)):
             raise TypeError("a value has the wrong type")
         values.append(Value(name, text, typed))
@@ -122,7 +122,7 @@ def newest(runs: Path) -> str:
 def save(runs: Path, sweep: Sweep) -> None:
     """Write the file of a sweep; StorageError if that fails."""
     path = path_of(runs, sweep.name)
-    points = [{"key": one.key, "values": [list(value) for value in one.point]} for one in sweep.points]
+    points = [{"key": planned.key, "values": [list(value) for value in planned.point]} for planned in sweep.points]
     content = {"points": points, "runs": sweep.runs, "metric": sweep.metric, "maximize": sweep.maximize}
     make_folder(runs, sweep.name)
     with directories.storage(path):
@@ -153,22 +153,22 @@ def progress(runs: Path, sweep: Sweep) -> Progress:
     running: set[str] = set()
     ended_in_group: dict[str, set[str]] = {}  # by the folder of leases, or the run
     standings = handle.standings(_existing_runs(runs, sweep))
-    for one in standings:
-        of_run, submitted = ends(one.run), given(one.run)
+    for standing in standings:
+        of_run, submitted = ends(standing.run), given(standing.run)
         ended |= of_run
-        ended_in_group.setdefault(submitted.folder or one.run.id, set()).update(of_run)
-        if one.alive and not _has_written_end(one):
-            alive.append((one.run.id, submitted))
-            running.update(_names(one.run, ".log"))
-        elif one.status and one.status.exit_status:
-            begun |= {key: one.run.id for key in _names(one.run, ".log") if key not in of_run}
+        ended_in_group.setdefault(submitted.folder or standing.run.id, set()).update(of_run)
+        if standing.alive and not _has_written_end(standing):
+            alive.append((standing.run.id, submitted))
+            running.update(_names(standing.run, ".log"))
+        elif standing.status and standing.status.exit_status:
+            begun |= {key: standing.run.id for key in _names(standing.run, ".log") if key not in of_run}
     under_way = {
         key: run_id
         for run_id, submitted in alive
         for key in submitted.keys_without(ended_in_group[submitted.folder or run_id])
     }
     interrupted = {key: run for key, run in begun.items() if key not in ended and key not in under_way}
-    problems = tuple(f"{one.run.id}: {one.problem}" for one in standings if one.problem)
+    problems = tuple(f"{standing.run.id}: {standing.problem}" for standing in standings if standing.problem)
     folders = frozenset(submitted.folder for _, submitted in alive if submitted.folder)
     return Progress(ended, under_way, problems, interrupted, folders, frozenset(running & under_way.keys()))
 
@@ -210,12 +210,12 @@ class Given(NamedTuple):
 
 
 def given(run: directories.Run) -> Given:
-    """Return what a run was submitted with; nothing if it has no points."""
+    """Return the points that a run was submitted with; nothing if it has none."""
     table = directories.read_json(run.paths.points)
     if not table:
         return Given([], "")
     with complete(run.paths.directory):
-        keys = [Table(one).get("key", str) for one in table.get("points", list)]
+        keys = [Table(row).get("key", str) for row in table.get("points", list)]
         return Given(keys, table.get("claims", str, ""), table.texts("runs"))
 
 
@@ -225,7 +225,7 @@ def sharing(run: directories.Run) -> tuple[str, ...]:
 
 
 def ends(run: directories.Run) -> dict[str, PointEnd]:
-    """Return how the points of a run have ended, by key."""
+    """Return the ends of a run's points, by key."""
     return {key: _end(run, run.paths.record_of(key)) for key in _names(run, ".json")}
 
 
@@ -264,12 +264,12 @@ def remove_leases(runs: Path, name: str, in_use: frozenset[str]) -> None:
 
 
 def stale(points: Sequence[Planned], before: Progress) -> int:
-    """Return how many points have ended with the same values and another script, arguments or image only."""
-    ended = {frozenset(one.values.items()) for one in before.ended.values()}
-    ended |= {frozenset((name, value) for name, value in one if name == "draw") for one in ended}  # of a search
+    """Return the number of ended points that differ only in the script, its arguments or the image."""
+    ended = {frozenset(end.values.items()) for end in before.ended.values()}
+    ended |= {frozenset((name, value) for name, value in pairs if name == "draw") for pairs in ended}  # of a search
     return sum(
-        one.key not in before.ended and frozenset((value.name, value.typed) for value in one.point) in ended
-        for one in points
+        planned.key not in before.ended and frozenset((value.name, value.typed) for value in planned.point) in ended
+        for planned in points
     )
 
 

@@ -63,12 +63,12 @@ def rows(sweep: Sweep, progress: Progress, runs: str, metric: str, *, maximize: 
 
 def metric_of(sweep: Sweep, progress: Progress) -> str:
     """Return the metric that sorts the table: the chosen one, else the first that a point has reported."""
-    reported = (name for one in progress.ended.values() for name in one.metrics)
+    reported = (name for end in progress.ended.values() for name in end.metrics)
     return sweep.metric or next(reported, "")
 
 
 def counts(table: Sequence[Row]) -> str:
-    """Return how many points there are of each state, in words."""
+    """Return the number of points of each state, in words."""
     states = [row.state if row.state != "under way" else "running" if row.running else "waiting" for row in table]
     parts = [
         f"{number} {state}"
@@ -166,11 +166,11 @@ def picture(name: str, rows: Sequence[Row], metric: str, *, maximize: bool, form
 def _varied(measured: Sequence[Row]) -> list[str]:
     """Return the parameters that differ between points, as many as a picture has panels."""
     names = dict.fromkeys(name for row in measured for name in row.values if name != "draw")
-    return [one for one in names if len({row.values.get(one) for row in measured}) > 1][:_MOST]
+    return [candidate for candidate in names if len({row.values.get(candidate) for row in measured}) > 1][:_MOST]
 
 
 def _no_picture(name: str, metric: str, measured: Sequence[Row]) -> UsageError:
-    """Return why a sweep has no picture."""
+    """Return the reason for which a sweep has no picture."""
     if measured:
         hint = "A picture needs a parameter with at least two different values."
         return UsageError("All points of the sweep have the same parameter values", place=name, hint=hint)

@@ -40,7 +40,7 @@ class Search(NamedTuple):
 
     @property
     def packages(self) -> tuple[str, ...]:
-        """Return what the sampler needs on the nodes beside Optuna."""
+        """Return the packages that the sampler needs on the nodes beside Optuna."""
         return _NEEDS.get(self.sampler[0], ())
 
     def points(self) -> list[Point]:
@@ -62,7 +62,7 @@ class Search(NamedTuple):
 def search(
     values: Sequence[str], sampler: str, pruner: str, metric: str, *, maximize: bool, seed: int
 ) -> Search | None:
-    """Return what the command line says of Optuna, None if that is nothing.
+    """Return the search by Optuna that the command line requests, None if it requests none.
 
     Parameters
     ----------

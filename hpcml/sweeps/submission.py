@@ -71,7 +71,7 @@ class Faults:
         self._options: dict[tuple[str, str, tuple[str, ...]], tuple[str, ...]] = {}
 
     def of(self, key: str) -> Fault | None:
-        """Return why a point failed; None if it did not, or is under way."""
+        """Return the cause of a point's failure; None if it did not fail, or is not over."""
         if key in self.progress.under_way:
             return None
         if end := self.progress.ended.get(key):
@@ -90,7 +90,7 @@ class Faults:
         return self._runs[run_id]
 
     def _end(self, run_id: str) -> Fault:
-        """Return why a run ended in which points were interrupted."""
+        """Return the cause of the end of a run in which points were interrupted."""
         run, status = self._run(run_id)
         answer = why.of_status(run, status)
         kind = kind_of(answer.rule, evident=answer.known)
@@ -134,7 +134,7 @@ def _to_run(planned: Sequence[Planned], progress: Progress, faults: Faults, only
             fault.kind in only if only else fault.kind == "node" and "--exclude" in fault.options
         )
 
-    return [one for one in planned if wanted(one)]
+    return [point for point in planned if wanted(point)]
 
 
 def more(
@@ -340,11 +340,11 @@ def choose(
     failed = any(end.failed for end in progress.ended.values())
     if not (only_failed or failed or progress.interrupted):
         busy = progress.ended.keys() | progress.under_way.keys()
-        return [one for one in planned if one.key not in busy], More(prepared.spec)
+        return [point for point in planned if point.key not in busy], More(prepared.spec)
     only = asked(only_failed) if only_failed else ()
     faults = Faults(Path(prepared.plan.directory).parent, progress)
     chosen = _to_run(planned, progress, faults, only)
-    of_points = [fault for one in chosen if (fault := faults.of(one.key))]
+    of_points = [fault for point in chosen if (fault := faults.of(point.key))]
     if prepared.plan.hold:
         same = "hpcml changes no time limit, memory or nodes: the run has those of its hold"
         return chosen, More(prepared.spec, (), (same,) if any(fault.kind in _OF_A_RUN for fault in of_points) else ())
@@ -368,7 +368,7 @@ def submit(choice: Choice, asked: Asked) -> list[directories.Run]:
             Path(leases).mkdir(mode=0o700)
         others = min(asked.jobs, len(choice.chosen)) - 1
         jobs += [runs_submit.prepare(prepared.loaded, prepared.spec) for _ in range(others)]
-    ids = [one.plan.run_id for one in jobs]
+    ids = [job.plan.run_id for job in jobs]
     sweep = old._replace(
         points=tuple(choice.planned),
         runs=(*old.runs, *ids),
@@ -379,7 +379,7 @@ def submit(choice: Choice, asked: Asked) -> list[directories.Run]:
     table: dict[str, object] = {
         "sweep": old.name,
         "max_fails": asked.max_fails,
-        "points": [_for_the_nodes(one, choice.progress) for one in choice.chosen],
+        "points": [_for_the_nodes(point, choice.progress) for point in choice.chosen],
     }
     if leases:
         table |= {"claims": leases, "runs": ids}
@@ -387,9 +387,9 @@ def submit(choice: Choice, asked: Asked) -> list[directories.Run]:
         table["study"] = asked.study.for_the_nodes(runs, old.name, asked.key)
     text = json.dumps(table, indent=1) + "\n"
     started: list[directories.Run] = []
-    for one in jobs:
+    for job in jobs:
         try:
-            started.append(runs_submit.submit(one._replace(points=text)))
+            started.append(runs_submit.submit(job._replace(points=text)))
         except SiteError as error:
             if not started:
                 raise

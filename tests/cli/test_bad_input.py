@@ -101,7 +101,7 @@ CASES = [
     Bad("mpi-script", _submit(script="m.py"), R, ("needs ranks (MPI.COMM_WORLD)", "m.py:2", "submit -- "),
         _write("project/m.py", "from mpi4py import MPI\nprint(MPI.COMM_WORLD.size)\n")),
     Bad("mpi-that-slurm-lacks", _submit("--ranks", "1", "--mpi", "pmix"), R,
-        ("srun has no --mpi=pmix here, only: none, pmi2", "srun --mpi=list", "Use --mpi pmi2"),
+        ("--mpi=none, pmi2, not pmix", "srun --mpi=list", "Use --mpi pmi2"),
         _write("bin/srun", "#!/bin/sh\nprintf 'MPI plugin types are...\\n\\tnone\\n\\tpmi2\\n'\n", 0o755)),
     Bad("options-after-the-script", (*_submit(), "--nodes", "2"), U, ("--nodes comes after job.py", "job.py -- --nodes 2")),
     Bad("help-of-no-page", ("help", "sweps"), U, ("Did you mean hpcml help sweeps?", "hpcml help topics")),

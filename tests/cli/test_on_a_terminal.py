@@ -115,3 +115,19 @@ def test_a_shell_of_a_run_without_dask_is_on_the_node_of_a_rank(world: World) ->
     for word, hint in (("rank:4", "0 to 3"), ("n9", "n7, n8")):
         refused = see(world, 200, "shell", "last", word)
         assert (refused.status, hint in " ".join(refused.text)) == (64, True), refused.text
+
+
+def test_a_shell_of_a_run_in_an_image_is_inside(world: World) -> None:
+    directory = world.submit("--ranks", "1")
+    plan = json.loads((directory / "plan.json").read_text())
+    plan["inside"]["job"]["image"] = "/i.sif"
+    entry = {"entry": ["enter", "--home", "/none", "--pwd", "/none"]}
+    (directory / "plan.json").write_text(json.dumps(plan | entry))
+    world.set_job("101", state="RUNNING")
+    write_events(directory, {"event": "allocated", "time": time.time(), "nodes": ["n7"], "job": "101"})
+    (directory / "attempts/0").mkdir(parents=True, exist_ok=True)
+    srun = world.bin / "srun"
+    srun.write_text('#!/bin/sh\nshift 8\necho "$@"\n')
+    srun.chmod(0o755)
+    shown = see(world, 300, "shell", "last").text[-1]
+    assert f"enter --home {world.home} --pwd {world.home} /i.sif /bin/sh -c" in shown

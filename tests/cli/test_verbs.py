@@ -122,3 +122,14 @@ def test_ls_finds_a_text_in_ids_and_commands(world: World) -> None:
     for text, found in (("ALPHA", runs[:1]), (world.script.name.upper(), runs), ("job.py -", [])):
         rows = world.answers("ls", "--grep", text)
         assert [row["directory"] for row in rows] == list(map(str, found))
+
+
+def test_status_of_a_failed_run_begins_with_what_shows_the_cause(world: World) -> None:
+    """The quoted lines are below the cause, above all that is known of the run besides."""
+    directory = world.submit()
+    write_end(directory, 1, cause="KeyError in fit.py:3", quote=["KeyError: 'price'"], hint="See the log.")
+    lines = world.run("status", directory.name).stdout.splitlines()
+    keys = [line.split()[0] for line in lines]
+    assert keys[:3] == ["run", "site", "state"]
+    assert keys.index("|") < keys.index("command")
+    assert lines[keys.index("|")] == "  | KeyError: 'price'"

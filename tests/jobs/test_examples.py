@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import gc
+import importlib.util
 import json
 import os
 import re
@@ -89,9 +90,10 @@ def run_example(
     assert {*os.listdir(tmp_path)} - {"checkpoints"} == {"out"}  # data that was made is gone
 
 
-OWN = ["linear", "logistic", "forest", "neighbors", "naive_bayes", "xgboost_train", "search", "dbscan", "pca_svd", "preprocess",
-       "encode", "nearest", "regularized", "svd", "to_torch"]  # fmt: skip
 NO_TORCH = "PyTorch is not in this environment; to run this: pip install torch"
+needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason=NO_TORCH)
+OWN = ["linear", "logistic", "forest", "neighbors", "naive_bayes", "xgboost_train", "search", "dbscan", "pca_svd", "preprocess",
+       "encode", "nearest", "regularized", "svd", pytest.param("to_torch", marks=needs_torch)]  # fmt: skip
 STAYS = {"k", "min_samples", "words"}  # what the example itself works with
 
 
@@ -100,8 +102,6 @@ def test_one_s_own_rows_as_the_first_lines_say(
     name: str, run_example: RunExample, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The lines of the docstring stand in the place of those that make rows, in a folder with files of such columns."""
-    if name == "to_torch":
-        pytest.importorskip("torch", reason=NO_TORCH)
     folder = tmp_path_factory.mktemp("zu Hause in Köln")
     rng = np.random.default_rng(0)
     table = pd.DataFrame(rng.normal(size=(2_000, 2)), columns=["width", "height"])
@@ -304,9 +304,11 @@ def test_encode(run_example: RunExample) -> None:
     assert result["back"] == result["rows"] == len(texts)
 
 
+@needs_torch
 def test_to_torch(run_example: RunExample) -> None:
     """The network is trained here again, on the same sample, and predicts the same."""
-    torch = pytest.importorskip("torch", reason=NO_TORCH)
+    import torch
+
     result, _, variables, _ = run_example("to_torch")
     assert result["without_copy"] == result["blocks"] == 8
     x, y = (variables[name].compute() for name in "xy")

@@ -143,6 +143,7 @@ def test_a_shell_is_in_the_run_s_image_and_copies_are_the_node_s(outside: Outsid
         outside.on("login", "hpcml", "cancel", run)
 
 
+RUN_AND_IMAGE = "$SSH $N 'echo $HPCML_RUN_DIR; echo $APPTAINER_CONTAINER'"
 RUNS = """
 [paths]
 runs = "{}"
@@ -160,7 +161,7 @@ def test_folders_may_have_spaces_and_quotation_marks(outside: Outside, image: Pa
         run, directory = outside.start_run("odd", BUSY, "--image", str(image), "--nodes", "1", *PART)
         assert directory.parent == runs
         names = Names(outside, run, home=home)
-        done = names.on("$SSH $N 'echo $HPCML_RUN_DIR; echo $APPTAINER_CONTAINER'")
+        done = names.on(RUN_AND_IMAGE)
         assert done.stdout.splitlines() == [str(directory), str(image)], done.stderr
         for route in ROUTES:
             port = outside.tunnel(run, "--route", route, env={"HOME": str(home)}).up()["port"]

@@ -79,7 +79,7 @@ STAGES = {
     ),
     "module missing on one node": Stage(
         f"{CONNECT}def f():\n    sys.path.insert(0, '{TOOLS}')\n    import hpcml_test_tool\n{EACH}", BOTH,
-        "a process of the run did not find the module hpcml_test_tool", ("n4",),
+        "a process of the run could not import hpcml_test_tool", ("n4",),
     ),
     "other versions on one node": Stage("import dask\n", (*BOTH, "--set", f"runtime.python={OLD}"), "missing in the workers on n4"),
     "wrong interface": Stage("import dask\n", (*BOTH, "--set", "network.interface=ib7"), "interface ib7 has no IPv4 address"),

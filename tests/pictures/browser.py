@@ -45,25 +45,25 @@ def page(width: int, height: int) -> Iterator[Any]:
 
 
 @contextlib.contextmanager
-def tunnel(words: Sequence[str], environment: dict[str, str], folder: Path) -> Iterator[str]:
-    """Hold ``hpcml tunnel`` open, and yield the address that it says.
+def tunnel(words: Sequence[str], environment: dict[str, str]) -> Iterator[str]:
+    """Hold a command that runs ``hpcml tunnel`` open, and yield the address that it says.
 
     Raises
     ------
     TimeoutError
         If it says none in time, or ends before.
     """
-    process = subprocess.Popen(["hpcml", "tunnel", *words], env=environment, cwd=folder, stdout=subprocess.PIPE,
-                               stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL)  # fmt: skip
+    process = subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+                               stdin=subprocess.DEVNULL)  # fmt: skip
     assert process.stdout is not None
     try:
         said, end = b"", time.monotonic() + PATIENCE
         while not (found := re.search(rb"(http://\S+)\n", said)):
             if not select.select([process.stdout], [], [], max(0.0, end - time.monotonic()))[0]:
-                raise TimeoutError(f"hpcml tunnel {' '.join(words)} says no address")
+                raise TimeoutError(f"{' '.join(words)} says no address")
             data = os.read(process.stdout.fileno(), 4096)
             if not data:
-                raise TimeoutError(f"hpcml tunnel {' '.join(words)} has ended")
+                raise TimeoutError(f"{' '.join(words)} has ended")
             said += data
         yield found[1].decode()
     finally:
@@ -103,12 +103,13 @@ def photograph(svg: str, width: int, picture: Path, back: str) -> None:
         shown.screenshot(path=str(picture), full_page=True)
 
 
-def top_of(path: Path, picture: Path, width: int = 1000, scheme: str = "light") -> None:
-    """Write what a browser shows first of a page that is a file."""
+def top_of(path: Path, picture: Path, width: int = 1000, scheme: str = "light") -> list[str]:
+    """Write what a browser shows first of a page that is a file, and return the lines of its text."""
     with page(width, 1000) as shown:
         shown.emulate_media(color_scheme=scheme)
         shown.goto(path.as_uri())
         shown.screenshot(path=str(picture))
+        return str(shown.evaluate("document.body.innerText")).splitlines()
 
 
 def as_notebook(cells: Sequence[str]) -> str:

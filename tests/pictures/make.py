@@ -1,15 +1,16 @@
 #!/usr/bin/env python3
-"""Make the pictures of the documentation from real runs on this machine, and pictures of every command to look at.
+"""Make the pictures of the documentation from real runs on the lab, and pictures of every command to look at.
 
-tests/pictures/make.py                 write docs/pictures (what the pages show)
-tests/pictures/make.py --look FOLDER   write what each command shows at 60, 80 and 120 columns, dark and light
-tests/pictures/make.py --first FOLDER  the same of the screens that a user sees first, with a report's page
+tests/lab/apart.py 2 tests/pictures/make.py   write docs/pictures (what the pages show), from runs on the lab (root)
+tests/pictures/make.py --look FOLDER          write what each command shows at 60, 80 and 120 columns, dark and light
+tests/pictures/make.py --first FOLDER         the same of the screens that a user sees first, with a report's page
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import os
 import re
 import subprocess
 import sys
@@ -19,19 +20,17 @@ from contextlib import closing
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "cli"))
-sys.path.insert(1, str(Path(__file__).resolve().parents[2]))
+sys.path.insert(1, str(Path(__file__).resolve().parents[1] / "lab"))
 
 import browser
+import picture_words
 import shape
 import svg
 
-from hpcml import kinds
-from hpcml.report.page import make
-from screen import ROWS, Cell, Line, Result, run
-from tests import report_samples
+from labs import Lab
+from screen import ROWS, Cell, Line, Result, plain, run
 
 PICTURES = Path(__file__).resolve().parents[2] / "docs/pictures"
-LAB = Path(__file__).resolve().parents[1] / "lab/lab.py"
 HPCML = Path(sys.executable).with_name("hpcml")
 WIDTHS = (60, 80, 120)
 
@@ -56,6 +55,15 @@ SCRIPTS = {
     "for step in range(1, 1_000):\n    print('sum', round(float((x + step).sum().compute())), 'at step', step, flush=True)\n",
     "point.py": "import argparse\n\nimport hpcml\n\nparser = argparse.ArgumentParser()\nparser.add_argument('--k', type=int)\nparser.add_argument('--rate', type=float)\n"
     "chosen = parser.parse_args()\nhpcml.connect()\nhpcml.run.report(loss=chosen.rate / chosen.k, seconds_of_training=0.5 * chosen.k)\n",
+    "train.py": "import os\nimport time\n\nrank = int(os.environ['RANK'])\nkept = []\nfor epoch in range(12):\n"
+    "    print('rank', rank, 'epoch', epoch, flush=True)\n    kept.append(b'x' * 200_000_000 if rank == 2 else b'')\n    time.sleep(1)\n",
+    "groups.py": "import dask.array as da\nimport hpcml\nimport numpy as np\n\nclient = hpcml.connect()\n"
+    "rows = da.random.default_rng(0).normal(size=(400_000, 40), chunks=(10_000, 40)).persist()\n"
+    "centers = rows[:8].compute()\nfor step in range(20):\n"
+    "    distances = ((rows[:, None, :] - centers) ** 2).sum(axis=2)\n"
+    "    nearest = distances.argmin(axis=1).persist()\n"
+    "    centers = np.stack([rows[nearest == k].mean(axis=0).compute() for k in range(8)])\n"
+    "    print('step', step, 'distance', round(float(distances.min(axis=1).mean().compute()), 3), flush=True)\n",
     "typo.py": "import hpcml\n\nclient = hpcml.connect(\nprint(client)\n",
 }
 
@@ -67,27 +75,26 @@ CELLS = (
 
 
 class Desk:
-    """A home with scripts in it, where commands are typed."""
+    """A home with scripts in it, where commands are typed: on this machine."""
 
     def __init__(self, home: Path) -> None:
         self.home = home
         self.folder = home / "tour"
-        self.folder.mkdir(parents=True)
+        self.folder.mkdir(parents=True, exist_ok=True)
         for name, text in SCRIPTS.items():
             (self.folder / name).write_text(text)
-        self.environment = {
-            "HOME": str(home),
-            "PATH": f"{HPCML.parent}:/usr/bin:/bin",
-            "LANG": "C.UTF-8",
-            "HPCML_SITE": "local",
-            "HPCML_SYSTEM_CONFIG": "/nowhere",
-        }
+
+    def command(self, words: Sequence[str], **variables: str) -> tuple[list[str], dict[str, str]]:
+        """Return the words and the environment that run a command in the folder."""
+        own = {"HOME": str(self.home), "PATH": f"{HPCML.parent}:/usr/bin:/bin", "LANG": "C.UTF-8", "HPCML_SITE": "local",
+               "HPCML_SYSTEM_CONFIG": "/nowhere"}  # fmt: skip
+        return ["env", f"--chdir={self.folder}", *words], {**own, **variables}
 
     def see(self, typed: str, columns: int, moments: Sequence[str] = (), keys: dict[str, bytes] | None = None,
             rows: int = ROWS, **variables: str) -> Result:  # fmt: skip
         """Type a line, press keys at moments, and return what the terminal shows."""
-        return run(["bash", "-c", typed], columns, {**self.environment, **variables}, self.folder, moments=moments, keys=keys,
-                   rows=rows, timeout=300)  # fmt: skip
+        words, environment = self.command(["bash", "-c", typed], **variables)
+        return run(words, columns, environment, Path("/"), moments=moments, keys=keys, rows=rows, timeout=300)
 
     def close(self) -> None:
         """End the runs that are left, so that none outlives its files."""
@@ -95,9 +102,32 @@ class Desk:
 
     def piped(self, typed: str, **variables: str) -> str:
         """Return what a command writes into a pipe, standard error with it."""
-        done = subprocess.run(["bash", "-c", typed], env={**self.environment, **variables}, cwd=self.folder, text=True, check=False,
-                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, timeout=300)  # fmt: skip
+        words, environment = self.command(["bash", "-c", typed], **variables)
+        done = subprocess.run(words, env=environment, text=True, check=False, stdout=subprocess.PIPE,
+                              stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, timeout=300)  # fmt: skip
         return done.stdout
+
+
+class LabDesk(Desk):
+    """The same on the login node of the lab, for alice; ``here`` is a desk on this machine, where a browser is."""
+
+    def __init__(self, here: Desk) -> None:
+        self.here = here
+        self.lab = Lab()
+        self.lab.up()
+        super().__init__(self.lab.home("alice"))
+        self.piped("rm -rf ~/.hpcml")
+        for path in (self.folder, *self.folder.iterdir()):
+            owner = self.home.stat()
+            os.chown(path, owner.st_uid, owner.st_gid)
+
+    def command(self, words: Sequence[str], **variables: str) -> tuple[list[str], dict[str, str]]:
+        """Return the words and the environment that run a command in the folder."""
+        return self.lab.command(words, cwd=self.folder, env={"LANG": "C.UTF-8", "TERM": "xterm-256color", **variables})
+
+    def last(self, name: str) -> Path:
+        """Return the directory of the newest run of a name."""
+        return max(self.home.glob(f".hpcml/runs/{name}-*"))
 
 
 def prompt(typed: str, columns: int) -> list[Line]:
@@ -225,85 +255,107 @@ def sheet(folder: Path, name: str, theme: str, widths: Sequence[int]) -> None:
     browser.photograph(body, 1080, folder / f"{name}-{theme}.png", "#222" if theme == "dark" else "#eee")
 
 
-def terminal(desk: Desk, name: str, *commands: str) -> None:
-    """Write the picture of a terminal in which commands are typed one after the other."""
+def terminal(desk: Desk, name: str, *commands: str) -> list[str]:
+    """Write the picture of a terminal in which commands are typed one after the other; return its text."""
     lines: list[Line] = []
     typed = []
     for command in commands:
         typed.append(len(lines))
         lines += [*prompt(command, 80), *desk.see(command, 80).lines, ()]
-    (PICTURES / f"{name}.svg").write_text(svg.render(lines[:-1], 80, svg.THEMES["dark"], typed))
+    return drawn(name, lines[:-1], typed)
+
+
+def drawn(name: str, lines: Sequence[Line], typed: Sequence[int]) -> list[str]:
+    """Write the picture of a terminal of 80 columns, and return its text."""
+    (PICTURES / f"{name}.svg").write_text(svg.render(lines, 80, svg.THEMES["dark"], typed))
+    return plain(lines)
 
 
 def document(chosen: Sequence[str]) -> None:
-    """Write the pictures of the documentation, or those that are named."""
+    """Write the pictures of the documentation, or those that are named, and their words."""
     PICTURES.mkdir(exist_ok=True)
-    with tempfile.TemporaryDirectory() as home:
-        desk = Desk(Path(home) / "home/ada")
-        with closing(desk):
-            for name, draw in DOCUMENTED.items():
-                if not chosen or name in chosen:
-                    draw(desk)
-                    print(*sorted(path.relative_to(PICTURES.parent) for path in PICTURES.glob(f"{name}.*")), flush=True)
+    with (
+        tempfile.TemporaryDirectory() as home,
+        closing(Desk(Path(home) / "home/ada")) as here,
+        closing(LabDesk(here)) as desk,
+    ):
+        for name, draw in DOCUMENTED.items():
+            if not chosen or name in chosen:
+                if lines := draw(desk):  # none of a page of Dask's or JupyterLab's
+                    picture_words.record(name, lines)
+                print(*sorted(path.relative_to(PICTURES.parent) for path in PICTURES.glob(f"{name}.*")), flush=True)
 
 
-def _runs(desk: Desk) -> None:
-    for script in ("first.py", "divide.py"):
-        desk.piped(f"hpcml submit --wait {script}")
-    terminal(desk, "runs", "hpcml ls", "hpcml status first")
+def _submit(desk: LabDesk) -> list[str]:
+    return terminal(desk, "submit", "hpcml submit --nodes 4 first.py")
 
 
-def _why(desk: Desk) -> None:
-    desk.piped("hpcml submit --wait divide.py")
-    terminal(desk, "why", "hpcml why divide")
+def _runs(desk: LabDesk) -> list[str]:
+    desk.piped("hpcml submit --wait --nodes 2 --name share divide.py; hpcml submit --wait first.py")
+    return terminal(desk, "runs", "hpcml ls", "hpcml status first")
 
 
-def _top(desk: Desk) -> None:
+def _why(desk: LabDesk) -> list[str]:
+    """Show a run of ranks, one of which needed more memory than its node has, and the command to repeat it."""
+    desk.piped("hpcml submit --wait --nodes 2 --ranks 2 --memory-per-node 1000M train.py")
+    return terminal(desk, "why", "hpcml why train")
+
+
+def _top(desk: LabDesk) -> list[str]:
     """Take the picture of a view when tasks have been counted for a while."""
     desk.piped("hpcml submit --detach --nodes 4 sums.py")
     typed = COMMANDS["top"]
     (moment,) = KEYS["top"]  # the end of a line, which is drawn whole then
     seen = desk.see(typed, 80, keys=KEYS["top"], rows=24)
     desk.piped("hpcml cancel sums; hpcml wait sums")
-    lines = [*prompt(typed, 80), *seen.moments[moment]]
-    (PICTURES / "top.svg").write_text(svg.render(lines, 80, svg.THEMES["dark"], [0]))
+    lines = seen.moments[moment]
+    newest = next(place for place, text in enumerate(plain(lines)) if moment in text)  # below it is an earlier frame
+    return drawn("top", [*prompt(typed, 80), *lines[: newest + 1], lines[-1]], [0])
 
 
-def _dashboard(desk: Desk) -> None:
-    desk.piped("hpcml submit --detach --nodes 4 busy.py")
-    with browser.tunnel(["busy"], desk.environment, desk.folder) as address:
+def _dashboard(desk: LabDesk) -> list[str]:
+    """Photograph Dask's own page: of a run on this machine, for a tunnel to the lab needs its laptop."""
+    here = desk.here
+    here.piped("hpcml submit --detach --nodes 4 busy.py")
+    with browser.tunnel(*here.command(["hpcml", "tunnel", "busy"])) as address:
         browser.dashboard(address, PICTURES / "dashboard.png")
-    desk.piped("hpcml cancel busy; hpcml wait busy")
+    here.piped("hpcml cancel busy; hpcml wait busy")
+    return []
 
 
-def _jupyter(desk: Desk) -> None:
-    (desk.folder / "tour.ipynb").write_text(browser.as_notebook(CELLS))
-    desk.piped("hpcml jupyter --detach --nodes 4")
-    with browser.tunnel(["--service", "jupyter", "jupyter"], desk.environment, desk.folder) as address:
-        token = next(desk.home.glob(".hpcml/runs/jupyter-*/attempts/*/secret/jupyter.token")).read_text().strip()
+def _jupyter(desk: LabDesk) -> list[str]:
+    """Photograph JupyterLab's own page, likewise."""
+    here = desk.here
+    (here.folder / "tour.ipynb").write_text(browser.as_notebook(CELLS))
+    here.piped("hpcml jupyter --detach --nodes 4")
+    with browser.tunnel(*here.command(["hpcml", "tunnel", "--service", "jupyter", "jupyter"])) as address:
+        token = next(here.home.glob(".hpcml/runs/jupyter-*/attempts/*/secret/jupyter.token")).read_text().strip()
         browser.notebook(address, token, "tour.ipynb", "0.0001", PICTURES / "jupyter.png")
-    desk.piped("hpcml cancel jupyter; hpcml wait jupyter")
+    here.piped("hpcml cancel jupyter; hpcml wait jupyter")
+    return []
 
 
-def _interconnect(desk: Desk) -> None:
-    """Take the picture that ``hpcml interconnect`` makes itself, on the four nodes of the lab, if it is up (root)."""
-    typed = 'hpcml interconnect --nodes 4 --wait >&2 && cat "$(ls -td ~/.hpcml/runs/interconnect-* | head -1)/out/interconnect.svg"'
-    words = [sys.executable, str(LAB), "exec", "--", "bash", "-c", typed]
-    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=300)
-    if done.returncode == 0 and "<svg" in done.stdout:
-        (PICTURES / "interconnect.svg").write_text(done.stdout)
-    else:
-        print(f"interconnect.svg stays as it is: {done.stderr.strip().splitlines()[-1:]} (make lab)")
+def _interconnect(desk: LabDesk) -> list[str]:
+    """Take the picture that ``hpcml interconnect`` makes itself."""
+    print(desk.piped("hpcml interconnect --nodes 4 --wait"))
+    text = (desk.last("interconnect") / "out/interconnect.svg").read_text()
+    (PICTURES / "interconnect.svg").write_text(text)
+    return re.findall(r">([^<>]*[a-z][^<>]*)</", text)
 
 
-def _report(desk: Desk) -> None:
-    """Photograph the report of a run on eight GPUs, whose samples are made up."""
-    paths = report_samples.write(desk.home / "train-20261121-074500-1a2b", report_samples.EXAMPLE)
-    browser.top_of(make(paths, 0, kinds.get("dask")), PICTURES / "report.png")
+def _report(desk: LabDesk) -> list[str]:
+    """Photograph the report of a run on four nodes."""
+    desk.piped("hpcml submit --wait --nodes 4 groups.py")
+    return browser.top_of(desk.last("groups") / "report.html", PICTURES / "report.png")
 
 
-DOCUMENTED: dict[str, Callable[[Desk], None]] = {
-    "submit": lambda desk: terminal(desk, "submit", "hpcml submit --nodes 4 first.py"),
+def _shape(_: LabDesk) -> list[str]:
+    shape.PICTURE.write_text(shape.draw(), encoding="utf-8")
+    return []  # a test compares the file with what is drawn
+
+
+DOCUMENTED: dict[str, Callable[[LabDesk], list[str]]] = {
+    "submit": _submit,
     "runs": _runs,
     "why": _why,
     "top": _top,
@@ -311,7 +363,7 @@ DOCUMENTED: dict[str, Callable[[Desk], None]] = {
     "jupyter": _jupyter,
     "interconnect": _interconnect,
     "report": _report,
-    "shape": lambda _: print(shape.PICTURE.write_text(shape.draw(), encoding="utf-8"), "bytes"),
+    "shape": _shape,
 }
 
 

@@ -346,7 +346,7 @@ def test_a_module_command_that_failed_is_told_with_the_package_that_is_missing(p
     command = "run.sh: line 1: module: command not found"
     found = printed(paths, 1, f"{command}\n{TRACEBACK}ModuleNotFoundError: No module named 'mpi4py'\n", Form.PROGRAM)
     assert found.rule == "no-module"
-    assert found.what.endswith(f"did not find the module mpi4py; before, a command failed: {command}")
+    assert found.what.endswith(f"could not import mpi4py; before, a command failed: {command}")
     assert found.remedy.startswith("Correct that command first. If the module is")
     assert found.evidence[1].text == command
     found = printed(paths, 1, f"{command}\n{TRACEBACK}MemoryError\n", Form.PROGRAM)

@@ -17,7 +17,7 @@ import pytest
 
 from hpcml.cli import ssh_config
 from hpcml.errors import ConfigError, HpcmlError, StorageError, UsageError
-from hpcml.remote import channel, node_ssh, routes, ssh
+from hpcml.remote import channel, node_ssh, routes, ssh, tunnel_server
 from hpcml.remote.answers import Relay, RunNode
 from hpcml.runs import directories
 
@@ -171,3 +171,12 @@ def test_ssh_starts_the_same_hpcml_from_any_folder(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", [started_as, "ssh-config", "hpcml"])
     assert node_ssh.own_command() == [sys.executable, "-P", *(word.replace("HERE", str(tmp_path)) for word in words)]
+
+
+def test_sshd_reads_the_paths_of_its_files_as_one_word_each(tmp_path: Path) -> None:
+    directory = tmp_path / "it's a 50%" / RUN
+    (directory / "attempts/0").mkdir(parents=True)
+    relay = tunnel_server.prepare(directories.load(directory), "ssh-ed25519 AAAA")
+    settings = [shlex.split(line) for line in (Path(relay.folder) / "config").read_text().splitlines()[:2]]
+    files = [str(Path(relay.folder) / name) for name in ("host", "authorized")]
+    assert settings == [["HostKey", files[0]], ["AuthorizedKeysFile", files[1].replace("%", "%%")]]

@@ -51,6 +51,9 @@ def test_all_attempts_are_told_and_added_up(tmp_path: Path) -> None:
     assert sum(found["total"].values()) == pytest.approx(2 * 1900 / 3600)
     text = page.read_text()
     assert "All attempts" in text
+    assert '<th class="n">all attempts</th>' in text  # of each part
+    assert '<table class="attempts">' in text  # a phone shows how each ended in a row of its own
+    assert "grid-column: 1 / -1" in text
     assert "it stopped" in text
     assert attempts.sentence(attempts.earlier(Recorded(paths), 2)[0]) == (
         "attempt 1: job 4711, on n1,n2, 10:00, TIMEOUT: it stopped"

@@ -167,10 +167,75 @@ def test_a_sweep_s_points_are_on_its_report(tmp_path: Path) -> None:
     assert [point.values["k"] for point in report.points.ended] == [4, 2, 8]
     text = page.html(report)
     assert "<h2>Sweep fit</h2>" in text
+    says(text, "A ring marks the best point.")
     assert "3 points ended, 6 are not in this table." in text
     assert re.findall("<h3>(score by [^<]*)</h3>", text) == ["score by k"]
     assert text.index("Sweep fit") < text.index("hours went")
     assert [tag for tag, _ in Reader(text).elements].count("script") == 1
+
+
+def test_all_shares_are_of_the_job_s_time(tmp_path: Path) -> None:
+    """The script ran for half of the job, and no task ran in half of that: the script's alone and the end, together."""
+    paths = report_samples.write(tmp_path / "run", Shape(gpus=0, seconds=800, bring_up=400, tail=200))
+    report = contents.load(paths, 0, DASK)
+    figures = report.findings.figures
+    alone = 100 * (report.findings.script_alone or 0) / 800
+    assert alone == pytest.approx(25, abs=1)
+    assert figures["without_tasks"] + figures["idle_tail"] == pytest.approx(alone, abs=1)
+    says(page.html(report), f"{alone:.0f} % of the job's time, no task ran")
+
+
+def test_what_is_small_shares_a_row(tmp_path: Path) -> None:
+    """Parts of the hours and functions below 1 %; of functions only where there are several."""
+    report = contents.load(report_samples.write(tmp_path / "run"), 0, DASK)
+    small = [name for name in report.hours.ledger.parts if 0.05 <= report.hours.ledger.share(name) < 1]
+    functions = (Function("fit", 10, 990.0, 99.0), *(Function(f"tiny{place}", 2, 1.0, 0.5) for place in range(3)))
+    text = page.html(report._replace(findings=report.findings._replace(functions=functions)))
+    row = next(row for row in text.split("<tr>") if "Other parts, each below 1 %" in row)
+    assert row.count("<i class") == len(small) > 1
+    says(text, "3 other functions")
+    assert "tiny1" not in text
+    one = report._replace(findings=report.findings._replace(functions=functions[:2]))
+    assert "tiny0" in page.html(one)
+
+
+def test_a_picture_is_drawn_where_it_says_something(tmp_path: Path) -> None:
+    """Not of two samples; a map of devices only where curves would lie on each other."""
+    few = contents.load(report_samples.write(tmp_path / "few", Shape(gpus=2, seconds=60)), 0, DASK)
+    many = contents.load(report_samples.write(tmp_path / "many", Shape(gpus=8, seconds=60)), 0, DASK)
+    assert ("Use of each GPU" in page.html(few), "Use of each GPU" in page.html(many)) == (False, True)
+    assert "The stronger the color, the higher the use" in page.html(many)  # on a dark page it is the brighter
+    node = few.drawing.series["n1"]
+    columns = [0.5, 0.5, *[None] * (len(node.t) - 2)]
+    node = node._replace(gpus=(), columns=series.NodeColumns(*[columns] * 5))
+    bare = few._replace(drawing=few.drawing._replace(series={"n1": node}, activity=None))
+    assert "Over time" not in page.html(bare)
+
+
+def test_a_cancelled_run_is_no_failure(tmp_path: Path) -> None:
+    """Its color is that of `hpcml ls`, and its state is not explained by itself."""
+    paths = report_samples.write(tmp_path / "run", Shape(seconds=60), state="CANCELLED", exit_status=91, by="user")
+    end = End(91, by="user", message="the user cancelled the run", ended_as="CANCELLED")
+    report = contents.load(paths, 0, DASK, Ending(end, "The run was cancelled."))
+    text = page.html(report)
+    assert '<b class="mild">CANCELLED</b>' in text
+    assert "<h2>Why</h2>" not in text
+    failed = Ending(end._replace(ended_as="FAILED"), "The script failed.")
+    text = page.html(report._replace(course=report.course._replace(ending=failed)))
+    assert '<b class="bad">FAILED</b>' in text
+    assert "<h2>Why</h2>" in text
+
+
+def test_the_axes_of_a_sweep_have_round_values() -> None:
+    """Numbers of several orders of magnitude have a logarithmic axis."""
+    drawn = page.scatter(["0.01", "0.1", "1"], [0.33, 0.2, 0.52], name="loss by rate")
+    places = sorted(float(place) for place in re.findall(r'cx="([\d.]+)"', drawn))
+    assert places[1] - places[0] == pytest.approx(places[2] - places[1], abs=0.2)
+    values = re.findall(r'class="up"[^>]*>([^<]*)<', drawn)
+    assert values == ["0.2", "0.4", "0.6"]
+    linear = page.scatter(["1", "2", "4"], [5.0, 5.0, 5.0], name="loss by k")
+    places = sorted(float(place) for place in re.findall(r'cx="([\d.]+)"', linear))
+    assert places[2] - places[1] == pytest.approx(2 * (places[1] - places[0]), abs=0.2)
 
 
 def test_the_facts_are_those_of_the_page(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 import cpu_rows
 import figures
+import results
 import seeds
 
 SOURCE = '''"""About."""
@@ -30,6 +31,13 @@ LINES = [
 
 def test_the_page_s_rows_have_figures_as_new_as_their_code() -> None:
     assert list(seeds.problems()) == []
+
+
+def test_what_the_sections_on_gpus_measure_is_there() -> None:
+    """A section's documents get the digests of these places; one that is gone would end bench/gpu/run.py."""
+    for places in results.MEASURED.values():
+        assert figures.measured(*places).keys() == set(places)
+    assert results.MEASURED.keys() <= set(results.SECTIONS)
 
 
 def test_all_five_documents_are_there() -> None:

@@ -393,6 +393,11 @@ def test_a_port_is_asked_for_on_the_node_of_its_rank(run: directories.Run) -> No
         assert "checks the node" in tunnel_target.Sought(run, name, 9.0).look(running(run))
         wanted = json.loads((run.paths.attempt(0).wanted / f"{name}.json").read_text())
         assert (wanted["node"], wanted["port"]) == (node, 80)
+    again = status.Status.of(run.id, phase="running", nodes=("n1", "n2"), attempt=1)
+    sought = tunnel_target.Sought(run, "81", 9.0)
+    for state in (running(run), again):
+        sought.look(state)
+    assert all((run.paths.attempt(number).wanted / "81.json").exists() for number in (0, 1))
     for name in ("80@n3", "80@rank:4"):
         with pytest.raises(UsageError, match="The run has no"):
             tunnel_target.Sought(run, name, 9.0).look(running(run))

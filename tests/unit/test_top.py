@@ -93,6 +93,14 @@ def test_each_gpu_has_its_bars(tmp_path: Path) -> None:
     assert busy.split()[2:] == ["━━━━━━━━━━━━━", "97%", "━━━━━━━──────", "71/141", "GiB", "540", "W", "61", "°C", "2.0", "GiB/s"]  # fmt: skip
 
 
+def test_bars_and_sizes_show_what_is_used(tmp_path: Path) -> None:
+    """Use is green, and a node with a tenth of its memory in use does not round to nothing."""
+    table = frame.table(cpu_run(tmp_path), 80, 10)
+    assert next(piece.style for piece in table[1] if "━" in piece.text) == "green"
+    assert [frame._sizes(0.4 * GIB, size * GIB) for size in (3.4, 14, 141)] == [
+        "0.4/3.4 GiB", "0.4/14 GiB", "0/141 GiB"]  # fmt: skip
+
+
 def test_what_is_known_of_the_work(tmp_path: Path) -> None:
     shown = drawn(cpu_run(tmp_path), 120, 24)
     assert "RUNNING   running for 12:05; 47:45 of 1:00:00 left" in shown

@@ -399,7 +399,7 @@ def _line(row: _Row, wide: _Widths) -> Line:
     style = "red" if row.memory is not None and row.memory >= _FULL else ""
     return (
         first,
-        *bar(row.use, wide.bar),
+        *bar(row.use, wide.bar, "green"),
         Piece(f" {row.use_text:>{wide.use}}  "),
         *bar(row.memory, wide.bar, style),
         Piece(f" {row.memory_text:>{wide.memory}}", style),
@@ -454,7 +454,7 @@ def _sizes(used: float | None, size: float | None) -> str:
         return "" if used is None else format_bytes(used)
     whole, _, unit = format_bytes(size).partition(" ")
     part = used / size * float(whole)
-    return f"{part:.1f}/{whole} {unit}" if float(whole) < 10 else f"{part:.0f}/{whole} {unit}"
+    return f"{part:.1f}/{whole} {unit}" if float(whole) < 100 else f"{part:.0f}/{whole} {unit}"
 
 
 def _fraction(part: float | None, whole: float | None) -> float | None:

@@ -278,8 +278,8 @@ ACCOUNTING = Accounting(
         Rule(
             "no-tasks",
             "without_tasks",
-            "The script itself took {without_tasks} % of the time: no Dask task was running. Move the script's own "
-            "work into Dask tasks, or do this work before the job.",
+            "The script itself took {without_tasks} % of the job's time: no Dask task was running. Move the "
+            "script's own work into Dask tasks, or do this work before the job.",
             above=30,
             weight=1.2,
             shortest=0,
@@ -288,8 +288,8 @@ ACCOUNTING = Accounting(
         Rule(
             "idle-tail",
             "idle_tail",
-            "No task ran in the last {idle_tail} % of the time. Let Dask tasks write the results, so that the script "
-            "ends earlier.",
+            "No task ran in the last {idle_tail} % of the job's time. Let Dask tasks write the results, so that the "
+            "script ends earlier.",
             above=15,
             weight=1.1,
             shortest=0,
@@ -299,7 +299,7 @@ ACCOUNTING = Accounting(
             "tiny-tasks",
             "tiny_tasks",
             "The tasks are too small: {tasks} tasks took {task_time} each. Dask's own work took {tiny_tasks} % of the "
-            "time. Use fewer and larger tasks: larger chunks, or many items in one task.",
+            "job's time. Use fewer and larger tasks: larger chunks, or many items in one task.",
             above=30,
             weight=2.0,
             shortest=0,
@@ -308,8 +308,8 @@ ACCOUNTING = Accounting(
             "straggler",
             "straggler",
             "One task was much slower than the others: a task of {function} took {longest}, the other tasks took "
-            "{others} on average. Workers had no task for {straggler} % of their time. Divide the work into equal "
-            "pieces, and start the largest pieces first.",
+            "{others} on average. Workers had no task for {straggler} % of the job's time. Divide the work into "
+            "equal pieces, and start the largest pieces first.",
             above=20,
             weight=1.5,
             shortest=0,
@@ -317,16 +317,16 @@ ACCOUNTING = Accounting(
         Rule(
             "few-tasks",
             "few_tasks",
-            "There were too few tasks: workers had no task for {few_tasks} % of their time, while other workers ran "
-            "tasks. Divide the work into more pieces, or use fewer workers.",
+            "There were too few tasks: workers had no task for {few_tasks} % of the job's time, while other workers "
+            "ran tasks. Divide the work into more pieces, or use fewer workers.",
             above=40,
             shortest=0,
         ),
         Rule(
             "spilling",
             "spilling",
-            "Spilling took {spilling} % of the time: the data did not fit into the workers' memory. Use more nodes, "
-            "more memory or smaller Dask partitions. Avoid persist() and large intermediate results.",
+            "Spilling took {spilling} % of the job's time: the data did not fit into the workers' memory. Use more "
+            "nodes, more memory or smaller Dask partitions. Avoid persist() and large intermediate results.",
             above=10,
             weight=2.5,
             shortest=0,
@@ -334,8 +334,8 @@ ACCOUNTING = Accounting(
         Rule(
             "files",
             "on_files",
-            "Tasks waited for the file system {on_files} % of the time. Use fewer and larger files, avoid locks on "
-            "shared files, and copy data to the nodes' own disks first.",
+            "Tasks waited for the file system {on_files} % of the job's time. Use fewer and larger files, avoid locks "
+            "on shared files, and copy data to the nodes' own disks first.",
             above=20,
             weight=2.0,
             shortest=0,
@@ -343,8 +343,8 @@ ACCOUNTING = Accounting(
         Rule(
             "transfers",
             "transfers",
-            "Transfers took {transfers} % of the time: tasks waited for data from other workers. Use fewer and larger "
-            "partitions, or fewer shuffles. Check the interconnect: hpcml interconnect.",
+            "Transfers took {transfers} % of the job's time: tasks waited for data from other workers. Use fewer and "
+            "larger partitions, or fewer shuffles. Check the interconnect: hpcml interconnect.",
             above=20,
             weight=1.5,
             shortest=0,
@@ -352,16 +352,16 @@ ACCOUNTING = Accounting(
         Rule(
             "cpu-low",
             "cpu_use",
-            "The run used {cpu_use} % of its cores. Request fewer cores, or use more workers or threads "
-            "(workers.per_node, workers.threads).",
+            "The run used its cores for {useful} % of the job's time. Request fewer cores, or use more workers or "
+            "threads (workers.per_node, workers.threads).",
             below=65,
             weight=0.8,
         ),
         Rule(
             "tasks-without-gpu",
             "tasks_without_gpu",
-            "For {tasks_without_gpu} % of the time, tasks ran without their GPU: they read files or used the CPU. Keep "
-            "data on the GPU (cudf, cupy), or use more threads to read (workers.threads).",
+            "For {tasks_without_gpu} % of the job's time, tasks ran without their GPU: they read files or used the "
+            "CPU. Keep data on the GPU (cudf, cupy), or use more threads to read (workers.threads).",
             above=40,
             unless=QUERIES,
         ),

@@ -1,7 +1,7 @@
 """Which transport carried the bytes, node by node; and if that is not the fast one, the first cause that explains it.
 
 A lane that UCX has wired *may* carry data. It is believed if its own counter moved by the bytes that were sent and the
-IP interfaces did not; where such a counter cannot be read, if the counters of all other lanes stood still. In
+IP interfaces did not; where such a counter cannot be read, if the counters of all other lanes did not change. In
 doubt the answer is no. The InfiniBand side is untested on hardware.
 
 Causes are tried in the order of cause and effect: what was set, what the nodes have, what the library can, what the
@@ -55,7 +55,7 @@ class Flow(NamedTuple):
     rx: float
 
     def shares(self, expected: Flow) -> list[float]:
-        """Return what part of the expected bytes went each way, of the ways with any."""
+        """Return the part of the expected bytes that each lane carried, of lanes with any."""
         return [part / whole for part, whole in zip(self, expected, strict=True) if whole]
 
     def is_all_of(self, expected: Flow) -> bool:
@@ -188,7 +188,7 @@ def _partly(path: DataPath, went_by_ip: set[str], doubt: str) -> DataPath:
 def _judge_node(
     measurement: Measurement, node: str, pairs: Sequence[Pair], sent: float, *, alone: bool
 ) -> tuple[bool, str, str]:
-    """Return whether a fast lane is proven on a node, over what, and the figures; ``alone``: the others stood still."""
+    """Return the proof of a fast lane on a node: result, devices and figures; ``alone``: the others carried nothing."""
     if measurement.memory == "host":
         return alone, "", "shared memory has no counter"
     gpus = measurement.nodes[node].moved.get("nvlink") or {}
@@ -246,7 +246,7 @@ def _sum(entries: Iterable[Mapping[str, Any]]) -> Flow | None:
 
 
 def _ip(moved: Mapping[str, Any], *, local: bool) -> Flow | None:
-    """Return what the interfaces moved: loopback, or else all others, those made of others left out."""
+    """Return the bytes that the interfaces moved: loopback, or else all others, without those made of others."""
     interfaces = moved.get("interfaces") or {}
     if local:
         return _sum([interfaces["lo"]] if "lo" in interfaces else [])
@@ -254,7 +254,7 @@ def _ip(moved: Mapping[str, Any], *, local: bool) -> Flow | None:
 
 
 def _rdma(moved: Mapping[str, Any]) -> Flow | None:
-    """Return what the InfiniBand ports moved beyond IP over InfiniBand, which they count too."""
+    """Return the bytes that the InfiniBand ports moved beyond IP over InfiniBand, which they count too."""
     ports = _sum((moved.get("infiniband") or {}).values())
     interfaces = (moved.get("interfaces") or {}).values()
     ipoib = _sum([interface for interface in interfaces if interface["type"] == _IPOIB]) or Flow(0, 0)
@@ -273,7 +273,7 @@ def _stood_still(measurement: Measurement, node: str, flow: Flow, others: set[st
 
 
 def _nvlink_across(measurement: Measurement, pairs: Sequence[Pair], expected: Mapping[str, Flow]) -> DataPath | None:
-    """Return that NVLink carried the bytes from node to node, None if that is not proven.
+    """Return the proof that NVLink carried the bytes from node to node, None without one.
 
     It joins nodes in racks made for it (MNNVL), and nodes of Slurm's that are parts of one machine; to UCX the peer may
     then be "intra-node". The counters of a node's GPUs must show these bytes beyond those that stayed within it.
@@ -302,7 +302,7 @@ def _gpu(gpus: Mapping[str, Any], name: str) -> str:
 
 
 def _ports(measurement: Measurement, expected: Mapping[str, Flow], lanes: Iterable[str]) -> tuple[str, ...]:
-    """Return the RDMA devices among the lanes, without those whose counters are known to have stood still."""
+    """Return the RDMA devices among the lanes, without those whose counters are known not to have changed."""
     wired = {lane.partition("/")[2] for lane in lanes if RDMA.fullmatch(lane.partition("/")[0])} - {""}
     used = {
         name
@@ -352,7 +352,7 @@ TCP = TLS._replace(reason="the run uses TCP")
 
 
 def cause_across(measurement: Measurement, bad: Iterable[str]) -> Cause:
-    """Return why InfiniBand did not carry the bytes of these nodes."""
+    """Return the reason for which InfiniBand did not carry the bytes of these nodes."""
     nodes = {name: measurement.nodes.get(name, NodeFacts()) for name in sorted(bad)}
     workers = [worker for worker in measurement.workers.values() if worker.node in nodes]
     ports = {name: node.moved.get("infiniband") for name, node in nodes.items()}
@@ -430,7 +430,7 @@ def _locked_out(worker: WorkerFacts) -> bool:
 
 
 def cause_within(measurement: Measurement, bad: Iterable[str]) -> Cause:
-    """Return why cuda_ipc did not carry the bytes between the GPUs of these nodes."""
+    """Return the reason for which cuda_ipc did not carry the bytes between the GPUs of these nodes."""
     nodes = set(bad)
     return next(_causes_within({name: worker for name, worker in measurement.workers.items() if worker.node in nodes}))
 
@@ -499,7 +499,7 @@ _NCCL_STEERS = {
 
 
 def cause_of_collective(measurement: Measurement, scope: str) -> Cause:
-    """Return why a collective does not use the fast transport within or across nodes."""
+    """Return the reason for which a collective does not use the fast transport within or across nodes."""
     return next(_causes_of_collective(measurement, scope))
 
 

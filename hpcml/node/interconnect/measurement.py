@@ -129,7 +129,7 @@ def slow(pairs: Sequence[Pair]) -> list[Pair]:
 
 
 def read_counters(root: Path = Path("/")) -> dict[str, Any]:
-    """Return this node's byte counters as they stand now, ready for JSON; ``sys`` is looked for below ``root``.
+    """Return the current byte counters of this node, ready for JSON; ``sys`` is below ``root``.
 
     ``time``: seconds of a steady clock. ``nvlink``: by GPU UUID, what the vendor's ``link_counters`` says, None, with
     ``nvlink_why``, where it does not answer. ``infiniband``: by ``device:port``, bytes ``tx`` and ``rx``, ``state``
@@ -148,7 +148,7 @@ def read_counters(root: Path = Path("/")) -> dict[str, Any]:
 
 
 def counter_difference(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what moved between two readings, as :func:`read_counters` has it, with ``seconds`` for ``time``.
+    """Return the bytes that moved between two readings of :func:`read_counters`, with ``seconds`` for ``time``.
 
     A counter that is missing in one of the readings or went backwards (the driver was reloaded) is None: unknown, which
     is not the same as 0.
@@ -182,7 +182,7 @@ def transport_variables(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def parse_ucx_log(text: str) -> dict[str, Any]:
-    """Return what UCX said with ``UCX_LOG_LEVEL=info``, ready for JSON.
+    """Return the facts of UCX's log with ``UCX_LOG_LEVEL=info``, ready for JSON.
 
     UCX writes one line for each configuration of an endpoint, also for the one with which a connection begins, which is
     always TCP and always "inter-node". So a lane in the list *may* carry data; which one did is for counters to say.
@@ -221,7 +221,7 @@ def parse_ucx_log(text: str) -> dict[str, Any]:
 
 
 def parse_nccl_log(text: str) -> dict[str, Any]:
-    """Return what NCCL said with ``NCCL_DEBUG=INFO``, ready for JSON.
+    """Return the facts of NCCL's log with ``NCCL_DEBUG=INFO``, ready for JSON.
 
     ``version``; ``net``: the network that it chose (IB, Socket, IBext_v8, Libfabric, …; "" if it was not said), and
     ``devices`` as NCCL lists them for it; ``within``: by transport (P2P/CUMEM, P2P/IPC, SHM, …) the number of channels

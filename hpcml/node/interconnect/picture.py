@@ -67,9 +67,9 @@ def matrix_text(pairs: Sequence[Pair], nodes: Mapping[str, str]) -> str:
 def matrix_svg(pairs: Sequence[Pair], title: str, nodes: Mapping[str, str]) -> str:
     """Return the bandwidth between pairs as a standalone SVG picture.
 
-    Rows send, columns receive. A slow cell has a frame and a corner, a failed one a cross, so that neither is told by
+    Rows send, columns receive. A slow cell has a frame and a corner, a failed one a cross, so that neither is shown by
     colour alone; numbers are in the cells, or in their tooltips where cells are small. Of more than 64 workers the
-    cells stand for nodes and show the median; ``nodes`` is the node of each worker.
+    cells represent nodes and show the median; ``nodes`` is the node of each worker.
 
     Raises
     ------
@@ -128,7 +128,7 @@ def _draw(figure: Any, names: list[str], cells: _Cells, size: int, heading: str)
 
 
 def _in_words(cell: _Cell) -> str:
-    """Return what a cell shows, for its tooltip."""
+    """Return the text of a cell's tooltip."""
     speed = f" {_number(cell.speed)} GiB/s" if cell.speed else ""
     return speed + ("; slow" if cell.slow else "") + (" failed" if cell.failed else "")
 

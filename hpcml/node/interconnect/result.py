@@ -52,7 +52,7 @@ class Result:
 
 
 def check_policy(policy: str, result: Result) -> str:
-    """Return why a result does not meet ``interconnect.require``, "" if it does.
+    """Return the reason for which a result does not meet ``interconnect.require``, "" if it does.
 
     ``none`` asks for nothing. ``warn`` asks that UCX use fast transports, that no transfer fail and that no pair or
     node be slow; TLS and Gloo, which cannot be fast, were chosen and pass. ``rdma`` asks for RDMA across nodes and
@@ -225,7 +225,7 @@ def _nccl(measurement: Measurement) -> tuple[str, str]:
 
 
 def _ports_rate(measurement: Measurement, node: str) -> float:
-    """Return what the InfiniBand ports of a node that are up carry together, in GiB per second."""
+    """Return the GiB per second that a node's active InfiniBand ports carry together."""
     ports = (measurement.nodes[node].moved.get("infiniband") or {}).values()
     return sum(float(port["rate"]) for port in ports if port["state"] == "ACTIVE") / GIB
 

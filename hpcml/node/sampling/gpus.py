@@ -34,7 +34,7 @@ class Beside:
             self._answers.put(Reading())
 
     def read(self, seconds: float) -> Reading:
-        """Return what the driver says within some seconds, else nothing; a late answer is returned next time."""
+        """Return the driver's answer within some seconds, else nothing; a late answer is returned next time."""
         if self.problem:
             return Reading()
         if not self._waiting:

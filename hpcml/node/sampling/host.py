@@ -58,7 +58,7 @@ class Host:
         self.kills = self._oom_kills()
 
     def header(self, node: str, t: float, every: float, gpus: tuple[Gpu, ...] = ()) -> NodeHeader:
-        """Return what does not change."""
+        """Return the header of the samples, which does not change."""
         total = _kibibytes(read(self.root / "proc/meminfo")).get("MemTotal", 0)
         allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
         all_cores = len(re.findall(r"^cpu[0-9]+ ", read(self.root / "proc/stat"), re.MULTILINE))
@@ -76,7 +76,7 @@ class Host:
         )
 
     def sample(self, t: float = 0.0) -> NodeSample:
-        """Return what is used now, without the GPUs."""
+        """Return a sample of the current use, without the GPUs."""
         used, swap = self._memory()
         return NodeSample(
             t,
@@ -90,7 +90,7 @@ class Host:
         )
 
     def new_oom_kills(self) -> int:
-        """Return how many processes the kernel has killed (out of memory) since the last call."""
+        """Return the number of processes that the kernel has killed (out of memory) since the last call."""
         before, self.kills = self.kills, self._oom_kills()
         return max(0, self.kills - before)
 

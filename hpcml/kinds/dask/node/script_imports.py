@@ -25,7 +25,7 @@ _GPU_LIBRARIES = ("cupy", "cudf", "dask_cudf", "cuml", "cuml.dask", "xgboost")
 
 
 def of_script(settings: Settings) -> set[str]:
-    """Return what the script's own text imports; nothing if there is no script or it cannot be read."""
+    """Return the imports of the script's own text; nothing if there is no script or it cannot be read."""
     if settings.code.form is not Form.SCRIPT:
         return set()
     try:

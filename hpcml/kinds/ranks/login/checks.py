@@ -20,4 +20,5 @@ def check_mpi(asked: str, scheduler: str) -> None:
             if usable
             else "Use mpirun in your own batch script."
         )
-        raise SiteError(f"srun has no --mpi={asked} here, only: {', '.join(kinds)}", place="srun --mpi=list", hint=hint)
+        message = f"This cluster's srun supports --mpi={', '.join(kinds)}, not {asked}"
+        raise SiteError(message, place="srun --mpi=list", hint=hint)

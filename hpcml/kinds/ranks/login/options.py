@@ -40,10 +40,10 @@ def read_mpi(text: str, option: str) -> str:
 OPTIONS = KindOptions(
     {
         "how much": (
-            Option("ranks", "PyTorch/MPI: 1 rank per GPU, or 1 or N per node", _TAKERS,
+            Option("ranks", "PyTorch/MPI ranks: one per GPU, one or N per node", _TAKERS,
                    read=read, metavar="gpu|node|N", values=("gpu", "node"), common=_TAKERS),
-            Option("mpi", "let Slurm connect MPI ranks (needs --ranks)", CONTINUED | {"run"},
-                   read=read_mpi, metavar="pmix|pmi2", values=PMI),
+            Option("mpi", "interface between srun and MPI: pmix (Open MPI) or pmi2 (MPICH); needs --ranks",
+                   CONTINUED | {"run"}, read=read_mpi, metavar="pmix|pmi2", values=PMI),
         ),
     },
     {
