@@ -52,7 +52,7 @@ def _line() -> str:
 
 
 def _stamps(paths: Iterable[Path]) -> _Stamps:
-    """Return when what this process has imported was changed: folders of packages, and each module beside them."""
+    """Return the times at which the imported files last changed: folders of packages, and each module beside them."""
     folders = [entry for entry in sys.path if os.path.isabs(entry)]  # noqa: PTH117 - as they are
     modules = [str(getattr(module, "__file__", None) or "") for module in list(sys.modules.values())]
     others = [path for path in modules if not path.startswith((sys.prefix, sys.base_prefix)) and os.path.isabs(path)]  # noqa: PTH117

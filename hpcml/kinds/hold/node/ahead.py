@@ -50,7 +50,7 @@ def launched(start: held.Start, nodes: tuple[str, ...], log: Path) -> tuple[subp
 
 
 def parts(run: RunPaths, start: held.Start, nodes: int) -> _Parts:
-    """Return what the processes of a run start with, by what it is called in a sentence."""
+    """Return all that the processes of a run start with, by its name in a sentence."""
     variables = {f"the variable {name}": value for name, value in start.environment.items() if name not in _OF_SHELL}
     shell = []
     for path in sorted(run.directory.glob("*.sh")):
@@ -61,7 +61,7 @@ def parts(run: RunPaths, start: held.Start, nodes: int) -> _Parts:
 
 
 def difference(before: _Parts, now: _Parts) -> str:
-    """Return what differs, as a clause; empty if nothing does."""
+    """Return the difference as a clause; empty if there is none."""
     names = sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
     more = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
     return f"{names[0]} changed since the last run{more}" if names else ""
@@ -92,7 +92,7 @@ class Ahead:
         return self.process.poll() is None
 
     def become(self, run: RunPaths) -> tuple[subprocess.Popen[bytes], int]:
-        """Have them be the run's, and return what :func:`launched` does; OSError if that cannot be.
+        """Have them be the run's, and return the same as :func:`launched`; OSError if that cannot be.
 
         Their open files move into the run's directory, and what they know by its old name leads there.
         """

@@ -278,7 +278,7 @@ class Holding:
         return True
 
     def _lacking(self, ready: Ahead) -> str:
-        """Return why no run can have processes that started ahead, empty if one can."""
+        """Return the reason why no run can have processes that started ahead, empty if one can."""
         if not ready.lives:
             return "the processes that had started ended"
         return "" if self._are_free(ready.nodes) else "other nodes than those of the last run"
