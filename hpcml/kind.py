@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from hpcml.forms import Form
@@ -374,6 +375,14 @@ class Kind(ABC):
 
         hpcml.node.role calls it in the role's own process, once.
         """
+
+    def import_ahead(self, role: str, context: Any) -> Sequence[Path]:
+        """Import what a role needs, and return the files of settings that the imports have read.
+
+        hpcml.node.role calls it, before ``main_of``'s function, in a role that a hold starts before its run.
+        ``context`` is the one of the run before. Nothing of the user's is imported.
+        """
+        return ()
 
     @abstractmethod
     def processes(self, state: RunState, folders: Any) -> Processes:

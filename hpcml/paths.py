@@ -76,6 +76,8 @@ class RunPaths(Folder):
     closed = Below("hold", "closed")
     held = Below("hold", "runs")
     told = Below("hold", "told")
+    ahead = Below("hold", "ahead")
+    kept = Below("kept.json")
     submission = Below("submission.json")
     job = Below("job")
     next_job = Below("next-job")

@@ -35,7 +35,8 @@ if [ -n "${HPCML_LIBRARY-}" ] && command -v sha256sum >/dev/null && [ "$(digest 
 fi
 if [ "$role" = supervisor ]; then   # scancel --signal reaches only this shell; a shell handles no signal during a foreground command
   trap ': >"${exits%/exit}/terminate"' HUP INT TERM
-  "$@" & child=$!
+  exec 7<&0   # a command in the background has /dev/null
+  "$@" <&7 7<&- & child=$!
   while wait "$child"; status=$?; kill -0 "$child" 2>/dev/null; do :; done
 else
   "$@"; status=$?
@@ -52,5 +53,5 @@ done
 [ "$role" = supervisor ] && [ -s "${exits%/exit}/lost" ] && read -r status <"${exits%/exit}/lost"   # Dask's scheduler ended the supervisor
 new=$exits/.$role@$node.$$   # all MPI tasks of a node write the file
 printf '%s\n' "$status" >"$new" && mv "$new" "$exits/$role@$node"
-[ "$role" = supervisor ] && [ -e "$HPCML_RUN_DIR/sweep.sh" ] && bash "$HPCML_RUN_DIR/sweep.sh"   # only in a run without Slurm
+[ "$role" = supervisor ] && [ -e "$HPCML_RUN_DIR/sweep.sh" ] && bash "$HPCML_RUN_DIR/sweep.sh" "$(cd "$exits/../../.." && pwd -P)"   # only in a run without Slurm
 exit "$status"

@@ -40,6 +40,11 @@ def add_options(parser: Parser) -> None:
         default="30m",
         help="end a hold that is unused for TIME; off: only at the time limit (default: 30m)",
     )
+    group.add_argument(
+        "--keep-cluster",
+        action="store_true",
+        help="after each run, start the processes of the next run ahead: its script begins sooner",
+    )
 
 
 def run(options: Namespace) -> int:
@@ -47,7 +52,7 @@ def run(options: Namespace) -> int:
     idle = common.parse_idle(options.idle)
     others = ("dry_run", "prepare", "check", "wait")
     options.detach = options.detach or not any(getattr(options, mode) for mode in others)
-    return submit.start(options, submit.service_spec(options, Form.HOLD).changed(idle=idle))
+    return submit.start(options, submit.service_spec(options, Form.HOLD).changed(idle=idle, keeps=options.keep_cluster))
 
 
 def run_in(options: Namespace, spec: RunRequest) -> int:

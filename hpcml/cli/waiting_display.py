@@ -102,6 +102,8 @@ def _past(status: Status) -> list[_Line]:
     lines = [
         _Line("ok", "image", f"copied to the nodes by {reported.staging}", "image-staged", "image-staging"),
         _Line("ok", "nodes", ", ".join(nodes), "allocated", "seen"),
+        *([_Line("ok", "processes", "started before the run", "allocated")] if reported.ahead else []),
+        *([_Line("wait", "processes", f"restart: {reported.not_ahead}", "allocated")] if reported.not_ahead else []),
         _Line("wait", "cluster", f"none: {NO_CLUSTER}", "cluster-waits"),
         _stage_line(status, first),
         *([_Line("wait", "security", cluster.security, first.end)] if is_open else []),

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from hpcml.failures.end import Reason
 from hpcml.kind import Kind
-from hpcml.node import full_disk, processes
+from hpcml.node import ahead, full_disk, processes
 from hpcml.node.outcome import leave_note
 from hpcml.node.processes import long_import
-from hpcml.node.settings import load
+from hpcml.node.settings import Context, load
 from hpcml.paths import SUPERVISOR
 from hpcml.repairs import finder
 
@@ -35,18 +37,29 @@ def main(arguments: list[str], kinds: Mapping[str, Kind]) -> int:
     if role is None:
         with long_import():
             supervisor = importlib.import_module("hpcml.node.supervisor")
+        _wait_for_run(kind, SUPERVISOR, context)
         return int(supervisor.main(kind))
     if role.every_node:
         processes.killed_before_others(processes.KILLED_NEXT)
     try:
         with long_import():
             run = kind.main_of(role.name)
+        _wait_for_run(kind, role.name, context)
         return run()
     except ModuleNotFoundError as error:
         if not (sentence := shadowed(error.name or "", os.environ.get("HPCML_PYTHONPATH", ""))):
             raise
         leave_note(context, arguments[0], sentence, Reason.SHADOWED)
         return 1
+
+
+def _wait_for_run(kind: Kind, role: str, context: Context) -> None:
+    """In a role that starts before its run: import what the role needs, and wait; nothing in all others."""
+    if os.environ.get(ahead.VARIABLE):
+        settings_files: Sequence[Path] = ()
+        with long_import(), contextlib.suppress(Exception):  # the role itself will say it, of its run
+            settings_files = kind.import_ahead(role, context)
+        ahead.wait(settings_files)
 
 
 def shadowed(name: str, python_path: str) -> str:

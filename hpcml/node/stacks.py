@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from hpcml.node import files, processes
+from hpcml.node import ahead, files, processes
 from hpcml.node.settings import Context
 
 SIGNAL = signal.SIGRTMIN + 5
@@ -93,13 +93,13 @@ def write(context: Context, request: Mapping[str, Any], members: Mapping[int, st
 def _scheduler(context: Context) -> dict[int, str]:
     """Return the scheduler of the run by its pid, if it is on this node."""
     started = [b"-m", b"hpcml.kinds", b"scheduler"]
-    run = f"HPCML_RUN_DIR={context.run.directory}".encode()
+    runs = {f"HPCML_RUN_DIR={directory}".encode() for directory in (context.run.directory, ahead.before)}
     return {
         pid: "scheduler"
         for pid in processes.pids()
         if _bytes(pid, "cmdline").split(b"\0")[-4:-1] == started
         and _is_python(pid)
-        and run in _bytes(pid, "environ").split(b"\0")
+        and runs & {*_bytes(pid, "environ").split(b"\0")}
     }
 
 

@@ -66,7 +66,8 @@ def _supervise(context: Context, kind: Kind) -> int:
     events = EventLog(context.run.events, context.number)
     job, batch = job_id(), int(os.environ.get("HPCML_BEGAN") or 0)
     size = size_of(context.run.script_log)
-    events.write("allocated", nodes=list(context.node_names), job=job, node=context.node, began=batch, log=size)
+    kept = files.read_json(context.run.kept) or {}
+    events.write("allocated", nodes=list(context.node_names), job=job, node=context.node, began=batch, log=size, **kept)
     try:
         folder = scratch.Folder(context.scratch(longest=context.socket_room))
     except scratch.UnsafePlaceError as error:

@@ -417,6 +417,7 @@ def _inside(site: Site, request: JobRequest, layout: JobLayout, kind: Kind, umas
             copy_of="" if in_place or spec.code.staged else str(spec.code.top),
             interpreter=spec.code.interpreter,
             idle=spec.code.idle,
+            keeps=spec.code.keeps,
         ),
         workers=workers,
         network=site.network,

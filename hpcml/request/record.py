@@ -66,6 +66,7 @@ class Code(NamedTuple):
     staged: bool = False  # script and cwd are removed after the submission: the script runs in the run's copy
     sent_from: str = ""  # the laptop and its folder that a staged script comes from
     idle: float = 0.0  # seconds without use after which JupyterLab ends; 0: never
+    keeps: bool = False  # a hold starts the processes of its next run ahead
     root: str = ""  # the folder that is copied: the project's root, above the script; empty: the script's own folder
     lines: tuple[str, ...] = ()  # of a batch script: those for the scheduler, as they are
     batch_words: tuple[str, ...] = ()  # the batch script, with its arguments, whose translation this is

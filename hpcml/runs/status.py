@@ -104,6 +104,8 @@ class Progress(NamedTuple):
     seconds_before: int = 0  # that the attempts before this one had their nodes
     clocks: Mapping[str, tuple[float, float]] = {}  # by node: seconds ahead of the first node's, and their error
     staging: str = ""  # how the image is copied to the nodes, empty if it is not
+    ahead: bool = False  # whether its processes started before it, in a hold with --keep-cluster
+    not_ahead: str = ""  # why they did not, a clause
     versions: str = ""  # of Python and the packages, in a sentence
     differences: tuple[str, ...] = ()  # between nodes, a sentence each
     repairs: Mapping[str, Mapping[str, str]] = {}  # of libraries: by name, the fields of repairs.Decision
@@ -509,6 +511,8 @@ def _add_of_node(values: dict[str, Any], name: str, fields: Table) -> None:
         case "allocated":
             values |= {"phase": Phase.STARTING, "nodes": fields.texts("nodes"), "workers": 0}
             values |= {"warnings": (), "setup_warnings": (), "hint": ""}
+            not_ahead = fields.get("not_ahead", str, "")
+            values |= {"ahead": "not_ahead" in fields.facts and not not_ahead, "not_ahead": not_ahead}
         case "image-staging":
             values |= {"phase": Phase.STARTING, "staging": fields.get("mode", str)}
         case "environment-ready":

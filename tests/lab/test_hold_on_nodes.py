@@ -52,6 +52,13 @@ os.environ["LEFT"] = "1"
 print(os.environ.get("PASSWORD"), os.environ.get("LEFT"), flush=True)
 os.kill(os.getpid(), int(sys.argv[1])) if int(sys.argv[1]) else sys.exit(int(sys.argv[2]))
 """
+USES_HELPER = """
+import helper
+from distributed import Client
+if __name__ == "__main__":
+    client = Client()
+    print(client.submit(helper.value).result(), len(client.run(helper.value)), flush=True)
+"""
 SHARES = """
 import os, pathlib, sys, time
 place = pathlib.Path(sys.argv[1], os.environ["HPCML_RUN_DIR"].rpartition("/")[2])
@@ -197,6 +204,38 @@ def test_scancel_ends_the_hold_and_its_runs(cluster: Cluster, hold: Path) -> Non
 def _is_in(path: Path, hold: Path) -> bool:
     submission: dict[str, str] = json.loads((path / "submission.json").read_text())
     return submission.get("hold") == str(hold)
+
+
+def test_processes_that_start_ahead_have_no_secret_and_none_of_the_last_run_s_code(cluster: Cluster) -> None:
+    """Mallory finds no port and no file of theirs. The next run has them, and the module that was edited meanwhile."""
+    hold = started(cluster, *ASKED, "--keep-cluster")
+    script = cluster.command(USES_HELPER)[2:]
+    helper = cluster.write("helper.py", "def value():\n    return 1\n")
+    try:
+        first = cluster.run("hpcml", "run", "--in", hold.name, *script, env={"PASSWORD": WORD_OF_ALICE})
+        assert (first.returncode, first.stdout) == (0, "1 2\n"), first.stderr
+        ahead = hold / "hold/ahead/1"
+        wanted = [("scheduler", "n1"), ("supervisor", "n1"), ("worker", "n1"), ("worker", "n2")]
+        assert wait_for(lambda: all(roles(cluster, ahead, *pair) for pair in wanted), 60)
+        pids = {pid for pair in wanted for pid in roles(cluster, ahead, *pair)}
+        listeners = "".join(cluster.lab.exec(["ss", "-Hltnp"], node=node, user="root").stdout for node in NODES)
+        assert [pid for pid in pids if f"pid={pid}," in listeners] == []
+        assert [*ahead.glob("attempts/*/secret/*")] == []
+        read_files_and_processes(cluster, ahead, "scheduler", "supervisor", "worker")
+        for command in (f"touch {ahead}/terminate", f"mv {ahead} {ahead}.away", f"echo /tmp > {ahead}/logs/script.log"):
+            assert cluster.lab.exec(["sh", "-c", command], node="n1", user="mallory").returncode != 0
+        helper.write_text("def value():\n    return 2\n")
+        second = cluster.run("hpcml", "run", "--in", hold.name, *script, env={"PASSWORD": WORD_OF_ALICE})
+        assert (second.returncode, second.stdout) == (0, "2 2\n"), second.stderr
+        assert "started before the run" in second.stderr
+        ids = cluster.run("hpcml", "status", directory_of(second).name, "--json").stdout
+        assert json.loads(ids)["ahead"] is True
+        ahead = hold / "hold/ahead/2"
+        assert wait_for(lambda: all(roles(cluster, ahead, *pair) for pair in wanted), 60)
+    finally:
+        cluster.run("hpcml", "cancel", hold.name)
+    assert cluster.wait_status(hold, 90)["exit_status"] == errors.CANCELLED
+    assert wait_for(lambda: not any(roles(cluster, ahead, *pair) for pair in wanted), 30)
 
 
 @pytest.fixture

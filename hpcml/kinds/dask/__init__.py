@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpcml import errors
@@ -159,6 +160,11 @@ class DaskKind(Kind):
         from hpcml.kinds.dask.node import workers
 
         return workers.main
+
+    def import_ahead(self, role: str, context: Any) -> Sequence[Path]:
+        from hpcml.kinds.dask.node import ahead
+
+        return ahead.import_for(role, context)
 
     def processes(self, state: RunState, folders: Any) -> Processes:
         from hpcml.kinds.dask.node import cluster

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -14,6 +15,7 @@ from hpcml import errors, held, records
 from hpcml.failures.end import End
 from hpcml.kind import FailedProcess
 from hpcml.kinds.hold import END
+from hpcml.kinds.hold.node.ahead import Ahead, difference, launched, parts
 from hpcml.node import files, full_disk
 from hpcml.node.run_state import RunState
 from hpcml.node.settings import Context
@@ -29,8 +31,10 @@ TOLD_TO_END = 128 + signal.SIGTERM  # its exit status, as that of a script
 class HeldRun:
     """A run in the hold: its first process, the nodes that it has, and when it has to end."""
 
-    def __init__(self, context: Context, name: str, nodes: tuple[str, ...], start: held.Start) -> None:
-        self.name, self.nodes = name, nodes
+    def __init__(
+        self, context: Context, name: str, nodes: tuple[str, ...], start: held.Start, ready: Ahead | None
+    ) -> None:
+        self.name, self.nodes, self.start, self.ready = name, nodes, start, ready
         self.paths = RunPaths(context.run.directory.parent / name)
         self.part, settings = Recorded(self.paths).plan.part, Recorded(self.paths).plan.inside
         self.lead, self.grace = settings.job.signal_lead, settings.deadlines.script_grace + settings.deadlines.teardown
@@ -38,22 +42,8 @@ class HeldRun:
         self.ends = time.monotonic() + limit if limit else float("inf")
         self.near = False  # whether it was warned of its limit
         self.kill_at = float("inf")
-        command, variables = [*start.command], {name: os.environ.get(name, "") for name in start.of_job}
-        if start.option:
-            command.insert(1, f"{start.option}={nodes[0]}")
-            variables[start.variable] = ",".join(nodes)
-        self.lifeline = os.pipe()  # its first process has the reading end, and sees when this one has gone
-        try:
-            with open(self.paths.job_log, "ab") as log:
-                self.process = subprocess.Popen(
-                    command, env={**start.environment, **variables}, stdin=self.lifeline[0], stdout=log, stderr=log,
-                    start_new_session=True, cwd="/",
-                )  # fmt: skip
-        except OSError:
-            os.close(self.lifeline[1])
-            raise
-        finally:
-            os.close(self.lifeline[0])
+        # ``lifeline``: its first process has the other end, and sees when this one has gone
+        self.process, self.lifeline = ready.become(self.paths) if ready else launched(start, nodes, self.paths.job_log)
 
     @property
     def attempt(self) -> AttemptPaths | None:
@@ -95,7 +85,9 @@ class HeldRun:
 
     def close(self) -> None:
         """Close what this process has of it."""
-        os.close(self.lifeline[1])
+        os.close(self.lifeline)
+        if self.ready:
+            self.ready.remove()
 
 
 class Holding:
@@ -108,20 +100,24 @@ class Holding:
         self.paths, self.runs = self.context.run, dict[str, HeldRun]()
         self.paths.held.mkdir(mode=0o700, exist_ok=True)
         self.paths.told.mkdir(mode=0o700, exist_ok=True)
-        job, names = self.context.settings.job, self.context.node_names
+        job, names, self.keeps = self.context.settings.job, self.context.node_names, self.context.settings.code.keeps
         self.free = [*names] if not job.one_machine else [*names] * job.nodes  # of which no run has a part
         self.parts = dict[str, list[held.Part]]()  # that runs have of other nodes
         self.lost: set[str] = set()  # nodes that do not answer
         self.looked, self.ended, self.idle = 0.0, 0, 0.0  # ``idle``: seconds, before the present wait
         self.used = self.waits_since = time.monotonic()
         self.told = self.is_closed = self.warned = self.waits = False  # ``waits``: a run, for nodes
+        self.last: HeldRun | None = None  # the run that ended last, where its like is to start ahead
+        self.ahead: Ahead | None = None
+        self.ending: list[Ahead] = []  # those that are to end, as no run has them
+        self.count = 0
         self._tell()
 
     # -- as a task --------------------------------------------------------------------------------------------------
 
     def poll(self) -> int | None:
         """Return the exit status once no run is left, and none will come."""
-        if self.runs or not self.is_closed:
+        if self.runs or self.ending or not self.is_closed:
             return None
         return TOLD_TO_END if self.told or self.state.end_requests.time_limit_near else 0
 
@@ -138,6 +134,8 @@ class Holding:
         """Kill what is left of the runs."""
         for run in self.runs.values():
             run.kill()
+        for ready in self.ending:
+            ready.kill()
 
     def killed_by_others(self, status: int) -> bool:  # noqa: ARG002 - it is no process
         """Whether somebody killed it: it is no process."""
@@ -179,6 +177,7 @@ class Holding:
             self._close()
         while not self.is_closed and self._take():
             pass
+        self._keep_ahead()
         self._look_for_idleness()
 
     def lose(self, nodes: set[str]) -> None:
@@ -218,7 +217,7 @@ class Holding:
             problem, status = "its nodes are in use, and --no-wait refuses to wait", errors.REFUSED
         try:
             if not problem:
-                self._begin(HeldRun(self.context, name, tuple(free[:count]), start))
+                self._begin(self._start(name, tuple(free[:count]), start))
         except OSError as error:
             problem = str(error.strerror)
         if problem:
@@ -244,8 +243,80 @@ class Holding:
         shared = [node for node, taken in self.parts.items() if part and part[0].fits(taken, part[1])]
         return [node for node in (*shared, *self.free) if node not in self.lost]
 
+    def _start(self, name: str, nodes: tuple[str, ...], start: held.Start) -> HeldRun:
+        """Start a run, with the processes that started ahead if it would start the same; else it says why not."""
+        ready, self.ahead = self.ahead, None
+        if not self.keeps or not self.ended:
+            return HeldRun(self.context, name, nodes, start, None)
+        run, why = RunPaths(self.paths.directory.parent / name), "the last run has only just ended"
+        if ready:
+            why = "the run has a part of a node" if Recorded(run).plan.part else self._lacking(ready)
+            why = why or difference(ready.parts, parts(run, start, len(nodes)))
+            try:
+                if not why:
+                    files.write_json(run.kept, {"not_ahead": ""})
+                    return HeldRun(self.context, name, ready.nodes, start, ready)
+            except OSError as error:
+                why = str(error.strerror)
+            self._give_up(ready)
+        files.write_json(run.kept, {"not_ahead": why})
+        return HeldRun(self.context, name, nodes, start, None)
+
+    def _start_again(self, run: HeldRun) -> bool:
+        """Start a run whose processes had started ahead, and ended before it began; return False if that cannot be."""
+        with contextlib.suppress(BrokenPipeError):  # what is left of them does not watch this run any more
+            os.write(run.lifeline, b"/dev/null\n")
+        try:
+            files.write_json(run.paths.kept, {"not_ahead": "the processes that had started ended"})
+            shutil.rmtree(run.paths.directory / "attempts", ignore_errors=True)
+            run.paths.script_log.unlink(missing_ok=True)
+            self.runs[run.name] = HeldRun(self.context, run.name, run.nodes, run.start, None)
+        except OSError as error:
+            self.state.warn(f"The run {run.name} could not be started again: {error.strerror or error}")
+            return False
+        run.close()
+        return True
+
+    def _lacking(self, ready: Ahead) -> str:
+        """Return the reason why no run can have processes that started ahead, empty if one can."""
+        if not ready.lives:
+            return "the processes that had started ended"
+        return "" if self._are_free(ready.nodes) else "other nodes than those of the last run"
+
+    def _are_free(self, nodes: tuple[str, ...]) -> bool:
+        return not self.lost & {*nodes} and all(self.free.count(node) >= nodes.count(node) for node in nodes)
+
+    def _give_up(self, ready: Ahead) -> None:
+        ready.end()
+        self.ending.append(ready)
+
+    def _keep_ahead(self) -> None:
+        """Start the processes of the next run when a run has ended and none waits; let them go at the hold's end."""
+        for ready in [ready for ready in self.ending if not ready.lives]:
+            ready.remove()
+            self.ending.remove(ready)
+        if self.ahead and not (self.is_closed or self.ahead.lives):
+            self.state.warn("The processes of the next run ended before it. It starts without them")
+        if self.ahead and (self.is_closed or not self.ahead.lives):
+            self._give_up(self.ahead)
+            self.ahead = None
+        last, self.last = self.last, None
+        if last is None or self.is_closed or self.waits or not self._are_free(last.nodes):
+            return
+        if self.ahead:
+            self._give_up(self.ahead)
+        self.count += 1
+        try:
+            self.paths.ahead.mkdir(mode=0o700, exist_ok=True)
+            self.ahead = Ahead(self.paths.ahead / str(self.count), last.paths, last.start, last.nodes)
+        except OSError as error:
+            self.ahead = None
+            self.state.warn(f"The processes of the next run could not be started ahead: {error.strerror or error}")
+
     def _end(self, run: HeldRun) -> None:
         """Give the nodes of a run back that has ended."""
+        if run.ready and not run.paths.events.exists() and run.kill_at == float("inf") and self._start_again(run):
+            return
         run.close()
         del self.runs[run.name]
         for node in run.nodes:
@@ -254,6 +325,7 @@ class Holding:
             if not self.parts.get(node):
                 self.parts.pop(node, None)
                 self.free.insert(0, node)
+        self.last = run if self.keeps and not run.part else None
         self.ended += 1
         self.used = self.waits_since = time.monotonic()
         self._tell()

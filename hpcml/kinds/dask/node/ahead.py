@@ -1,0 +1,39 @@
+"""What the roles of a Dask run import before their run, in a hold that keeps processes ready."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from hpcml.kinds.dask.node import gpus, script_imports, worker_environment
+from hpcml.kinds.dask.roles import WORKER
+from hpcml.node.settings import Context
+
+# By role, as imports of functions; the supervisor's make the keys, the scheduler's the dashboard's pages.
+_MODULES = {
+    "supervisor": ("hpcml.kinds.dask.node.cluster", "cryptography.x509", "distributed"),
+    "scheduler": ("hpcml.kinds.dask.node.scheduler",),
+    "worker": ("distributed.versions", "hpcml.kinds.dask.node.dask_worker"),
+}
+
+
+def import_for(role: str, context: Context) -> Sequence[Path]:
+    """Import what a role needs, for a worker also for the last run's script; return Dask's files of settings."""
+    settings = context.settings
+    if role == WORKER.name:
+        worker_environment.set_variables(os.environ)
+    for name in _MODULES[role]:
+        importlib.import_module(name)
+    if role == WORKER.name:
+        from distributed.versions import get_versions
+
+        get_versions()
+        imported = script_imports.of_script(settings)
+        if settings.workers.gpu:
+            gpus.load(settings.workers.gpu, cudf=script_imports.may_use_cudf(imported, settings.workers.gpu))
+        script_imports.import_all(script_imports.early(imported), "before the run")
+    import dask.config
+
+    return [path for folder in map(Path, dask.config.paths) for path in (folder, *folder.glob("*.y*ml"))]

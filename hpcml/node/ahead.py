@@ -1,0 +1,65 @@
+"""A role that starts before its run, in a hold that keeps processes ready: it imports, and waits for the run's name.
+
+It has run nothing of the user's. The batch script names the run's directory on standard input; until then no file of a
+run is read but the plan of the run before, no key is there, and nothing listens.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+VARIABLE = "HPCML_AHEAD"  # set in such a role until its run begins
+_NAMES = ("sitecustomize.py", "usercustomize.py")
+_Stamps = dict[str, tuple[int, int]]
+_GIVEN = dict(os.environ)
+before = ""  # the directory that this process was started in, as its environment names it; empty in all others
+
+
+def wait(settings_files: Iterable[Path] = ()) -> None:
+    """Wait for the run, and give this process its environment; end it if there is none.
+
+    What was imported may have changed on the disk meanwhile: then the process starts again.
+    """
+    global before  # noqa: PLW0603 - a process becomes part of one run
+    paths = [*settings_files]
+    imported = _stamps(paths)
+    directory = _line()
+    if not directory:
+        raise SystemExit(0)
+    before = os.environ["HPCML_RUN_DIR"]
+    os.environ |= {"HPCML_RUN_DIR": directory, "HPCML_BEGAN": f"{time.time():.0f}"}
+    os.environ.pop(VARIABLE, None)
+    with open(os.devnull) as nothing:
+        os.dup2(nothing.fileno(), 0)
+    if _stamps(paths) != imported:
+        print("hpcml: a package or a file of settings has changed: this process imports all modules again.", flush=True)
+        environment = _GIVEN | {name: os.environ[name] for name in ("HPCML_RUN_DIR", "HPCML_BEGAN")}
+        environment.pop(VARIABLE)
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)  # noqa: S606 - this program
+
+
+def _line() -> str:
+    """Read a line from standard input, and nothing of the next: a role that is started again reads that."""
+    line = b""
+    while (byte := os.read(0, 1)) not in (b"", b"\n"):
+        line += byte
+    return os.fsdecode(line) if byte else ""
+
+
+def _stamps(paths: Iterable[Path]) -> _Stamps:
+    """Return the times at which the imported files last changed: folders of packages, and each module beside them."""
+    folders = [entry for entry in sys.path if os.path.isabs(entry)]  # noqa: PTH117 - as they are
+    modules = [str(getattr(module, "__file__", None) or "") for module in list(sys.modules.values())]
+    others = [path for path in modules if not path.startswith((sys.prefix, sys.base_prefix)) and os.path.isabs(path)]  # noqa: PTH117
+    special = [f"{folder}/{name}" for folder in folders for name in _NAMES]
+    stamps: _Stamps = {}
+    for path in {*folders, *others, *special, *map(str, paths)}:
+        with contextlib.suppress(OSError):  # most of them do not exist
+            status = os.stat(path)  # noqa: PTH116 - there may be hundreds
+            stamps[path] = (status.st_mtime_ns, status.st_size)
+    return stamps
