@@ -25,10 +25,6 @@ else:
     from numpy import asarray as asnumpy
     from sklearn.linear_model import ElasticNet, Lasso, Ridge
 
-EXACT = {"tol": 1e-6, "max_iter": 10_000}  # cuML's Lasso has elastic net's l1_ratio: 1 is Lasso's penalty
-MODELS = {"Ridge": Ridge(alpha=1000.0), "ElasticNet": ElasticNet(alpha=1.0, l1_ratio=0.9, **EXACT)}
-MODELS["Lasso"] = Lasso(alpha=5.0, **EXACT, **({"l1_ratio": 1.0} if hpcml.run.gpus else {}))
-
 
 def fit(model, x, y):  # returns coefficients and intercept
     if hpcml.run.gpus:
@@ -50,6 +46,9 @@ number = np.arange(len(x))
 train, test = number[number % 5 > 0], number[number % 5 == 0]  # every fifth row is a test row
 x_train, y_train, x_test, y_test = (part.persist() for part in (x[train], y[train], x[test], y[test]))
 
+EXACT = {"tol": 1e-6, "max_iter": 10_000}  # cuML's Lasso has elastic net's l1_ratio: 1 is Lasso's penalty
+MODELS = {"Ridge": Ridge(alpha=1000.0), "ElasticNet": ElasticNet(alpha=1.0, l1_ratio=0.9, **EXACT)}
+MODELS["Lasso"] = Lasso(alpha=5.0, **EXACT, **({"l1_ratio": 1.0} if hpcml.run.gpus else {}))  # cuML's need a client
 start = time.perf_counter()
 fitted = {name: fit(model, x_train, y_train) for name, model in MODELS.items()}
 seconds = time.perf_counter() - start

@@ -48,7 +48,7 @@ _PAGES = ("doctor", "map", "report", "sites")
 FIRST: dict[str, tuple[str, ...]] = {
     "docs": tuple(f"tests/test_docs_run.py::test_runnable_blocks_run[{page}.md]" for page in _PAGES),
     "local": tuple(f"tests/local/{name}" for name in (
-        "test_a_run_that_ends_well.py", "test_hold.py", "test_local.py", "test_long_runs.py", "test_map.py", "test_strangers.py",
+        "test_a_run_that_ends_well.py", "test_hold.py", "test_hold_ahead.py", "test_local.py", "test_long_runs.py", "test_map.py", "test_strangers.py",
         "test_code.py::test_the_user_s_umask_is_for_script_tasks_and_results",
         "test_connect.py::test_nobody_else_on_the_machine_is_answered_nor_plants_a_folder",
         "test_forms.py::test_a_notebook_whose_kernel_dies_has_failed",
