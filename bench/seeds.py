@@ -86,9 +86,9 @@ def moved(work: str, name: str, then: str) -> Row:
     """Return the row of an estimator: of the section estimators if that has it, else of the gallery's job that was there before."""
     file = FIGURES / "gpu-1-estimators.json"
     if file.exists() and any(
-        one["name"] == name and "gpu_s" in one["figures"] for one in read_figures(file)["results"]
+        one["name"] == name and one["ok"] and "gpu_s" in one["figures"] for one in read_figures(file)["results"]
     ):
-        return Row(work, "", file.name, functools.partial(estimated, name=name), (ESTIMATORS,))
+        return Row(work, "", file.name, functools.partial(estimated, name=name), (ESTIMATORS,), older=ONE_LOSES_NONE)
     section = "estimators" if name else "examples"
     command = f"python3 bench/gpu/run.py --gpus 1 --only {section}"
     return Row(work, "", "gpu-2-gallery.json", gallery(then), (ESTIMATORS,), command, older=MOVED)
@@ -210,6 +210,7 @@ ONE, TWO, FOUR = (
 )
 ONE_MORE = "since then one more case was added; the cases that were measured are the same"
 ESTIMATORS = "bench/gpu/scripts/estimators.py"
+ONE_LOSES_NONE = "since then the error of one estimator loses no other; what is timed is the same"
 MOVED = "by a workload that jobs/ has replaced since"
 MORE_CHECKS = "since then checks of the arguments were added; what is timed is the same"
 LOST_ZARR = "since then Zarr and packing moved to jobs/zarr_svd.py; what is timed is the same"

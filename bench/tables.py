@@ -49,6 +49,12 @@ def _startup(document: dict[str, Any]) -> str:
     return "\n".join([*lines, "", facts])
 
 
+def _protocols(document: dict[str, Any]) -> str:
+    import data_protocols  # it needs Dask
+
+    return data_protocols.text(document)
+
+
 # Page, name of the place in it, file of figures (None: several), and what writes them as Markdown.
 PLACES: tuple[tuple[Path, str, Path | None, Callable[[dict[str, Any]], str]], ...] = (
     (ROOT / "docs/seeds.md", "seeds", None, seeds.table),
@@ -62,6 +68,7 @@ PLACES: tuple[tuple[Path, str, Path | None, Callable[[dict[str, Any]], str]], ..
     (FIGURES / "README.md", "startup in short", FIGURES / "bringup.json", bringup.in_short),
     (FIGURES / "cpu.md", "bring-up inside", FIGURES / "bringup-image.json", _bringup),
     (FIGURES / "cpu.md", "bring-up in an allocation", FIGURES / "bringup-allocation.json", _bringup),
+    (FIGURES / "cpu.md", "data protocols", FIGURES / "data-protocols.json", _protocols),
     (FIGURES / "cpu.md", "listing", FIGURES / "listing.json", listing.table),
     (
         ROOT / "docs/upstream/README.md",

@@ -14,26 +14,27 @@ import dask.array as da
 import matplotlib.pyplot as plt
 import numpy as np
 from sklearn.datasets import make_regression
+from sklearn.linear_model import Ridge  # cuml.dask's returned NaN on one H200 (cuML 26.10)
 from sklearn.metrics import r2_score
 
 import hpcml
 
 if hpcml.run.gpus:
-    from cuml.dask.linear_model import ElasticNet, Lasso, Ridge
+    from cuml.dask.linear_model import ElasticNet, Lasso
     from cupy import asnumpy
 else:
     from numpy import asarray as asnumpy
-    from sklearn.linear_model import ElasticNet, Lasso, Ridge
+    from sklearn.linear_model import ElasticNet, Lasso
 
 
 def fit(model, x, y):  # returns coefficients and intercept
-    if hpcml.run.gpus:
+    if hpcml.run.gpus and model is not MODELS["Ridge"]:
         model = model.fit(x, y)
         model = vars(model).get("solver", model)  # of cuML's Lasso and ElasticNet the coefficients are there
         return asnumpy(model.coef_), float(model.intercept_)
-    means = dask.compute(x.mean(axis=0), y.mean())
+    means = x.mean(axis=0), y.mean()
     both = da.concatenate([x - means[0], (y - means[1])[:, None]], axis=1).rechunk({1: -1})
-    small = da.linalg.qr(both)[1].compute()  # a triangle with the same best coefficients as all rows
+    small, *means = map(asnumpy, dask.compute(da.linalg.qr(both)[1], *means))  # a triangle, as good as all rows
     small = small if model is MODELS["Ridge"] else small * (len(small) / len(x)) ** 0.5  # others: mean, not sum
     coefficients = model.set_params(fit_intercept=False).fit(small[:, :-1], small[:, -1]).coef_
     return coefficients, float(means[1] - means[0] @ coefficients)
