@@ -49,7 +49,7 @@ class Hold:
         end = began + job.time_limit if job.time_limit else 0.0
         nodes = self.status.allocation.nodes if not job.one_machine else ()
         gpus = gres.gpus(plan.directive("--gres") or f"gpu:{plan.directive('--gpus-per-node')}")
-        types = tuple(one.type for one in gpus if one.type)
+        types = tuple(gpu.type for gpu in gpus if gpu.type)
         return Allocation(self.run.job, nodes or ("",) * job.nodes, plan.cpus or 1, memory, job.gpus, end, types)
 
     @property
