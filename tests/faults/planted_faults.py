@@ -219,7 +219,7 @@ FAULTS = (
     F("hpcml/kinds/ranks/node/ports.py", "listen - {os.geteuid()}", "listen", "the user's own rank is taken for a thief of its port"),
     F("hpcml/kinds/ranks/node/ports.py", "if not (listen or _is_free(port)):", "if False:", "a program that holds rank 0's port and does not listen is not seen"),
     F("hpcml/node/link/line.py", " in (0, errno.EINPROGRESS):", " is not None:", "an address without a route counts as reached"),
-    F("hpcml/kinds/dask/node/interconnect.py", '"right": all(one.get("right")', '"right": any(one.get("right")', "a wrong sum of one NCCL rank passes the check"),
+    F("hpcml/kinds/dask/node/interconnect.py", '"right": all(result.get("right")', '"right": any(result.get("right")', "a wrong sum of one NCCL rank passes the check"),
     F("hpcml/kinds/dask/node/interconnect.py", '_length(answer["data"])) != size:', '_length(answer["data"])) > size:', "a transfer that came short counts at full bandwidth"),
     F("hpcml/node/files.py", "if time.monotonic() > deadline:", "if False:", "a role waits without end for a file that never comes"),
     F("hpcml/node/hardware/probe.py", "if about.st_uid == os.getuid() and stat.S_ISREG", "if stat.S_ISREG", "other users' files in /dev/shm are reported as yours"),

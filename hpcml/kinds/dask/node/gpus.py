@@ -211,7 +211,7 @@ def pinned_memory(gpu: Gpu, memory_limit: int) -> int:
 
 
 def pinning_threads(gpu: Gpu) -> int:
-    """Return how many threads of a worker pin host memory: of its share of the processors, no more than are of use."""
+    """Return the number of a worker's threads that pin host memory: of its processors, no more than are of use."""
     return max(1, min(PINNING_THREADS, cpus() // gpu.count))
 
 

@@ -91,7 +91,7 @@ class Places(NamedTuple):
 
 
 def make_places(folder: Path) -> Places:
-    """Make the server's folders. Kernels' sockets lie in ``k``: their path is as long as a socket's may be."""
+    """Make the server's folders. Kernels' sockets are in ``k``: their path is as long as a socket's may be."""
     places = Places(folder / "jupyter.sock", folder / "k", folder / "config", folder / "data", folder / "extensions")
     for place in places[1:]:
         place.mkdir(mode=0o700)

@@ -86,7 +86,7 @@ async def prove_as_connector(
 
 
 def reason(error: BaseException) -> str:
-    """Return why a proof failed, as a clause."""
+    """Return the reason why a proof failed, as a clause."""
     if isinstance(error, TimeoutError):
         return "no answer in time"
     return (
