@@ -1,4 +1,4 @@
-"""An allocation that is there (salloc, or the user's own batch script): a run is one step of it, on the first node.
+"""An existing allocation (salloc, or the user's own batch script): a run is one step of it, on the first node.
 
 The batch script that Slurm would have been given is the command of that step, and starts the roles as steps beside it.
 """
@@ -132,12 +132,12 @@ def parse(job: str, text: str) -> Allocation:
         min(int(memory) for _, _, memory, _ in kinds),
         gpus.pop(),
         _seconds(fields.get("EndTime", "")),
-        tuple(sorted({one.type for *_, text_of_node in kinds for one in gres.gpus(text_of_node)} - {""})),
+        tuple(sorted({gpu.type for *_, text_of_node in kinds for gpu in gres.gpus(text_of_node)} - {""})),
     )
 
 
 def _count(ids: str) -> int:
-    """Return how many numbers a list as ``0-3,8`` names."""
+    """Return the number of entries of a list as ``0-3,8``."""
     spans = [span.split("-") for span in ids.split(",")]
     return sum(int(span[-1]) - int(span[0]) + 1 for span in spans)
 
@@ -191,7 +191,7 @@ def lay_out(site: Site, request: JobRequest) -> JobLayout:
 
 
 def _launcher(site: Site, request: JobRequest, role: Role) -> Launcher:
-    """Return srun as a submission has it, and what its batch script inherits from the directives said outright."""
+    """Return srun as a submission has it, and what its batch script inherits from the directives as options."""
     launcher = slurm_options.launcher(site, request, role)
     memory = int(request.spec.size.memory_per_node) // 1024**2
     asked = (f"--mem={memory}M",) if memory else ()
@@ -205,7 +205,7 @@ def _launcher(site: Site, request: JobRequest, role: Role) -> Launcher:
 
 
 def _process(role: Role) -> Launcher:
-    """Return what starts a role in the run's first step, which has a part of a node, as no other step of it has."""
+    """Return the launcher of a role in the run's first step, which has a part of a node, as no other step of it has."""
     name = paths.SCRIPT if role == slurm_options.SUPERVISOR else role.name
     log = f"{name}-$HPCML_NODE.log" if role.every_node else f"{name}.log"
     output = "" if role == slurm_options.STAGE else f' >>"$HPCML_RUN_DIR/logs/{log}" 2>&1'
@@ -230,7 +230,7 @@ def taken(site: Site, part: Sequence[held.Part]) -> tuple[str, ...]:
 
 
 def submit(site: Site, run: RunPaths) -> Submission:
-    """Start the run's step, and return when its batch script has begun.
+    """Start the run's step, and return the submission when its batch script has begun.
 
     SiteError if that is not within ``deadlines.scheduler``, or srun refuses.
     """
@@ -290,7 +290,7 @@ def _not_started(job: str, run: RunPaths, problem: str) -> HpcmlError:
 
 
 def _of_the_job(given: Allocation) -> dict[str, str]:
-    """Return what srun and the roles need to know of the job; in a step the variables tell of the step's own nodes."""
+    """Return the job's variables for srun and the roles; in a step the variables tell of the step's own nodes."""
     environment = process_environment()
     cluster = {name: environment[name] for name in ("SLURM_CLUSTER_NAME",) if name in environment}
     return cluster | {"SLURM_JOB_ID": given.job, NODE_NAMES: ",".join(given.nodes)}
@@ -302,7 +302,7 @@ def line(run: RunPaths) -> str:  # noqa: ARG001
 
 
 def states(jobs: Sequence[str]) -> dict[str, JobState]:
-    """Return how runs stand: one whose step is there runs, of others the allocation's end tells."""
+    """Return the states of runs: one whose step is there runs, of others the allocation's end tells."""
     keys = {key: key.partition(" ") for key in jobs}
     running = {name for _, name, _ in _steps(["--me"])}
     by_key = {key: JobState(State.RUNNING) for key, (_, _, folder) in keys.items() if Path(folder).name in running}

@@ -85,7 +85,7 @@ class Hold:
         return {}
 
     def states(self, jobs: Sequence[str]) -> dict[str, JobState]:
-        """Return how runs are: what is in the hold's folder counts while the hold's job is there."""
+        """Return the states of runs: what is in the hold's folder counts while the hold's job is there."""
         parts = {job: job.split("\n") for job in jobs}
         of_holds = self.of_holds.states(sorted({key for key, *_ in parts.values()}))
         return {job: _state(of_holds[key], Path(hold), Path(run)) for job, (key, hold, run) in parts.items()}
@@ -109,7 +109,7 @@ class Hold:
 
 
 def _state(hold: JobState, folder: Path, run: Path) -> JobState:
-    """Return how a run is in a hold whose job is in a state."""
+    """Return the state of a run in a hold whose job is in a state."""
     paths = RunPaths(folder)
     if not (hold.pending or hold.active):
         return _GONE if hold.state == State.UNKNOWN else hold

@@ -1,4 +1,4 @@
-"""The machine at hand as a scheduler: a run is a process group of its own, known by its pid and start time."""
+"""The local machine as a scheduler: a run is a process group of its own, known by its pid and start time."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _GONE = JobState(
 
 
 def lay_out(site: Site, request: JobRequest) -> JobLayout:
-    """Return that the run's nodes are all this machine."""
+    """Return the layout of a run whose nodes are all this machine."""
     count = request.spec.size.nodes
     if count > 1 and request.spec.size.gpus_per_node:
         hint = "Use one node. Set the number of GPUs with --gpus-per-node."
@@ -86,7 +86,7 @@ def find(run_ids: Sequence[str], clusters: str = "") -> dict[str, Submission]:
 
 
 def states(jobs: Sequence[str]) -> dict[str, JobState]:
-    """Return which of the batch scripts are there still."""
+    """Return the states of the batch scripts that still run."""
     return {job: JobState(State.RUNNING) if _lives(job) else _GONE for job in jobs}
 
 

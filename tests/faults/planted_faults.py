@@ -600,7 +600,7 @@ FAULTS = (
     F("hpcml/schedulers/partitions.py", "0 < longest < spec.size.time", "0 < longest <= spec.size.time", "the longest job that fits is refused"),
     F("hpcml/schedulers/partitions.py", "spec.size.nodes < least", "spec.size.nodes <= least", "the smallest job of a QoS for large ones is refused"),
     F("hpcml/schedulers/partitions.py", "if getattr(by_qos.limits, limit) else", "if not getattr(by_partition.limits, limit) else", "a QoS cannot exceed its partition"),
-    F("hpcml/schedulers/partitions.py", "if not site.doubtful(one.key)", "if True", "hearsay refuses a job"),
+    F("hpcml/schedulers/partitions.py", "if not site.doubtful(found.key)", "if True", "hearsay refuses a job"),
     F("hpcml/schedulers/partitions.py", "if gpus_are_known and spec.size.gpus_per_node > partition", "if gpus_are_known and spec.size.gpus_per_node >= partition", "a job for all GPUs of a node is refused"),
     F("hpcml/schedulers/local.py", 'subprocesses.start_time(int(pid)) == started != ""', 'subprocesses.start_time(int(pid)) != ""', "another process with its number keeps a local run going"),
     F("hpcml/schedulers/partitions.py", "0 < self.gpus < self.of and not self.whole", "0 < self.gpus < self.of", "a part of a node is asked for where all of it is charged"),
