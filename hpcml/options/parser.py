@@ -204,8 +204,8 @@ def _check_choice(word: str, choices: Iterable[str] | None, option: str) -> None
 class HelpLayout(argparse.HelpFormatter):
     """A formatter of argparse's: paragraphs are folded between words, indented lines stay lines.
 
-    An indented block in which a line is too long has what stands behind a gap below its line; a command in it that is
-    still too long goes on after a backslash.
+    An indented block in which a line is too long has the text after a gap below its line; a command in it that is
+    still too long continues after a backslash.
     """
 
     whole = True  # with all spellings of an option; else with one of Slurm's short ones
