@@ -111,7 +111,7 @@ def find_run(options: Namespace) -> directories.Run:
 
 
 def host_of(options: Namespace) -> str:
-    """Return how the laptop that sent the command names this machine, empty where none did."""
+    """Return the name of this machine on the laptop that sent the command, empty where none did."""
     return options.caller.host if options.caller else ""
 
 

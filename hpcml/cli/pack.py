@@ -129,7 +129,7 @@ def _files(folder: Path, name: str, pattern: str = "**/*") -> Iterator[tuple[str
 
 
 def _papers(name: str) -> Iterator[tuple[str, bytes]]:
-    """Yield what a package says of itself, and its licence, where it is installed as one; the record lists these."""
+    """Yield the papers of a package, and its licence, where it is installed as one; the record lists these."""
     try:
         listed = metadata.files(name) or ()
     except metadata.PackageNotFoundError:

@@ -34,7 +34,7 @@ def files_of(run: directories.Run) -> list[tuple[str, Path]]:
 
 
 def advice_of(run: directories.Run, status: run_status.Status) -> list[tuple[str, str]]:
-    """Return what a run that succeeded could have asked less of, with a title."""
+    """Return the resources of which a run that succeeded could have asked less, with a title."""
     from hpcml.runs import report
 
     page = None if status.exit_status else report.page_of(run)

@@ -31,7 +31,7 @@ FAULTS = (
     F("hpcml/cli/on_host.py", "word = earlier_names.earlier(command)", "word = command", "an older hpcml on the login node refuses a laptop's renamed command"),
     F("hpcml/forms.py", "earlier_names.current(value) if", "value if", "a run that an earlier version submitted under a form's earlier name is damaged"),
     F("hpcml/cli/fetch.py", " if path.name not in taken]", "]", "a script's own report.html makes hpcml fetch fail", True),
-    F("hpcml/cli/cancel_rm.py", "one.run.paths.directory for one in runs if not one.alive]", "one.run.paths.directory for one in runs]", "hpcml rm removes a run that goes on"),
+    F("hpcml/cli/cancel_rm.py", "standing.run.paths.directory for standing in runs if not standing.alive]", "standing.run.paths.directory for standing in runs]", "hpcml rm removes a run that goes on"),
     F("hpcml/cli/image.py", "    common.end_by_signals()  # the build is a session of its own: nobody else would end it\n", "", "SIGTERM to hpcml image build leaves the build going", True),
     F("hpcml/cli/jupyter.py", 'spec.changed(idle=idle, ', 'spec.changed(', "an unused JupyterLab session holds its nodes", True),
     F("hpcml/cli/logs.py", "if one >= number], default=tail.seen)", "if one > number], default=tail.seen)", "hpcml logs --attempt 1 prints attempt 2 too"),
