@@ -51,7 +51,7 @@ def read(kind: type[T], table: object, *, whole: bool = False, spread: tuple[typ
 
 
 def salvage(kind: type[T], table: object) -> tuple[T, list[str]]:
-    """Return what a table of JSON holds of a record, and a problem for each value that has another type.
+    """Return the record that a table of JSON holds, and a problem for each value that has another type.
 
     What is missing or damaged is the field's default, or empty.
     """
@@ -108,7 +108,7 @@ class _OnDemand:
 
 @cache
 def _readers_on_demand(kind: Any, within: tuple[type, ...]) -> dict[str, Any]:
-    """Return how each field of a record is read, by name; of a field that is ``within``, its record."""
+    """Return the reader of each field of a record, by name; of a field that is ``within``, its record."""
     hints = fields_of(kind)
     return {name: hint if hint in within else _field(kind, name, "all", ()) for name, hint in hints.items()}
 

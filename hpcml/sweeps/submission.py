@@ -119,7 +119,7 @@ class Faults:
 
 
 def _to_run(planned: Sequence[Planned], progress: Progress, faults: Faults, only: tuple[str, ...]) -> list[Planned]:
-    """Return the points to run: what no run has ended or goes on with, or only what failed by one of some kinds.
+    """Return the points to run: those that no run has ended or is running, or only what failed by one of some kinds.
 
     What failed by the fault of a node that can be left out counts as not ended.
     """
