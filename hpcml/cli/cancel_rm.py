@@ -45,7 +45,7 @@ def add_cancel_options(parser: ArgumentParser) -> None:
 
 
 def run_cancel(options: Namespace) -> int:
-    """Tell the run to end, or all of them; its supervisor is signalled first and has its grace."""
+    """Tell the run to end, or all; its supervisor is signalled first and has its grace. UsageError for neither."""
     from hpcml.runs import handle
 
     if options.all == bool(options.run):

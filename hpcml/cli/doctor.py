@@ -64,7 +64,7 @@ def add_options(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace) -> int:
-    """Make all checks, print the problems, and return 0 unless one of them is red."""
+    """Make all checks, print the problems, and return 0 unless one is red; UsageError for options without --node."""
     from hpcml.doctor import checks, job
     from hpcml.doctor.finding import Examination
 

@@ -47,7 +47,7 @@ def add_options(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace) -> int:
-    """``hpcml fetch RUN``: on the login node, for the laptop that called; elsewhere there is nothing to fetch."""
+    """``hpcml fetch RUN``: on the login node, for the laptop that called; elsewhere UsageError: nothing to fetch."""
     session: RemoteSession | None = options.caller
     try:
         run = common.find_run(options)

@@ -85,7 +85,7 @@ def pages() -> dict[str, str]:
 
 
 def run(topic: str) -> int:
-    """Show the page of a topic: its name, or the words of a question."""
+    """Show the page of a topic: its name, or the words of a question; UsageError if there is none."""
     titles = pages()
     name = re.sub(r"\s+", "-", topic.strip().lower().removeprefix("docs/").removesuffix(".md"))
     name = earlier_names.current(name)

@@ -42,7 +42,7 @@ def add_options(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace) -> int:
-    """Print a role's log, and what comes to it."""
+    """Print a role's log, and what comes to it; NotFoundError if there is none yet."""
     from hpcml.runs import record as records
     from hpcml.runs import status as run_status
     from hpcml.runs import waiting

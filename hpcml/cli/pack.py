@@ -47,7 +47,7 @@ def add_options(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace) -> int:
-    """Write the file."""
+    """Write the file; UsageError if it exists, StorageError if it cannot be written."""
     path = Path(options.output)
     if (path.exists() or path.is_symlink()) and not options.force:
         raise UsageError(f"{path} already exists", place="hpcml pack", hint="Choose another name, or add --force.")

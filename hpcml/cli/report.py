@@ -49,7 +49,7 @@ def commands_of(run: directories.Run) -> list[tuple[str, str]]:
 
 
 def run(options: Namespace) -> int:
-    """Make a run's report again from its files, and print its path."""
+    """Make a run's report again from its files, and print its path; UsageError for --open on a login node."""
     from hpcml.runs import report
 
     if options.open and options.caller:

@@ -151,7 +151,7 @@ def of_lines(spec: RunRequest) -> dict[str, tuple[str, str]]:
 
 
 def prepare(spec: RunRequest, scheduler_of: Callable[[str], str]) -> Prepared:
-    """Return the prepared run to start, by the scheduler that the site's has for runs in existing allocations."""
+    """Return the prepared run to start, by the site's scheduler for existing allocations; SiteError if it has none."""
     from hpcml.runs import submit as submission
 
     place = spec.place

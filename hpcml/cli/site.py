@@ -46,7 +46,7 @@ def add_options(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace) -> int:
-    """List the profiles, show the one in force, or compare two."""
+    """List the profiles, show the one in force, or compare two; UsageError if the names or the options do not fit."""
     if options.what != "init" and (given := _given(options)):
         raise UsageError(f"{given} is an option of hpcml site init only", place=given, hint=f"Remove {given}.")
     most = _MOST[options.what]

@@ -43,7 +43,7 @@ def add_options(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace) -> int:
-    """Show what is known of a run."""
+    """Show what is known of a run; UsageError for --field with -f, --json or --notes."""
     if options.field is not None and (options.follow or options.json or options.notes):
         raise UsageError(
             "--field cannot be combined with -f, --json or --notes", place="--field", hint="Use one of them."

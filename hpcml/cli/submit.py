@@ -228,7 +228,7 @@ def _look_at_image(table: dict[str, object]) -> None:
 
 
 def check_modes(options: Namespace) -> None:
-    """Refuse two options that say what becomes of a submission, and what only a run in a hold has."""
+    """Raise UsageError if two options say what becomes of a submission, or one is for runs in a hold only."""
     modes = ("dry-run", "prepare", "check", "wait", "detach")
     chosen = [f"--{mode}" for mode in modes if getattr(options, mode.replace("-", "_"))]
     if len(chosen) > 1:
@@ -443,7 +443,7 @@ def _changed(arguments: list[str], options: list[str]) -> list[str]:
 
 
 def run_rerun(options: Namespace) -> int:
-    """Submit the request of a run again; options and arguments given now replace those that it was submitted with."""
+    """Submit a run's request again, with the options and arguments given now; UsageError for a run of a sweep."""
     from hpcml.runs.record import Record
 
     run = common.find_run(options)

@@ -146,7 +146,7 @@ def split_script(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def run(options: Namespace) -> int:
-    """Look at a sweep, or submit what is missing of it."""
+    """Look at a sweep, or submit what is missing of it; UsageError or NotFoundError for another first word."""
     verb, *rest = options.words or [""]
     if verb in VERBS and not options.script_words:
         return _look(options, verb, rest)

@@ -73,7 +73,7 @@ def add_options(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace) -> int:
-    """``hpcml tunnel RUN``."""
+    """``hpcml tunnel RUN``; UsageError for --to with --service."""
     if options.to and options.service:
         raise UsageError("--to and --service were given", place="hpcml tunnel", hint="Remove one of them.")
     if options.to:
@@ -153,7 +153,7 @@ def login_of(options: Namespace, command: str = "tunnel") -> Login | None:
     """Return the way to the cluster, None on the cluster itself.
 
     ``--host`` is a site's name or what ssh is called with; without it, ``login.host`` of this machine's settings
-    counts, unless Slurm is right here.
+    counts, unless Slurm is right here. UsageError if none of these names a login node.
     """
     from hpcml.remote import ssh
 
