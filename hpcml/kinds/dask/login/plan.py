@@ -67,7 +67,7 @@ def worker_resources(site: Site) -> tuple[tuple[str, float], ...]:
 
 
 def workers(site: Site, spec: RunRequest, memory: int, cpus: int) -> Workers:
-    """Return Dask's workers of each node, which has so many bytes of memory and CPUs, 0 if that is unknown.
+    """Return Dask's workers of a node with so many bytes of memory and CPUs, 0 if unknown; UsageError for fewer than 0.
 
     Raises
     ------

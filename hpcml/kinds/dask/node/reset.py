@@ -177,7 +177,7 @@ def workers(dask_scheduler: Any) -> list[str]:
 
 
 async def replaced(dask_scheduler: Any, old: list[str]) -> None:
-    """On the scheduler: wait until there are as many workers as before, and none of them is an old one."""
+    """On the scheduler: wait until as many workers as before are there, and none is an old one; else TimeoutError."""
     deadline = time.monotonic() + BACK
     while set(present := workers(dask_scheduler)) & set(old) or len(present) < len(old):
         if time.monotonic() > deadline:

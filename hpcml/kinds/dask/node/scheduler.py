@@ -88,7 +88,7 @@ class PrivateScheduler(connection_limits.Guarded, closing.QuietClose, Scheduler)
         listening.serve_at(listening.DASHBOARD, self.http_server, self.socket_path)
 
     async def register_nanny_plugin(self, *_: Any, **__: Any) -> Any:
-        """Refuse in words: hpcml's workers have no Nanny, and Dask would silently do nothing."""
+        """Raise RuntimeError: hpcml's workers have no Nanny, and Dask would silently do nothing."""
         raise RuntimeError("workers of an hpcml run have no Nanny; use a WorkerPlugin, or [environment] in the profile")
 
 

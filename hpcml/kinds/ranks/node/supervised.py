@@ -229,7 +229,7 @@ class Processes:
     # -- what a loss means ----------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """End the run if a node does not answer, or if no rank does anything."""
+        """Raise RunEndedError if a node does not answer, or if no rank does anything."""
         now, deadlines = self.state.clock.seconds, self.settings.deadlines
         for node in self.heard:
             if self.script and self.script.over_on(node):
@@ -273,7 +273,7 @@ class Processes:
     # -- its end --------------------------------------------------------------------------------------------------
 
     def run(self, task: Task, environment: dict[str, str]) -> Ranks:  # noqa: ARG002 - the agents know both
-        """Start the task in the ranks of all nodes."""
+        """Start the task in the ranks of all nodes; RunEndedError if another program has taken a port."""
         if taken := self.ports.reserve_again():
             raise self.state.end(errors.PORT_TAKEN, taken.clause, ports.HINT)
         numbers = self.ports.numbers

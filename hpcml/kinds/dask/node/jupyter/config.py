@@ -190,7 +190,7 @@ def close_dask_labextension() -> None:
 
 
 class NoCluster:
-    """What dask-labextension makes when it is asked for a cluster: nothing, and it says why."""
+    """What dask-labextension makes when it is asked for a cluster: a RuntimeError that says why."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         raise RuntimeError(
@@ -227,7 +227,7 @@ def check(server: ServerApp, places: Places) -> None:
 
 
 def check_socket(socket: Path) -> None:
-    """Refuse a socket, once it is there, that is not 0600 and the user's own, in a folder that is 0700 and so too."""
+    """Raise UnsafeError if an existing socket is not 0600 and the user's own, in a folder that is 0700 and so too."""
     for path, mode in ((socket, stat.S_IFSOCK | 0o600), (socket.parent, stat.S_IFDIR | 0o700)):
         status = path.lstat()
         if status.st_mode != mode or status.st_uid != os.getuid():

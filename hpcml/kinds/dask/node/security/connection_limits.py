@@ -43,7 +43,7 @@ def guard() -> None:
 
 
 class Guarded:
-    """A mixin for Dask's servers, whose listeners then have the limits, and which have a folder of their own.
+    """A mixin for Dask's servers, whose listeners then have the limits; ValueError without a folder of their own.
 
     Dask puts that folder first on ``sys.path``. Without one it takes ``/tmp/dask-scratch-space``, whoever made it.
     """

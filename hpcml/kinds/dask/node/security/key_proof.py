@@ -129,7 +129,7 @@ class Handshake:
         await self._send(_PROOF, _mac(key, b"client", address, mine, theirs))
 
     async def prove_as_listener(self, key: bytes, addresses: set[bytes]) -> None:
-        """Prove it to who has connected to one of the own addresses, and have it prove it; errors as above."""
+        """Prove it to who has connected to one of the own addresses, and have it prove it; RefusedError if not."""
         address, theirs = await self._receive(_HELLO)
         if address not in addresses:
             raise RefusedError(f"the peer requested {_unpack(address)}, which is not this process's address")
