@@ -78,7 +78,7 @@ class RunState:
         return RunEndedError(End(status, self.phase, "hpcml", message, hint, quote, **fields))
 
     def judge(self, compared: Comparison) -> None:
-        """End the run if a role has other versions than the supervisor; write down once when all have reported."""
+        """Raise RunEndedError if a role has other versions than the supervisor; note once that all have reported."""
         self.clocks = compared.clocks.bounds | {node: self.clocks[node] for node in self.measured}
         if compared.clocks.fatal:
             hint = (

@@ -27,7 +27,7 @@ class NoProtocolError(Exception):
 
 
 def choose_protocol(settings: Settings, without_rdma: Sequence[str] = ()) -> tuple[str, str]:
-    """Return Dask's protocol, ``tls``, ``tcp`` or ``ucx``, and the reason.
+    """Return Dask's protocol, ``tls``, ``tcp`` or ``ucx``, and the reason; NoProtocolError for UCX without its package.
 
     ``auto`` takes UCX where it has a faster transport than TCP, between the GPUs of a node or on InfiniBand, and where
     no other user reaches UCX's own TCP (:attr:`Settings.ucx`). CPU workers and a single GPU speak TLS, which also

@@ -208,7 +208,7 @@ def cpus(root: Path) -> Cpus:
 
 
 def memory(root: Path) -> int:
-    """Return the node's memory in bytes."""
+    """Return the node's memory in bytes; ValueError if Linux does not show it."""
     match = re.search(r"^MemTotal:\s*([0-9]+) kB", (root / "proc/meminfo").read_text(), re.MULTILINE)
     if match is None:
         raise ValueError("/proc/meminfo has no MemTotal")

@@ -200,7 +200,7 @@ class Points(Queue):
             self._expect(-1)
 
     def check(self) -> None:
-        """End the run if the forker has owed an answer for too long; one that is stopped or blocked owes nothing."""
+        """Raise RunEndedError if the forker has owed an answer for too long; a stopped or blocked one owes nothing."""
         longest = max(LATE, self.context.settings.deadlines.workers)
         late = [slot for slot, since in self.owed.items() if self.state.clock.seconds - since > longest]
         if not late or not self.forker:
