@@ -42,7 +42,7 @@ def render(plan: Plan, folders: Sequence[Path] = ()) -> str:
 
 
 def renderer(folders: Sequence[Path] = ()) -> Callable[[Plan], str]:
-    """Return :func:`render` for several plans: to read the template takes longest."""
+    """Return :func:`render` for several plans: to read the template takes longest; ConfigError if it fails."""
     import jinja2
 
     environment = _environment(folders)
