@@ -228,7 +228,7 @@ def _checked(
 
 
 def of_call(line: str | bytes, host: str) -> CallFacts:
-    """Return the facts of a command that the login node runs for a laptop; its greeting comes with a version."""
+    """Return the facts of a command that a login node runs; ConfigError if its greeting has no version."""
     content = _checked(_parsed(line, host), host, get_type_hints(CallFacts, include_extras=True), part=True)
     if "hello" in content and "version" not in content:
         raise wrong(host, "it contains no version")
@@ -259,7 +259,7 @@ class StreamDemux:
         Raises
         ------
         ConfigError
-            If a fact is malformed.
+            If a fact is malformed, or its end is missing.
         """
         marks: list[CallFacts] = []
         data, self.rest = self.rest + data, b""
@@ -313,7 +313,7 @@ def of_delivery(line: bytes, host: str) -> dict[str, Any]:
 
 
 def of_token(text: str, host: str) -> str:
-    """Return a service's token; nothing else goes into an address and a request's head."""
+    """Return a service's token, which goes into an address and a request's head; ConfigError if it is none."""
     try:
         return str(_token(text.strip()))
     except ValueError as error:

@@ -373,7 +373,7 @@ class Call:
         return code
 
     def check(self) -> None:
-        """Raise the error, if what it said was not in the form."""
+        """Raise the ConfigError of an answer that was not in the form, if there was one."""
         if self.wrong is not None:
             raise self.wrong
 

@@ -112,7 +112,7 @@ def look(port: int, service: Service, token: str = "") -> str:
 
 
 def token_of(connection: Connection | None, service: Service) -> str:
-    """Read the service's token, if it has one, on the cluster or on this machine; it is kept in memory alone."""
+    """Read the service's token, if any, here or on the cluster, into memory alone; ServiceGoneError if unreadable."""
     if not service.token_file:
         return ""
     if connection is None:
@@ -379,7 +379,7 @@ def _prepared(connection: Connection, command: list[str]) -> Relay:
 
 
 def session_key(folder: Path) -> str:
-    """Make a key for one tunnel; return its public half."""
+    """Make a key for one tunnel; return its public half; TunnelError if ssh-keygen fails."""
     command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "hpcml", "-f", str(folder / "key")]
     answer = subprocesses.run(command, 20.0, program=HPCML)
     if answer.code != 0:

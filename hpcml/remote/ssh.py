@@ -120,7 +120,7 @@ def places(control: str = "~/.hpcml/cm") -> Places:
 
 
 def private_folder(path: Path) -> None:
-    """Make a folder of mode 0700, or see that the one there is the user's own and nobody else's to write to."""
+    """Make a folder of mode 0700 unless it exists; StorageError if it cannot be made, or others can change it."""
     hint = "Choose another folder with --set login.control=…."
     try:
         with contextlib.suppress(FileExistsError):
@@ -175,7 +175,7 @@ def control_socket(folder: Path, name: str) -> Path:
 
 
 def effective(host: str, file: Path | None = None, seconds: float = _EFFECTIVE) -> dict[str, list[str]]:
-    """Return ssh's own view of a host: every setting in force, by its name in small letters."""
+    """Return ssh's own view of a host: all settings, by name in small letters; ConfigError if ssh fails."""
     command = ["ssh", *(["-F", str(file)] if file else []), "-G", "--", host]
     try:
         answer = subprocesses.run(command, seconds, program=HPCML)
@@ -216,7 +216,7 @@ def write_config(folder: Path, host: str, settings: Mapping[str, list[str]]) -> 
 
 
 def check_host(host: str, place: str = "--host") -> str:
-    """Return a host's name if ssh can be called with it."""
+    """Return a host's name; UsageError if ssh cannot be called with it."""
     if not host or host.startswith("-") or any(not letter.isprintable() or letter.isspace() for letter in host):
         hint = "Use a name that ssh knows (user@login.example.org), or a site with login.host in its profile."
         raise UsageError(f"{host!r} is not the name of a host", place=place, hint=hint)

@@ -114,7 +114,7 @@ class Offer(NamedTuple):
 
 
 def offer_of(line: bytes, host: str) -> Offer:
-    """Return the offer of the other side."""
+    """Return the offer of the other side; StorageError if it has too many files."""
     if (fields := line.count(b",")) > _MOST_FIELDS * MOST_FILES:  # before it is taken apart, which costs memory
         raise too_many(fields // len(Entry._fields), host)
     offer = answers.of_offer(line, host)
@@ -124,7 +124,7 @@ def offer_of(line: bytes, host: str) -> Offer:
 
 
 def parts_of(name: str) -> list[str]:
-    """Return the parts of a relative name."""
+    """Return the parts of a relative name; StorageError if it is invalid, or leads out of the folder."""
     parts = name.split("/")
     if len(parts) > _DEEPEST:
         hint = "Pack the folder with tar, and transfer the archive."
