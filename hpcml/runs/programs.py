@@ -31,7 +31,7 @@ class PythonCode(NamedTuple):
 
 
 def named(script: list[str], here: Path) -> tuple[Path, list[str], Form]:
-    """Return the file that the words name, its words, and its form (as in the request)."""
+    """Return the file that the words name, its words, and its form (as in the request); UsageError without a module."""
     form = {"-m": Form.MODULE, "--": Form.PROGRAM}.get(script[0], Form.SCRIPT)
     if form is Form.SCRIPT:
         return here / script[0], script, Form.NOTEBOOK if script[0].endswith(".ipynb") else form

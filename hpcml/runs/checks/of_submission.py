@@ -24,7 +24,7 @@ from hpcml.sites.schema import Site
 
 
 def check_request(site: Site, spec: RunRequest) -> None:
-    """Refuse a script that cannot be run, before anything is planned."""
+    """Raise an HpcmlError if a script cannot be run, before anything is planned."""
     if not spec.code.form.traits.is_script:
         return
     if spec.code.form is Form.PROGRAM:
