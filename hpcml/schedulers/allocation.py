@@ -95,7 +95,7 @@ def current() -> Allocation:
 
 
 def of_job(job: str, cluster: str = "") -> Allocation:
-    """Return the allocation of a job that runs; one question to Slurm, with errors as for :func:`current`."""
+    """Return the allocation of a job that runs; SiteError if it is gone, else errors as for :func:`current`."""
     answer = slurm.ask(slurm.for_clusters(cluster, ["scontrol", "--details", "--oneliner", "show", "job", job]))
     if answer.code != 0:
         if "Invalid job id" in answer.text:
@@ -105,7 +105,7 @@ def of_job(job: str, cluster: str = "") -> Allocation:
 
 
 def parse(job: str, text: str) -> Allocation:
-    """Return the allocation that ``scontrol --details --oneliner show job`` tells of."""
+    """Return the allocation that ``scontrol --details --oneliner show job`` shows; SiteError if that is unusable."""
     # of an array's first task it tells all tasks
     text = next((line for line in text.splitlines() if line.startswith(f"JobId={job} ")), text)
     fields = dict(word.split("=", 1) for word in text.split() if "=" in word)
@@ -164,7 +164,7 @@ def _steps(options: Sequence[str]) -> list[tuple[str, str, str]]:
 
 
 def lay_out(site: Site, request: JobRequest) -> JobLayout:
-    """Return the launchers of the steps, with all that the allocation has on each node."""
+    """Return the launchers of steps, with all that the allocation has on each node; UsageError for MPI in a part."""
     spec = request.spec
     roles = (*request.roles, slurm_options.SUPERVISOR, slurm_options.STAGE)
     part = request.asked.place.part
@@ -232,7 +232,7 @@ def taken(site: Site, part: Sequence[held.Part]) -> tuple[str, ...]:
 def submit(site: Site, run: RunPaths) -> Submission:
     """Start the run's step, and return the submission when its batch script has begun.
 
-    SiteError if that is not within ``deadlines.scheduler``, or srun refuses.
+    SiteError if that is not within ``deadlines.scheduler``, or srun refuses; SlurmUnreachableError without srun.
     """
     given = current()
     lifeline = subprocesses.lifeline()
@@ -297,7 +297,7 @@ def _of_the_job(given: Allocation) -> dict[str, str]:
 
 
 def line(run: RunPaths) -> str:  # noqa: ARG001
-    """Refuse: there is no command to type."""
+    """Raise UsageError: there is no command to type."""
     raise UsageError("hpcml run does not submit a job", place="--prepare", hint="Remove --prepare.")
 
 
@@ -334,7 +334,7 @@ def requested_memory(job: str) -> float:
 
 
 def check(script: Path) -> str:  # noqa: ARG001
-    """Refuse: nothing is asked for."""
+    """Raise UsageError: nothing is asked for."""
     raise UsageError("hpcml run requests nothing from Slurm", place="--check", hint="Remove --check.")
 
 

@@ -43,7 +43,7 @@ class Hold:
         return self.of_steps.lay_out(site, request)
 
     def submit(self, site: Site, run: RunPaths) -> Submission:
-        """Put the run into the hold; SiteError if the hold takes none any more."""
+        """Put the run into the hold; SiteError if it takes none any more, StorageError if it cannot be written."""
         plan = records.on_demand(RecordedPlan, files.read_json(run.plan))
         hold = RunPaths(Path(plan.hold))
         start = held.Start(held.batch_script(run), slurm.clean_environment())
@@ -73,11 +73,11 @@ class Hold:
         )
 
     def line(self, run: RunPaths) -> str:  # noqa: ARG002
-        """Refuse: there is no command to type."""
+        """Raise UsageError: there is no command to type."""
         raise UsageError("A run in a hold is not a job", place="--prepare", hint="Remove --prepare.")
 
     def check(self, script: Path) -> str:  # noqa: ARG002
-        """Refuse: nothing is asked for."""
+        """Raise UsageError: nothing is asked for."""
         raise UsageError("A run in a hold requests nothing from Slurm", place="--check", hint="Remove --check.")
 
     def find(self, run_ids: Sequence[str], clusters: str = "") -> dict[str, Submission]:  # noqa: ARG002

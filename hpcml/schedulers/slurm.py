@@ -159,7 +159,7 @@ def ignored_defaults() -> list[str]:
 
 
 def ask(command: list[str], timeout: float = TIMEOUT, *, umask: int = -1) -> Answer:
-    """Return the answer of one of Slurm's commands, without the user's defaults for it."""
+    """Return the answer of one of Slurm's commands, without users' defaults; SlurmUnreachableError if it is missing."""
     try:
         return run(command, timeout, program=HPCML, environment=clean_environment(), umask=umask, apart=True)
     except CommandMissingError as error:
@@ -191,7 +191,7 @@ def user_clusters() -> str:
 
 
 def submit(site: Site, run: RunPaths) -> Submission:
-    """Submit a run's batch script, and look for the job by its comment if the answer is lost or doubtful."""
+    """Submit a run's batch script; after a lost answer look for the job by its comment; HpcmlError if there is none."""
     timeout, run_id = float(site.slurm.timeout), run.directory.name
     try:
         return _confirmed(sbatch(str(run.script), timeout, umask=_umask(run))._replace(run=run_id))
@@ -243,7 +243,7 @@ def _look_again(run_id: str, seconds: float, clusters: str) -> Submission | None
 def sbatch(script: str, timeout: float = TIMEOUT, chosen: str = "", *, umask: int = _UMASK) -> Submission:
     """Submit a job script and return the job id, the cluster's name (often empty), and what else sbatch says.
 
-    It raises AnswerLostError if the request may have arrived but the answer did not, or names several jobs.
+    AnswerLostError if the request may have arrived but no answer that names one job; HpcmlError if it was refused.
     """
     answer = ask(for_clusters(chosen, ["sbatch", "--parsable", script]), timeout, umask=umask)
     if _is_silent(answer) or (answer.code != 0 and re.search(_MAYBE_SENT, answer.text)):
@@ -365,7 +365,7 @@ def line(run: RunPaths) -> str:
 
 
 def find(run_ids: Sequence[str], clusters: str = "", timeout: float = TIMEOUT) -> dict[str, Submission]:
-    """Return the records of runs' jobs, which carry the run's id as their comment.
+    """Return the records of runs' jobs, with the run's id as comment; SlurmUnreachableError if squeue fails.
 
     squeue knows waiting, running and recently ended jobs; sacct is asked as well where there is accounting.
     """
@@ -388,7 +388,7 @@ def find(run_ids: Sequence[str], clusters: str = "", timeout: float = TIMEOUT) -
 def jobs_of_clusters() -> dict[str, list[str]]:
     """Return the jobs that are in the queue of this user's elastic clusters, by the cluster's id.
 
-    Each carries the cluster's id and a number of its own as its comment.
+    Each carries the cluster's id and a number of its own as its comment. SlurmUnreachableError if squeue fails.
     """
     command = ["squeue", "--noheader", f"--user={os.getuid()}", "--format=%i|%T|%k"]
     answer = ask(command)
@@ -697,7 +697,7 @@ def cancel_named(name: str) -> None:
 
 
 def cancel(job: str) -> str:
-    """Cancel a job; one that has ended already is no error, and another job of a run's number is left alone."""
+    """Cancel a job, but no other job of its number; HpcmlError if Slurm refuses, no error if it has ended."""
     number, run = _parts(job)
     if run:
         where = f" --clusters={_cluster(job)}" if _cluster(job) else ""

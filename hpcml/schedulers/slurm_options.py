@@ -401,7 +401,7 @@ def _extra(
 
 
 def dependency(spec: RunRequest) -> str:
-    """Return the jobs that have to end before, as Slurm takes them: all of them."""
+    """Return the jobs that have to end before, as Slurm takes them: all of them; UsageError if ``?`` joins others."""
     jobs = [f"{_AFTER[awaited.when]}:{awaited.job}" for awaited in spec.place.after]
     if jobs and "?" in spec.place.dependency:
         hint = "Remove --after, and write all start conditions with job ids in --dependency."
