@@ -187,7 +187,7 @@ class Leases:
         self.renewed = time.monotonic()
 
     def take(self, key: str) -> bool:
-        """Take a key; False if another run has it, or it is done."""
+        """Take a key; False if another run has it, or it is done; LostError if this run's own lease is gone."""
         try:
             return _linked(self.mine, self.folder / key)
         except FileNotFoundError as error:

@@ -398,14 +398,14 @@ class Table:
         self.facts: dict[str, object] = record
 
     def get(self, key: str, kind: type[T], default: T | None = None) -> T:
-        """Return a value; without a default it has to be there."""
+        """Return a value, or the default; DamagedError if it has another type, or both are missing."""
         value = self.facts.get(key, default)
         if isinstance(value, kind) and (not isinstance(value, bool) or kind is bool):
             return value
         raise DamagedError(f"{key} {'has the wrong type' if key in self.facts else 'is missing'}")
 
     def texts(self, key: str) -> tuple[str, ...]:
-        """Return a list of texts, empty if there is none."""
+        """Return a list of texts, empty if there is none; DamagedError if it is something else."""
         values = self.get(key, list, [])
         if not all(isinstance(value, str) for value in values):
             raise DamagedError(f"{key} has the wrong type")
@@ -417,7 +417,7 @@ class Table:
         return {name: table.number(name) for name in table.facts}
 
     def number(self, key: str) -> float:
-        """Return a number."""
+        """Return a number; DamagedError if it is missing, or none."""
         value = self.facts.get(key)
         if (type(value) is float or type(value) is int) and -_MOST_NUMBER < value < _MOST_NUMBER:
             return value
