@@ -57,6 +57,7 @@ FAULTS = (
     F("hpcml/kinds/hold/node/holding.py", '            self._give_up(ready)\n        files.write_json(run.kept, {"not_ahead": why})', "            self._give_up(ready)", "nobody says why a run's processes did not start ahead", True),
     F("hpcml/held.py", '  echo >&"$next"\n', "", "processes that started ahead outlive the killed supervisor of their hold", True),
     F("hpcml/node/ahead.py", "if _stamps(paths) != imported:", "if False:", "a run has the packages as they were when its processes started ahead"),
+    F("hpcml/kinds/hold/node/holding.py", "if self.runs or self.ahead or self.ending", "if self.runs or self.ending", "a cancelled hold leaves the folder of processes that started ahead"),
     F("hpcml/kinds/hold/node/holding.py", "if run.ready and not", "if False and not", "a run fails because a process that started ahead was killed", True),
     F("hpcml/node/end_cause.py", "(usual | {name: told[name] for name in usual.keys() & told.keys()})", "usual", "a run that ended with its hold counts as cancelled by itself", True),
     F("hpcml/node/end_cause.py", '(cause == "" and _in_allocation())', "False", "a run in a hold that is preempted counts as cancelled by its user"),

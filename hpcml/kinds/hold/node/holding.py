@@ -117,7 +117,7 @@ class Holding:
 
     def poll(self) -> int | None:
         """Return the exit status once no run is left, and none will come."""
-        if self.runs or self.ending or not self.is_closed:
+        if self.runs or self.ahead or self.ending or not self.is_closed:
             return None
         return TOLD_TO_END if self.told or self.state.end_requests.time_limit_near else 0
 
@@ -134,8 +134,9 @@ class Holding:
         """Kill what is left of the runs."""
         for run in self.runs.values():
             run.kill()
-        for ready in self.ending:
+        for ready in (*self.ending, *([self.ahead] if self.ahead else [])):
             ready.kill()
+            ready.remove()
 
     def killed_by_others(self, status: int) -> bool:  # noqa: ARG002 - it is no process
         """Whether somebody killed it: it is no process."""
