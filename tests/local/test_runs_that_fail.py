@@ -106,7 +106,7 @@ def test_a_script_that_fails_in_a_task_of_a_task(here: Here) -> None:
     assert f"profile    python -m webbrowser {shlex.quote(f'{run}/profiles/dask.html')}\n" in done.stderr
     (report,) = (run / "profiles").glob("nsys-*")
     words = report.read_text().split("\n")
-    assert words[0] == f"--output={run}/profiles/nsys-local.0"
+    assert f"--output={run}/profiles/nsys-local.0" in words
     assert words[-4:-1] == ["-m", "hpcml.kinds", "worker"]
     assert f"profile    nsys-ui {shlex.quote(str(report))}\n" in done.stderr
     if MEMRAY:
