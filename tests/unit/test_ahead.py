@@ -60,6 +60,15 @@ def test_what_would_start_in_another_way_is_named(tmp_path: Path, change: dict[s
     assert ahead.difference(parts(first), now) == said
 
 
+def test_a_variable_that_is_not_utf_8_is_compared_like_any_other(tmp_path: Path) -> None:
+    """An error here would end the hold's supervisor, and with it all runs of the hold."""
+    first, second, third = (made(tmp_path / f"a-20260101-00000{index}-0000") for index in range(3))
+    for run, value in ((first, b"\xff"), (second, b"\xff"), (third, b"\xfe")):
+        run.variables.write_bytes(b"export NAME='" + value + b"'\n")
+    assert ahead.difference(parts(first), parts(second)) == ""
+    assert ahead.difference(parts(first), parts(third)) == "options or settings changed since the last run"
+
+
 @pytest.mark.parametrize("changes", [False, True])
 def test_a_process_that_waits_gets_its_run_and_imports_again_what_has_changed(tmp_path: Path, changes: bool) -> None:
     """It reads one line alone, as a role that is started again reads the next."""

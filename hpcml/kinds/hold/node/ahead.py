@@ -54,7 +54,8 @@ def parts(run: RunPaths, start: held.Start, nodes: int) -> _Parts:
     variables = {f"the variable {name}": value for name, value in start.environment.items() if name not in _OF_SHELL}
     shell = []
     for path in sorted(run.directory.glob("*.sh")):
-        lines = path.read_text().replace(run.directory.name, "RUN").splitlines()
+        text = path.read_bytes().decode(errors="surrogateescape")  # a variable may be no UTF-8
+        lines = text.replace(run.directory.name, "RUN").splitlines()
         shell += [path.name, *(line for line in lines if not line.startswith("#"))]
     library = hashlib.sha256(run.library.read_bytes()).hexdigest()
     return {**variables, _NODES: str(nodes), _OPTIONS: "\n".join(shell), _HPCML: library}

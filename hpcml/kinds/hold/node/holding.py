@@ -251,8 +251,8 @@ class Holding:
         run, why = RunPaths(self.paths.directory.parent / name), "the last run has only just ended"
         if ready:
             why = "the run has a part of a node" if Recorded(run).plan.part else self._lacking(ready)
-            why = why or difference(ready.parts, parts(run, start, len(nodes)))
             try:
+                why = why or difference(ready.parts, parts(run, start, len(nodes)))
                 if not why:
                     files.write_json(run.kept, {"not_ahead": ""})
                     return HeldRun(self.context, name, ready.nodes, start, ready)
