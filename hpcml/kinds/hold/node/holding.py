@@ -117,7 +117,7 @@ class Holding:
 
     def poll(self) -> int | None:
         """Return the exit status once no run is left, and none will come."""
-        if self.runs or self.ending or not self.is_closed:
+        if self.runs or self.ahead or self.ending or not self.is_closed:
             return None
         return TOLD_TO_END if self.told or self.state.end_requests.time_limit_near else 0
 
@@ -292,7 +292,7 @@ class Holding:
 
     def _keep_ahead(self) -> None:
         """Start the processes of the next run when a run has ended and none waits; let them go at the hold's end."""
-        for ready in [ready for ready in self.ending if not ready.lives]:
+        for ready in [ready for ready in self.ending if ready.has_ended()]:
             ready.remove()
             self.ending.remove(ready)
         if self.ahead and not (self.is_closed or self.ahead.lives):
