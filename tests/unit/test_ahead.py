@@ -111,21 +111,22 @@ def test_a_batch_script_that_waits_reads_its_run_whole() -> None:
         assert process.stdout.read().splitlines()[-1] == "</runs/a b>"
 
 
-def test_a_hold_does_not_wait_long_for_processes_that_do_not_end() -> None:
+@pytest.mark.parametrize("ignores", [False, True])
+def test_a_hold_does_not_wait_long_for_processes_that_do_not_end(ignores: bool) -> None:
     """Else their node is paid for until the time limit of the hold, which has no run and takes none."""
-    stays = "trap 'echo told' TERM; echo here; while :; do sleep 0.1; done"
+    stays = f"{'trap : TERM; ' if ignores else ''}echo here; while :; do sleep 0.1; done"
     ready = ahead.Ahead.__new__(ahead.Ahead)
     with subprocess.Popen(["bash", "-c", stays], stdout=subprocess.PIPE, start_new_session=True) as ready.process:
-        assert ready.process.stdout
-        assert ready.process.stdout.readline() == b"here\n"
-        ready.lifeline, ready.told = -1, time.monotonic()
-        assert not ready.has_ended()
-        ready.told -= END
-        assert not ready.has_ended()
-        assert ready.process.stdout.readline() == b"told\n"
-        ready.told -= END
-        assert ready.has_ended()
-        assert ready.process.wait(60) == -signal.SIGKILL
+        try:
+            assert ready.process.stdout
+            assert ready.process.stdout.readline() == b"here\n"
+            ready.lifeline, ready.since = -1, time.monotonic()
+            assert not ready.has_ended()
+            ready.since -= END * (2 if ignores else 1)
+            assert ready.has_ended() == ignores
+            assert ready.process.wait(30) == -(signal.SIGKILL if ignores else signal.SIGTERM)
+        finally:
+            ready.process.kill()
 
 
 def test_a_process_for_which_no_run_comes_ends(tmp_path: Path) -> None:

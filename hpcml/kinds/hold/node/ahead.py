@@ -88,7 +88,7 @@ class Ahead:
         command = tuple(word.replace(last.directory.name, name) for word in start.command)
         started = start._replace(command=(*command, held.AHEAD))
         self.process, self.lifeline = launched(started, nodes, self.paths.job_log)
-        self.told = float("inf")  # when to end
+        self.since = float("inf")  # when they had to end
 
     @property
     def lives(self) -> bool:
@@ -118,11 +118,11 @@ class Ahead:
         """Tell them to end: no run will come."""
         if self.lifeline >= 0:
             os.close(self.lifeline)
-            self.lifeline, self.told = -1, time.monotonic()
+            self.lifeline, self.since = -1, time.monotonic()
 
     def has_ended(self) -> bool:
-        """Whether they, told to end, have ended; kill them if that takes too long, and then wait for them no more."""
-        late = time.monotonic() - self.told
+        """Whether they have ended as they had to; kill them if that takes too long, and then wait for them no more."""
+        late = time.monotonic() - self.since
         if self.lives and late > END:
             self.kill(signal.SIGKILL if late > 2 * END else signal.SIGTERM)
         return late > 2 * END or not self.lives

@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from hpcml import errors, held, records
@@ -111,6 +112,7 @@ class Holding:
         self.ahead: Ahead | None = None
         self.ending: list[Ahead] = []  # those that are to end, as no run has them
         self.count = 0
+        self.patient: set[str] = set()  # runs behind the one that waits longest that may wait too
         self._tell()
 
     # -- as a task --------------------------------------------------------------------------------------------------
@@ -197,7 +199,8 @@ class Holding:
         count, free = plan.inside.job.nodes, self._free_for(plan.part)
         left = len(free) + len(self.parts.keys() - {*free})
         left += sum(len(run.nodes) for run in self.runs.values() if not run.part)
-        if len(free) < count <= left and not plan.no_wait:
+        waits = len(free) < count <= left and not plan.no_wait
+        if waits and not (name := self._hasty(waiting[1:])):  # one that is not to wait may not overtake: it is refused
             return False
         entry = self.paths.held / name
         try:
@@ -210,11 +213,7 @@ class Holding:
             entry.unlink(missing_ok=True)
             return True
         entry.write_text("")  # the variables may be secret
-        problem, status = "", errors.START_FAILED
-        if count > left:
-            problem = f"only {left} nodes of the hold answer"
-        elif count > len(free):
-            problem, status = "its nodes are in use, and --no-wait refuses to wait", errors.REFUSED
+        problem, status = _problem(count, len(free), left, behind=name != waiting[0])
         try:
             if not problem:
                 self._begin(self._start(name, tuple(free[:count]), start))
@@ -225,6 +224,14 @@ class Holding:
             self._never_began(name, End(status, "queued", "hpcml", message))
             entry.unlink(missing_ok=True)
         return True
+
+    def _hasty(self, waiting: Sequence[str]) -> str:
+        """Return the first of these runs that is not to wait, empty if all may; each is read once."""
+        for name in waiting:
+            if name not in self.patient and Recorded(RunPaths(self.paths.directory.parent / name)).plan.no_wait:
+                return name
+            self.patient.add(name)
+        return ""
 
     def _begin(self, run: HeldRun) -> None:
         """Take note of a run that has begun, and of its nodes or its part of one."""
@@ -387,3 +394,13 @@ class Holding:
         """Write down how a run ended that did not begin."""
         paths = RunPaths(Path(self.paths.directory.parent / name))
         full_disk.write_end(paths, paths.status, end._replace(time=round(time.time(), 3), over=True).as_json())
+
+
+def _problem(count: int, free: int, left: int, *, behind: bool) -> tuple[str, int]:
+    """Return the reason why a run does not start, empty if it does, and the exit status that this means."""
+    if count > left:
+        return f"only {left} nodes of the hold answer", errors.START_FAILED
+    if count > free:
+        how = "another run waits" if behind else "its nodes are in use"
+        return f"{how}, and --no-wait refuses to wait", errors.REFUSED
+    return "", errors.START_FAILED
