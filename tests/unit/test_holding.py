@@ -22,7 +22,9 @@ class Fake:
 
     def __init__(self, _: object, name: str, nodes: tuple[str, ...], *__: object) -> None:
         self.name, self.nodes, self.ready, self.kill_at = name, nodes, None, float("inf")
-        self.part = Recorded(RunPaths(HOLD.parent / name)).plan.part
+        self.paths, self.start = RunPaths(HOLD.parent / name), None
+        plan = Recorded(self.paths).plan
+        self.part, self.image = plan.part, plan.inside.job.image
 
 
 HOLD = Path()
@@ -41,12 +43,12 @@ def hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> holding.Holding:
     return holding.Holding(cast("Any", state))
 
 
-def put(number: int, nodes: int = 1, *, no_wait: bool = False, part: tuple[int, ...] = ()) -> RunPaths:
+def put(number: int, nodes: int = 1, *, no_wait: bool = False, part: tuple[int, ...] = (), image: str = "") -> RunPaths:
     """Put a run into the hold's queue."""
     run = RunPaths(HOLD.parent / f"run-20260101-00000{number}-0000")
     run.directory.mkdir()
     plan = {
-        "inside": {"job": {"nodes": nodes}},
+        "inside": {"job": {"nodes": nodes, "image": image}},
         "no_wait": no_wait,
         "part": [dict(zip(held.Part._fields, sizes, strict=True)) for sizes in (part, NODE)] if part else [],
     }
@@ -85,3 +87,24 @@ def test_parts_of_a_node_go_back_when_their_runs_end(hold: holding.Holding) -> N
     assert (hold.parts, sorted(hold.free)) == ({}, ["n1", "n2"])
     take(hold)
     assert [*hold.runs] == [whole.directory.name]
+
+
+@pytest.mark.parametrize("image", ["", "/images/mine.sif"])
+def test_no_processes_of_a_run_in_an_image_start_ahead(
+    hold: holding.Holding, monkeypatch: pytest.MonkeyPatch, image: str
+) -> None:
+    """The image would have the folders of the last run: not the next one's, nor the targets of links in its code."""
+    started: list[object] = []
+    monkeypatch.setattr(holding, "Ahead", lambda *given: started.append(given))
+    hold.keeps = True
+    for number in range(2):
+        put(number, image=image)
+        take(hold)
+        [run] = hold.runs.values()
+        run.close = lambda: None  # type: ignore[method-assign]
+        hold._end(run)
+        if number == 0:
+            hold._keep_ahead()
+            assert len(started) == (0 if image else 1)
+    not_ahead = json.loads(run.paths.kept.read_text())["not_ahead"]
+    assert not_ahead == ("the run has an image" if image else "the last run has only just ended")

@@ -38,6 +38,7 @@ class HeldRun:
         self.name, self.nodes, self.start, self.ready = name, nodes, start, ready
         self.paths = RunPaths(context.run.directory.parent / name)
         self.part, settings = Recorded(self.paths).plan.part, Recorded(self.paths).plan.inside
+        self.image = settings.job.image  # which is entered with folders of one run
         self.lead, self.grace = settings.job.signal_lead, settings.deadlines.script_grace + settings.deadlines.teardown
         limit = 0 if settings.job.one_machine else settings.job.time_limit  # there the run keeps it itself
         self.ends = time.monotonic() + limit if limit else float("inf")
@@ -256,6 +257,8 @@ class Holding:
         if not self.keeps or not self.ended:
             return HeldRun(self.context, name, nodes, start, None)
         run, why = RunPaths(self.paths.directory.parent / name), "the last run has only just ended"
+        if Recorded(run).plan.inside.job.image:
+            why = "the run has an image"
         if ready:
             why = "the run has a part of a node" if Recorded(run).plan.part else self._lacking(ready)
             try:
@@ -332,7 +335,7 @@ class Holding:
             if not self.parts.get(node):
                 self.parts.pop(node, None)
                 self.free.insert(0, node)
-        self.last = run if self.keeps and not run.part else None
+        self.last = run if self.keeps and not (run.part or run.image) else None
         self.ended += 1
         self.used = self.waits_since = time.monotonic()
         self._tell()
