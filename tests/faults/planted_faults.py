@@ -65,7 +65,7 @@ FAULTS = (
     F("templates/batch.sh.j2", 'directory+=$part; if gone', 'if gone', "a run gets the end of its directory's name"),
     F("hpcml/node/end_cause.py", "(usual | {name: told[name] for name in usual.keys() & told.keys()})", "usual", "a run that ended with its hold counts as cancelled by itself", True),
     F("hpcml/node/end_cause.py", '(cause == "" and _in_allocation())', "False", "a run in a hold that is preempted counts as cancelled by its user"),
-    F("hpcml/cli/run.py", "if not (kind and given.gpus and spec.size.gpus_per_node) or kind in given.gpu_types:", "if True:", "a run that asks for a type of GPU gets another"),
+    F("hpcml/cli/run.py", "if not (kind and given.gpus and spec.size.gpus_per_node) or {*given.gpu_types} == {kind}:", "if True:", "a run that asks for a type of GPU gets another"),
     F("hpcml/runs/holds.py", "!= __version__:", "== '':", "another version's hold starts a run that it does not understand", True),
     F("hpcml/runs/holds.py", "if image and image != self.image:", "if False:", "a run in a hold has no image though one was asked for", True),
     F("hpcml/kinds/hold/node/agent.py", "> CPU * passed:", "> 20 * passed:", "a hold ends under a process that works in it"),

@@ -255,7 +255,7 @@ class Kept:
         job = SimpleNamespace(one_machine=False, nodes=1)
         context = SimpleNamespace(
             run=self.paths, node_names=("n1",),
-            settings=SimpleNamespace(job=job, code=SimpleNamespace(idle=0.0)),
+            settings=SimpleNamespace(job=job, code=SimpleNamespace(idle=0.0, keeps=False)),
         )  # fmt: skip
         self.events: list[dict[str, Any]] = []
         events = SimpleNamespace(write=lambda _, **facts: self.events.append(facts))
