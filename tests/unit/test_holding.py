@@ -108,3 +108,17 @@ def test_no_processes_of_a_run_in_an_image_start_ahead(
             assert len(started) == (0 if image else 1)
     not_ahead = json.loads(run.paths.kept.read_text())["not_ahead"]
     assert not_ahead == ("the run has an image" if image else "the last run has only just ended")
+
+
+def test_a_hold_that_slurm_has_requeued_takes_runs_again(hold: holding.Holding) -> None:
+    """Else its nodes are paid for, and no run can start there."""
+    (hold.paths.ahead / "1").mkdir(parents=True)
+    hold._close()
+    assert not hold.paths.queue.exists()
+    again = holding.Holding(hold.state)
+    put(0)
+    take(again)
+    assert len(again.runs) == 1
+    assert not hold.paths.ahead.exists()
+    again._close()
+    assert [*hold.paths.closed.iterdir()] == []

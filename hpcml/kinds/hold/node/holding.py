@@ -100,6 +100,7 @@ class Holding:
     def __init__(self, state: RunState) -> None:
         self.state, self.context = state, state.context
         self.paths, self.runs = self.context.run, dict[str, HeldRun]()
+        self.paths.queue.mkdir(mode=0o700, exist_ok=True)  # a hold that Slurm has requeued had renamed it
         self.paths.held.mkdir(mode=0o700, exist_ok=True)
         self.paths.told.mkdir(mode=0o700, exist_ok=True)
         job, names, self.keeps = self.context.settings.job, self.context.node_names, self.context.settings.code.keeps
@@ -113,6 +114,7 @@ class Holding:
         self.ahead: Ahead | None = None
         self.ending: list[Ahead] = []  # those that are to end, as no run has them
         self.count = 0
+        shutil.rmtree(self.paths.ahead, ignore_errors=True)  # of a supervisor before this one
         self.patient: set[str] = set()  # runs behind the one that waits longest that may wait too
         self._tell()
 
