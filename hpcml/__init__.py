@@ -74,7 +74,7 @@ def __getattr__(name: str) -> object:
 
 
 def _not_installed(name: str, module: str, package: str, extra: str) -> type:
-    """Return what stands in the place of a name whose package is missing: a call says how to install it."""
+    """Return the replacement of a name whose package is missing: a call says how to install it."""
     from hpcml.errors import NotFoundError
 
     def refuse(*_: object, **__: object) -> None:

@@ -118,7 +118,7 @@ def node_archive() -> bytes:
 
 
 def seal(archive: bytes) -> str:
-    """Return what an archive ends with if it is whole: the SHA-256 of all that precedes it (job.sh checks it too)."""
+    """Return the end of a whole archive: the SHA-256 of all that precedes it (job.sh checks it too)."""
     import hashlib
 
     return hashlib.sha256(archive[:-_SEAL]).hexdigest()

@@ -22,7 +22,7 @@ def events(recorded: Recorded, attempt: int) -> list[Event]:
 
 
 def allocated(happened: Sequence[Event]) -> Allocated:
-    """Return what is written of an attempt's allocation, nothing where that is missing or damaged."""
+    """Return the record of an attempt's allocation, an empty one if that is missing or damaged."""
     facts = next((event.facts.facts for event in happened if event.name == "allocated"), {})
     return records.salvage(Allocated, facts)[0]
 
@@ -58,7 +58,7 @@ def earlier(recorded: Recorded, than: int) -> tuple[Attempt, ...]:
 
 
 class Sums(NamedTuple):
-    """The sums of an attempt's ledger."""
+    """The sums of an attempt's time accounting."""
 
     unit: str = ""  # GPU, core or node
     number: float = 0.0  # of units
@@ -67,12 +67,12 @@ class Sums(NamedTuple):
 
 
 def keep_sums(paths: RunPaths, attempt: int, sums: Sums) -> None:
-    """Leave the sums of an attempt's ledger beside it, so that later reports need not read its samples again."""
+    """Write the sums of an attempt's time accounting, so that later reports need not read its samples again."""
     files.write(paths.attempt(attempt).ledger, json.dumps(records.plain(sums)) + "\n")
 
 
 def sums(recorded: Recorded, attempt: int) -> Sums:
-    """Return the sums of an attempt's ledger, none where nobody has left them."""
+    """Return the sums of an attempt's time accounting, none where nobody has left them."""
     path = recorded.paths.attempt(attempt).ledger
     return recorded.record(Sums, recorded.table(path) or {}, path)
 
@@ -100,7 +100,7 @@ def one(recorded: Recorded, attempt: int) -> Attempt:
 
 
 def begin_of(began: float | None, first: float) -> float:
-    """Return when the batch script began, as the event ``allocated`` has it, or ``first`` if that is a day off."""
+    """Return the begin of the batch script, as the event ``allocated`` has it, or ``first`` if that is a day off."""
     return began if began and 0 <= first - began < 86400 else first
 
 

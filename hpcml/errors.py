@@ -201,7 +201,7 @@ def nearest(word: str, choices: Iterable[str], alike: float = 0.6) -> str:
     candidates = list(choices)
     if near := difflib.get_close_matches(word, candidates, n=1, cutoff=alike):
         return near[0]
-    by_part = {one.partition("_")[0]: one for one in reversed(candidates) if "_" in one}
+    by_part = {word.partition("_")[0]: word for word in reversed(candidates) if "_" in word}
     return by_part.get(next(iter(difflib.get_close_matches(word, by_part, n=1, cutoff=0.8)), ""), "")
 
 
@@ -221,7 +221,7 @@ def signal_name(number: int) -> str:
 
 
 def signal_of_status(status: int) -> int:
-    """Return the signal that a shell's exit status stands for; 0 if none, or one without a name."""
+    """Return the signal that a shell's exit status represents; 0 if none, or one without a name."""
     import signal
 
     return status - 128 if status - 128 in set(signal.Signals) else 0

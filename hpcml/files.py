@@ -64,7 +64,7 @@ def is_ours(status: os.stat_result) -> bool:
 
 
 def overflow_user() -> int:
-    """Return the user (nobody) that stands for all whom a user namespace or an id-mapped file system does not know."""
+    """Return the user (nobody) that represents all whom a user namespace or an id-mapped file system does not know."""
     try:
         return int(Path("/proc/sys/kernel/overflowuid").read_text())
     except (OSError, ValueError):
@@ -72,7 +72,7 @@ def overflow_user() -> int:
 
 
 def unknown_users() -> set[int]:
-    """Return the user that stands for all whom this process cannot tell apart, if it is in a user namespace."""
+    """Return the user that represents all whom this process cannot tell apart, if it is in a user namespace."""
     try:
         if Path("/proc/self/uid_map").read_text().split()[2] == _ALL_USERS:
             return set()
@@ -137,7 +137,7 @@ def written_by_others(status: os.stat_result, path: Path, descriptor: int | None
 
 
 def _closing(status: os.stat_result, path: Path) -> str:
-    """Return how one closes a file or folder of one's own to others; it ends what an ACL gives, too."""
+    """Return the command that closes a file or folder of one's own to others; it ends what an ACL gives, too."""
     return f"chmod go-w {shlex.quote(str(path))}" if status.st_uid == os.geteuid() else ""
 
 
@@ -205,7 +205,7 @@ def _opened(path: Path, *, ours: bool, follow: bool, obeyed: bool) -> tuple[int,
 
 
 def read(path: Path, limit: int = RECORD, *, ours: bool = True, follow: bool = False, obeyed: bool = False) -> bytes:
-    """Return what a file holds; see :func:`open_regular`.
+    """Return the content of a file; see :func:`open_regular`.
 
     Raises
     ------
@@ -228,7 +228,7 @@ def read(path: Path, limit: int = RECORD, *, ours: bool = True, follow: bool = F
 
 
 def parsed(parse: Callable[[str], T], text: str) -> T:
-    """Return what a parser makes of a text; one that is nested without end is a ValueError like other nonsense."""
+    """Return the result of a parser for a text; one that is nested without end is a ValueError like other nonsense."""
     try:
         return parse(text)
     except RecursionError:
@@ -238,7 +238,7 @@ def parsed(parse: Callable[[str], T], text: str) -> T:
 
 
 def read_json(path: Path, limit: int = RECORD, *, ours: bool = True, follow: bool = False) -> Any:
-    """Return what a JSON file holds; a ValueError if it is no JSON, an OSError as :func:`read`."""
+    """Return the content of a JSON file; a ValueError if it is no JSON, an OSError as :func:`read`."""
     return parsed(json.loads, read(path, limit, ours=ours, follow=follow).decode())
 
 
@@ -302,12 +302,12 @@ def state_and_start(pid: int) -> tuple[str, str]:
 
 
 def stat_fields(process: Path) -> list[str]:
-    """Return what stat says of a process behind its name (proc(5)), which may hold blanks and brackets; or OSError."""
+    """Return the fields of stat after a process's name (proc(5)), which may hold blanks and brackets; or OSError."""
     return (process / "stat").read_text(errors="replace").rpartition(")")[2].split()
 
 
 def size_of(path: Path) -> int:
-    """Return how long a file is now, 0 if it is not there."""
+    """Return the size of a file now, 0 if it is not there."""
     try:
         return path.stat().st_size
     except OSError:
@@ -382,7 +382,7 @@ class Replaceable(NamedTuple):
 
 
 def replaceable(path: Path, trusted: Collection[str] = ()) -> list[Replaceable]:
-    """Return where others could put something else in the place of a path, the worst first.
+    """Return the places where others could replace a path by something else, the worst first.
 
     Who owns a folder may replace what is in it, and so may who may write to it, unless it is sticky: then only who owns
     what is replaced. A folder that a group may write to is how projects share their space, and may be meant; one of

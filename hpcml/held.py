@@ -35,7 +35,7 @@ class Part(NamedTuple):
     memory: int  # MiB; 0: Slurm does not count it
 
     def fits(self, taken: Sequence["Part"], node: "Part") -> bool:
-        """Return whether it is free on a node of which others have taken parts."""
+        """Return True if it is free on a node of which others have taken parts."""
         return all(sum(amounts) <= most for *amounts, most in zip(self, *taken, node, strict=True))
 
 

@@ -44,7 +44,7 @@ def _names(folder: str) -> list[str]:
 
 
 def lacking(python: str, packages: Sequence[str]) -> tuple[str, str]:
-    """Return that an interpreter lacks packages, as a clause, and how they are added; nodes use the same words."""
+    """Return the clause that an interpreter lacks packages, and the command to add them; nodes use the same words."""
     what = f"package {packages[0]}" if len(packages) == 1 else f"packages {', '.join(packages)}"
     them = "it" if len(packages) == 1 else "them"
     hint = f"Install {them}, usually with: {install(python, packages)}. To use another Python: --python PATH."

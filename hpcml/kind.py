@@ -104,13 +104,13 @@ class RunningTask(Protocol):
         """Whether the kernel killed the script because memory ran out."""
 
     def describe_end(self, status: int) -> str:
-        """Return how the script ended, as a clause."""
+        """Return the end of the script as a clause."""
 
     def only_exited(self, status: int) -> bool:
         """Whether that clause says no more than the exit status."""
 
     def failed_process(self) -> FailedProcess:
-        """Return which of the script's processes failed first."""
+        """Return the process of the script that failed first."""
 
 
 class Hindrance(NamedTuple):
@@ -144,7 +144,7 @@ class Facts(Protocol):
 
 
 def seen_of_interconnect(event: str, fields: Facts) -> dict[str, Any]:
-    """Return what the interconnect's check, or a look at it later, means for a status's fields (see ``Kind.seen``)."""
+    """Return the fields of a status that the interconnect's check, or a look at it later, gives (see ``Kind.seen``)."""
     if event not in ("interconnect-checked", "interconnect-seen"):
         return {}
     line, problem = fields.get("line", str), fields.get("problem", str)
@@ -182,14 +182,14 @@ class Processes(Protocol):
         """Start a task with these variables, and return it; OSError if it cannot be started."""
 
     def hindrance(self, status: int) -> Hindrance | None:
-        """Return what ended or spoiled the script that exited with a status, None if it is the script's own end.
+        """Return the hindrance of the script that exited with a status, None if it is the script's own end.
 
         The supervisor calls it at most once, after the script's end.
         """
         return None
 
     def close(self) -> float:
-        """Tell the processes to end, and return how many seconds they may take.
+        """Tell the processes to end, and return the seconds that they may take.
 
         The supervisor calls it also if ``start`` failed. Then it waits until the steps of all roles have ended, but not
         longer than these seconds.
@@ -202,7 +202,7 @@ class Processes(Protocol):
         return False
 
     def remarks(self) -> list[str]:
-        """Return what a user should know of a script that ended well."""
+        """Return the remarks for the user on a script that ended well."""
         return []
 
 
@@ -275,7 +275,7 @@ class Kind(ABC):
         return self.roles
 
     def reasons(self, site: Site, request: Request) -> list[str]:
-        """Return why the plan came out so, as far as the kind decided it; ``--dry-run`` shows it after "because"."""
+        """Return the reasons for the plan, as far as the kind decided it; ``--dry-run`` shows it after "because"."""
         return []
 
     @abstractmethod
@@ -301,7 +301,7 @@ class Kind(ABC):
         return ()
 
     def notices(self, settings: Settings) -> list[str]:
-        """Return what the user should know of the kind's decisions; each submission prints it."""
+        """Return the notices for the user on the kind's decisions; each submission prints it."""
         return []
 
     def connects(self, request: Request) -> bool:
@@ -328,7 +328,7 @@ class Kind(ABC):
     # -- on the login node: what is shown ------------------------------------------------------------------------------
 
     def condition(self, settings: Settings) -> str:
-        """Return when the processes start, for ``--dry-run`` to show before them; empty: before the script."""
+        """Return the condition for the processes, for ``--dry-run`` to show before them; empty: before the script."""
         return ""
 
     def network(self, settings: Settings) -> str:
@@ -348,7 +348,7 @@ class Kind(ABC):
         return seen_of_interconnect(event, fields)
 
     def progress(self, samples: Sequence[Any], nodes: Sequence[str]) -> Progress | None:
-        """Return what ``hpcml top`` shows of its newest samples, the oldest first, on these nodes; None: nothing.
+        """Return the progress for ``hpcml top`` by its newest samples, the oldest first, on these nodes; None: nothing.
 
         It is called only for a kind with ``samples``, and with one sample or more.
         """

@@ -150,7 +150,7 @@ def remove(path: Path, holder: Holder, leases: Iterable[Path] = ()) -> bool:
 
 
 class Clock(Protocol):
-    """A clock that stands still while its owner does."""
+    """A clock that stops while its owner does."""
 
     def tick(self) -> float:
         """Return the seconds that have passed in all."""
@@ -187,7 +187,7 @@ class Leases:
         self.renewed = time.monotonic()
 
     def take(self, key: str) -> bool:
-        """Take a key; False if another run has it, or it is done."""
+        """Take a key; False if another run has it, or it is done; LostError if this run's own lease is gone."""
         try:
             return _linked(self.mine, self.folder / key)
         except FileNotFoundError as error:
@@ -204,7 +204,7 @@ class Leases:
         (self.folder / key).unlink(missing_ok=True)
 
     def failures(self) -> int:
-        """Return how many keys have failed, in all runs."""
+        """Return the number of keys that have failed, in all runs."""
         return sum(name.endswith(".failed") for name in os.listdir(self.folder))
 
     def free(self, keys: Iterable[str]) -> list[str]:
@@ -238,7 +238,7 @@ class Leases:
         return bool([other for other in self.others if self._reclaimed(other, now)])
 
     def scan(self) -> float:
-        """Look for all others' signs of life, and return when that was, of this object's clock.
+        """Look for all others' signs of life, and return the time of that look, by this object's clock.
 
         Only a sign that comes after it says that a run lives: one that is noticed now may be its last.
         """

@@ -54,12 +54,12 @@ class Written(NamedTuple):
     @property
     def unsaved(self) -> tuple[Left, ...]:
         """Those of the left that are nowhere else."""
-        return tuple(one for one in self.left if one.name not in self.fetched)
+        return tuple(file for file in self.left if file.name not in self.fetched)
 
     def sentence(self) -> str:
-        """Return what only the copy has and why, in a sentence; empty if there is nothing."""
+        """Return the files that only the copy has and why, in a sentence; empty if there is nothing."""
         left = self.unsaved
-        named = [f"{_shown(one.name)} ({one.why}{f': {one.run}' if one.run else ''})" for one in left]
+        named = [f"{_shown(file.name)} ({file.why}{f': {file.run}' if file.run else ''})" for file in left]
         files_of_script = f"{counted(len(left), 'file')} of the script: {first_of_many(named, _NAMED)}"
         return f"Only the run's folder code/ has {files_of_script}." if left else ""
 
@@ -110,10 +110,10 @@ def claimed(run: RunPaths) -> tuple[str, str]:
 
 
 def of(run: RunPaths) -> Written | None:
-    """Return what was recorded of the files that a run's script wrote; None if nothing was, or it is damaged."""
+    """Return the record of the files that a run's script wrote; None if there is none, or it is damaged."""
     try:
         table = files.read_json(run.written)
-        left = tuple(Left(*(str(text) for text in one)) for one in table["left"])
+        left = tuple(Left(*(str(text) for text in row)) for row in table["left"])
         brought = {str(name): str(digest) for name, digest in table["brought"].items()}
         fetched = tuple(str(name) for name in table["fetched"])
         return Written(str(table["home"]), int(table["attempt"]), brought, left, fetched)
@@ -131,7 +131,7 @@ def note_fetched(run: RunPaths, names: Collection[str]) -> None:
 def to_fetch(run: RunPaths) -> list[str]:
     """Return the files of the copy that a laptop can have: those that stay, and before the end those that will."""
     if result := of(run):
-        return [one.name for one in result.left]
+        return [file.name for file in result.left]
     if (copy := _copy(run)) is None or not copy.why:
         return []
     return [name for name, entry in _changed(run, copy)[0] if entry.is_file(follow_symlinks=False)]
@@ -191,7 +191,7 @@ def _copy(run: RunPaths) -> _Copy | None:
 
 
 def _entries(code: Path, unread: list[Left] | None = None) -> Iterator[tuple[str, os.DirEntry[str]]]:
-    """Yield what is below the copy with its name, folders before their files; no link is followed.
+    """Yield the entries below the copy with their names, folders before their files; no link is followed.
 
     Folders that cannot be read are added to ``unread``.
 
@@ -224,7 +224,7 @@ def _entries(code: Path, unread: list[Left] | None = None) -> Iterator[tuple[str
 
 
 def _changed(run: RunPaths, copy: _Copy) -> tuple[list[tuple[str, os.DirEntry[str]]], list[Left]]:
-    """Return what is new or has another content, by name, and the folders that were not looked at."""
+    """Return the entries that are new or have another content, by name, and the folders that were not looked at."""
     changed, unread = [], list[Left]()
     try:
         for name, entry in _entries(run.code, unread):
@@ -257,10 +257,10 @@ class _Bringing:
                 left.append(Left(name, str(stays), rivals.of(name)))
             except OSError as error:
                 left.append(Left(name, error.strerror or str(error)))
-        for one in left:
-            self.brought.pop(one.name, None)
+        for file in left:
+            self.brought.pop(file.name, None)
         folders = {name for name, entry in changed if entry.is_dir(follow_symlinks=False)}
-        return self.brought, [one for one in left if one.name not in folders]  # their files say it
+        return self.brought, [file for file in left if file.name not in folders]  # their files say it
 
     def _one(self, name: str, entry: os.DirEntry[str], rivals: _Rivals) -> None:
         if name in rivals.live:
@@ -381,7 +381,7 @@ class _Rivals:
             if not both or (copy := _copy(paths)) is None or copy.home != home:
                 continue
             ended = of(paths)
-            conflicts = {one.name for one in ended.left if one.run} if ended else {}
+            conflicts = {file.name for file in ended.left if file.run} if ended else {}
             for name in both:
                 if ended and name in ended.brought:
                     self.had.setdefault(name, other)

@@ -53,7 +53,7 @@ class Renamed(Below):
 class RunPaths(Folder):
     """The files of one run below its directory (mode 0700, on a file system that all nodes share).
 
-    What belongs to one attempt (a requeued job starts a new one) lies in ``attempts/N``; secrets lie there too, so
+    What belongs to one attempt (a requeued job starts a new one) is in ``attempts/N``; secrets are there too, so
     that no attempt reuses another's.
     """
 
@@ -107,11 +107,11 @@ class RunPaths(Folder):
         return self.logs / (f"{role}-{node}.log" if node else f"{role}.log")
 
     def record_of(self, key: str) -> Path:
-        """Return where it is written how a point of a sweep ended, once it has."""
+        """Return the file that says how a point of a sweep ended, once it has."""
         return self.point_records / f"{key}.json"
 
     def log_of(self, key: str) -> Path:
-        """Return what a point of a sweep printed."""
+        """Return the file for the output of a point of a sweep."""
         return self.point_records / f"{key}.log"
 
     def attempt(self, number: int) -> AttemptPaths:
@@ -154,29 +154,29 @@ class AttemptPaths(Folder):
     wanted = Below("services-wanted")
 
     def exit_of(self, role: str, node: str) -> Path:
-        """Return where a role's exit status on a node is written."""
+        """Return the file for a role's exit status on a node."""
         return self.exits / f"{role}@{node}"
 
     def note_of(self, role: str, node: str) -> Path:
-        """Return where a role on a node leaves why it ended (hpcml.failures.role_end.Note)."""
+        """Return the file in which a role on a node leaves the reason for its end (hpcml.failures.role_end.Note)."""
         return self.exits / f"note@{role}@{node}"
 
     def mark_of(self, node: str) -> Path:
-        """Return where the worker task of a node says that it lives and what it knows."""
+        """Return the file in which the worker task of a node says that it lives and what it knows."""
         return self.nodes / f"{node}.json"
 
     def probe_of(self, node: str) -> Path:
-        """Return where the worker task of a node writes what the node has: GPUs, NICs, UCX, limits."""
+        """Return the file in which the worker task of a node writes what the node has: GPUs, NICs, UCX, limits."""
         return self.directory / "probe" / f"{node}.json"
 
     def samples_of(self, node: str) -> Path:
-        """Return where a node's samples are: use of its processors, memory, GPUs and network, while the run lasts."""
+        """Return the file of a node's samples: use of its processors, memory, GPUs and network, while the run lasts."""
         return self.samples / "nodes" / f"{node}.jsonl"
 
     def samples_of_kind(self, kind: str) -> Path:
-        """Return where the samples of a kind's own processes are, by the kind's name."""
+        """Return the file for the samples of a kind's own processes, by the kind's name."""
         return self.samples / f"{kind}.jsonl"
 
     def service_of(self, name: str) -> Path:
-        """Return where a service of the run (``dashboard``, ``jupyter``, …) says on which node and socket it is."""
+        """Return the file in which a service (``dashboard``, ``jupyter``, …) says on which node and socket it is."""
         return self.directory / "services" / f"{name}.json"

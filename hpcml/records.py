@@ -51,7 +51,7 @@ def read(kind: type[T], table: object, *, whole: bool = False, spread: tuple[typ
 
 
 def salvage(kind: type[T], table: object) -> tuple[T, list[str]]:
-    """Return what a table of JSON holds of a record, and a problem for each value that has another type.
+    """Return the record that a table of JSON holds, and a problem for each value that has another type.
 
     What is missing or damaged is the field's default, or empty.
     """
@@ -108,7 +108,7 @@ class _OnDemand:
 
 @cache
 def _readers_on_demand(kind: Any, within: tuple[type, ...]) -> dict[str, Any]:
-    """Return how each field of a record is read, by name; of a field that is ``within``, its record."""
+    """Return the reader of each field of a record, by name; of a field that is ``within``, its record."""
     hints = fields_of(kind)
     return {name: hint if hint in within else _field(kind, name, "all", ()) for name, hint in hints.items()}
 
@@ -398,14 +398,14 @@ class Table:
         self.facts: dict[str, object] = record
 
     def get(self, key: str, kind: type[T], default: T | None = None) -> T:
-        """Return a value; without a default it has to be there."""
+        """Return a value, or the default; DamagedError if it has another type, or both are missing."""
         value = self.facts.get(key, default)
         if isinstance(value, kind) and (not isinstance(value, bool) or kind is bool):
             return value
         raise DamagedError(f"{key} {'has the wrong type' if key in self.facts else 'is missing'}")
 
     def texts(self, key: str) -> tuple[str, ...]:
-        """Return a list of texts, empty if there is none."""
+        """Return a list of texts, empty if there is none; DamagedError if it is something else."""
         values = self.get(key, list, [])
         if not all(isinstance(value, str) for value in values):
             raise DamagedError(f"{key} has the wrong type")
@@ -417,7 +417,7 @@ class Table:
         return {name: table.number(name) for name in table.facts}
 
     def number(self, key: str) -> float:
-        """Return a number."""
+        """Return a number; DamagedError if it is missing, or none."""
         value = self.facts.get(key)
         if (type(value) is float or type(value) is int) and -_MOST_NUMBER < value < _MOST_NUMBER:
             return value

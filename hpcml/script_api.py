@@ -88,7 +88,7 @@ class Run:
         Raises
         ------
         SystemExit
-            If the point is to stop. A script that catches that, or reports from a thread, goes on, and each further
+            If the point is to stop. A script that catches that, or reports from a thread, continues, and each further
             report raises it again.
         ValueError
             If there is no metric, or one is not a number.
@@ -142,7 +142,7 @@ class Run:
     def save(self, name: str, writer: Callable[[Path], object]) -> Path:
         """Save a checkpoint and return its path. A kill at any moment leaves a complete checkpoint, new or old.
 
-        The time that it takes counts: the script is told to stop twice that time before the time limit, if that is more
+        The time that it takes counts: the script is warned twice that time before the time limit, if that is more
         than ``slurm.signal_lead``.
 
         Parameters
@@ -250,7 +250,7 @@ _told: list[bool] = []  # whether this process was told to stop
 
 
 def _point() -> dict[str, Any]:
-    """Return what the sweep says of its point, empty outside a sweep."""
+    """Return the sweep's record of its point, empty outside a sweep."""
     point: dict[str, Any] = json.loads(os.environ.get("HPCML_POINT", "{}"))
     return point
 

@@ -154,7 +154,7 @@ class Settings(NamedTuple):
         return self.job.nodes * self.workers.per_node
 
     def own(self, record: type[T]) -> T:
-        """Return what only the kind's own code asks for, as the kind's record; DamagedError if a value is damaged."""
+        """Return the settings for the kind's own code alone, as its record; DamagedError if a value is damaged."""
         return records.read(record, self.of_kind)
 
     @property

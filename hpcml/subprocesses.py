@@ -202,7 +202,7 @@ def signals_held(*, second_counts: bool = False) -> Iterator[list[int]]:
         if second_counts and again and callable(handler := before[number]):
             handler(number, frame)
 
-    held: list[int] = [one for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if callable(signal.getsignal(one))]
+    held: list[int] = [sig for sig in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if callable(signal.getsignal(sig))]
     if threading.current_thread() is not threading.main_thread():  # handlers run in, and are set by, the main one
         held = []
     before.update((number, signal.signal(number, keep)) for number in held)
@@ -235,7 +235,7 @@ def _end_group(
 
 
 def _signal_group(group: int, number: int) -> bool:
-    """Send a signal to a process group, 0 for none; return whether any process is left in it that we may signal."""
+    """Send a signal to a process group, 0 for none; return True if a process is left in it that we may signal."""
     try:
         os.killpg(group, number)
     except (ProcessLookupError, PermissionError):
@@ -382,7 +382,7 @@ class Child:
 
     @contextlib.contextmanager
     def patience(self, seconds: float) -> Iterator[Callable[[], None]]:
-        """Yield what is called with each sign of life; a silence of so many seconds in the block ends the child.
+        """Yield the function to call with each sign of life; a silence of so many seconds in the block ends the child.
 
         Raises
         ------

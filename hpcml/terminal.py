@@ -105,7 +105,7 @@ def fit(text: str, width: int) -> str:
 def folded(text: str, width: int, *, first: str = "", rest: str = "", open_end: str = "") -> list[str]:
     """Return a text in lines of at most so many columns, broken between words only.
 
-    ``first`` and ``rest`` begin the first line and the others; ``open_end`` ends each that goes on. A word too long for
+    ``first`` and ``rest`` begin the first line and the others; ``open_end`` ends all but the last. A word too long for
     what ``rest`` leaves has fewer spaces before it.
     """
     lines, line = [], first

@@ -14,7 +14,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs/words.md"
 ALLOWED = ROOT / "tests/words_allowed.json"
-NOT_PROSE = re.compile(r"\]\([^)]*\)|`[^`\s]*`")  # link targets, and code without a space: keys, names of files
+NOT_PROSE = re.compile(r"\]\([^)]*\)|`+[^`\s]+`+")  # link targets, and code without a space: keys, names of files
 
 
 def words_out() -> dict[str, str]:

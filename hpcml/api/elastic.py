@@ -116,7 +116,7 @@ class ElasticJob(SLURMJob):  # type: ignore[misc]
         self.key, self.log = f"{self.job_id} {self.name}", self.log.with_name(f"job-{self.job_id}.log")
 
     async def close(self) -> None:
-        """Cancel the job; where that fails, the cluster's guard goes on trying."""
+        """Cancel the job; where that fails, the cluster's guard continues to try."""
         if self.key and self.status != Status.closed:
             try:
                 await _in_thread(schedulers.get(self.site.scheduler).cancel, self.key)
@@ -131,7 +131,7 @@ class WholeJobs(Adaptive):  # type: ignore[misc]
     cluster: ElasticCluster
 
     async def target(self) -> int:
-        """Return how many jobs the load calls for."""
+        """Return the number of jobs that the load calls for."""
         workers: int = await super().target()
         return math.ceil(workers / self.cluster.workers_per_job)
 

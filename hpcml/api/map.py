@@ -145,7 +145,7 @@ class _Watcher(SlurmInfoWatcher):  # type: ignore[misc]
                 self._finished.add(job)
 
     def is_done(self, job_id: str, mode: str = "standard") -> bool:
-        """Return whether a job has ended; a preempted one has, since it is not put back."""
+        """Return True if a job has ended; a preempted one has, since it is not put back."""
         return self.get_state(job_id, mode=mode) in _OVER
 
 

@@ -65,7 +65,7 @@ def submit(script: str | os.PathLike[str], *arguments: object, **options: Any) -
 def _word(value: object) -> object:
     """Return a run as the word that names it, also in a list; any other value as it is."""
     if isinstance(value, (list, tuple)):
-        return [_word(one) for one in value]
+        return [_word(part) for part in value]
     return value.id if isinstance(value, RunHandle) else value
 
 

@@ -45,7 +45,7 @@ def add_cancel_options(parser: ArgumentParser) -> None:
 
 
 def run_cancel(options: Namespace) -> int:
-    """Tell the run to end, or all of them; its supervisor is told first and has its grace."""
+    """Tell the run to end, or all; its supervisor is signalled first and has its grace. UsageError for neither."""
     from hpcml.runs import handle
 
     if options.all == bool(options.run):
@@ -80,11 +80,11 @@ def going(runs: Path, ids: Sequence[str]) -> list[directories.Run]:
     from hpcml.runs import handle
 
     runs_here = [directories.load(runs / run_id) for run_id in ids if files.is_own_folder(runs / run_id)]
-    return [one.run for one in handle.standings(runs_here) if one.alive]
+    return [standing.run for standing in handle.standings(runs_here) if standing.alive]
 
 
 def cancel_each(runs: Sequence[directories.Run]) -> tuple[list[dict[str, Any]], int]:
-    """Cancel runs; return what became of each, and the status of the last that could not be."""
+    """Cancel runs; return the answer for each, and the status of the last that could not be."""
     from hpcml.runs import handle
 
     answers: list[dict[str, Any]] = []
@@ -142,7 +142,7 @@ def _all_going(options: Namespace) -> list[directories.Run]:
             and (run.may_start_again or not run.paths.status.exists())
         ):
             runs.append(run)
-    return [one.run for one in handle.standings(runs) if one.alive]
+    return [standing.run for standing in handle.standings(runs) if standing.alive]
 
 
 # -- rm ----------------------------------------------------------------------------------------------------------------
@@ -308,7 +308,7 @@ def _named(folder: Path, names: Sequence[str]) -> tuple[list[Path], dict[str, st
 
     runs = [directories.find(folder, name) for name in names]
     for name, run in zip(names, runs, strict=True):
-        if others := [one for one in directories.ids(folder) if one != run.id and directories.name_of(one) == name]:
+        if others := [each for each in directories.ids(folder) if each != run.id and directories.name_of(each) == name]:
             have = "runs have" if len(others) > 1 else "run has"
             older = f"{len(others)} older {have} this name (to remove all: --name {name})"
             note(f"'{name}' means {run.id}, the newest run; {older}")
@@ -317,8 +317,8 @@ def _named(folder: Path, names: Sequence[str]) -> tuple[list[Path], dict[str, st
     while any(map(_is_ending, standings)) and time.monotonic() < deadline:
         time.sleep(1)
         standings = handle.standings(meant)
-    staying = {one.run.id: _why_alive(one) for one in standings if one.alive}
-    return [one.run.paths.directory for one in standings if not one.alive], staying
+    staying = {standing.run.id: _why_alive(standing) for standing in standings if standing.alive}
+    return [standing.run.paths.directory for standing in standings if not standing.alive], staying
 
 
 def _matching(folder: Path, options: Namespace) -> tuple[list[Path], dict[str, str]]:
@@ -327,12 +327,12 @@ def _matching(folder: Path, options: Namespace) -> tuple[list[Path], dict[str, s
 
     before = time.time() - _seconds(options.older_than, "--older-than")
     keep = 0 if options.keep is None else common.whole(options.keep, "--keep")
-    named = [one for one in directories.ids(folder) if ls.is_named(directories.name_of(one), options.name or "*")]
+    named = [each for each in directories.ids(folder) if ls.is_named(directories.name_of(each), options.name or "*")]
     old = directories.newest(folder, named)[: -keep or None]
     standings = handle.standings(_loaded(folder, old, before))
-    runs = [one for one in standings if one.status and one.status.failed] if options.failed else standings
-    ended = [one.run.paths.directory for one in runs if not one.alive]
-    return ended, {one.run.id: one.problem for one in runs if one.alive}
+    runs = [run for run in standings if run.status and run.status.failed] if options.failed else standings
+    ended = [standing.run.paths.directory for standing in runs if not standing.alive]
+    return ended, {standing.run.id: standing.problem for standing in runs if standing.alive}
 
 
 def _files_left(ended: Sequence[Path], options: Namespace) -> dict[Path, str]:
@@ -353,14 +353,14 @@ def _files_left(ended: Sequence[Path], options: Namespace) -> dict[Path, str]:
 
 
 def _say_files_left(files_left: Mapping[Path, str]) -> dict[str, str]:
-    """Say which runs stay because of such files, and return why by their ids."""
+    """Say which runs stay because of such files, and return the reasons by their ids."""
     for path, sentence in files_left.items():
         note(f"hpcml keeps {path.name}: {sentence[0].lower()}{sentence[1:-1]}; to remove the run too, add --yes")
     return {path.name: sentence for path, sentence in files_left.items()}
 
 
 def _taken(ended: Sequence[Path], least: int, missing: float | None) -> dict[Path, int]:
-    """Return what is to be removed of what has ended, with its bytes: all, or the oldest that have what is missing."""
+    """Return the directories to remove of those that have ended, with their bytes: all, or the oldest that suffice."""
     sizes: dict[Path, int] = {}
     for path in ended:
         if missing is not None and sum(sizes.values()) >= missing:
@@ -396,7 +396,7 @@ def _loaded(folder: Path, run_ids: Sequence[str], before: float) -> list[directo
 
 
 def _points(ended: Iterable[Path]) -> Counter[str]:
-    """Return how many of these runs have points of each sweep; a run with a damaged request can be removed too."""
+    """Return the number of these runs with points of each sweep; a run with a damaged request can be removed too."""
     sweeps: Counter[str] = Counter()
     for path in ended:
         with contextlib.suppress(StorageError):

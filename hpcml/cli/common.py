@@ -66,7 +66,7 @@ def print_json(content: object) -> None:
 
 
 def positive(text: str, option: str) -> int:
-    """Return an option's whole number, which must be 1 at least."""
+    """Return an option's whole number; UsageError if it is none, or less than 1."""
     if (number := whole(text, option)) < 1:
         raise UsageError(f"{option} {number} is too small", place=option, hint="Use a number of at least 1.")
     return number
@@ -81,7 +81,7 @@ def parsed(parse: Callable[[str], T], text: str, option: str, example: str) -> T
 
 
 def parse_idle(text: str) -> float:
-    """Return seconds without use after which a session or a hold ends, long enough to use it; 0 for never."""
+    """Return the seconds without use that end a session or a hold, 0 for never; UsageError if too few or none."""
     if text.strip().lower() == "off":
         return 0.0
     hint = "Write --idle 30m, or --idle off for no idle limit."
@@ -111,7 +111,7 @@ def find_run(options: Namespace) -> directories.Run:
 
 
 def host_of(options: Namespace) -> str:
-    """Return how the laptop that sent the command names this machine, empty where none did."""
+    """Return the name of this machine on the laptop that sent the command, empty where none did."""
     return options.caller.host if options.caller else ""
 
 

@@ -127,7 +127,7 @@ def tell(arguments: Sequence[str]) -> int:
         candidates = list(_candidates(before, current.removeprefix(head), name))
     except (HpcmlError, OSError):
         candidates = []  # see above
-    by_shell = [one for one in candidates if one in (FILES, FOLDERS)]
+    by_shell = [candidate for candidate in candidates if candidate in (FILES, FOLDERS)]
     by_hpcml = [(f"{head}{word}", text) for word, text in candidates if (word, text) not in by_shell]
     fitting = [(word, text) for word, text in by_hpcml if word.startswith(current) and _PLAIN.fullmatch(word)]
     for word, text in [*by_shell, *fitting][:_MOST]:
@@ -234,7 +234,7 @@ def _qos(line: Line, _: str) -> Iterator[Candidate]:
     from hpcml.sites.schema import Qos
 
     site = line.site()
-    for name in dict.fromkeys([*site.qos, site.defaults.qos, *(one.qos for one in site.partitions.values())]):
+    for name in dict.fromkeys([*site.qos, site.defaults.qos, *(row.qos for row in site.partitions.values())]):
         if name:
             limits = site.qos.get(name, Qos())
             nodes = f"{limits.max_nodes} nodes at most" if limits.max_nodes else ""
@@ -291,7 +291,7 @@ def _after(line: Line, current: str) -> Iterator[Candidate]:
 
 
 def _run_names(line: Line, current: str) -> Iterator[Candidate]:
-    return (one for one in _runs(line, current) if one[0] != "last")
+    return (candidate for candidate in _runs(line, current) if candidate[0] != "last")
 
 
 def _sweeps(line: Line, _: str) -> Iterator[Candidate]:

@@ -64,7 +64,7 @@ def add_options(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace) -> int:
-    """Make all checks, print the problems, and return 0 unless one of them is red."""
+    """Make all checks, print the problems, and return 0 unless one is red; UsageError for options without --node."""
     from hpcml.doctor import checks, job
     from hpcml.doctor.finding import Examination
 
@@ -94,15 +94,15 @@ def show(findings: Sequence[Finding], *, as_json: bool, show_all: bool) -> int:
     """Print problems first, the rest of the findings or how many they are, and return the exit status."""
     from hpcml.doctor.finding import GREEN, NOT_APPLICABLE, RED, STATES, YELLOW
 
-    counts = {state: sum(one.state == state for one in findings) for state in STATES}
+    counts = {state: sum(finding.state == state for finding in findings) for state in STATES}
     if as_json:
-        common.print_json({"counts": counts, "findings": [one.as_json() for one in findings]})
+        common.print_json({"counts": counts, "findings": [finding.as_json() for finding in findings]})
         return UNFIT if counts[RED] else 0
     shown = (RED, YELLOW, GREEN, NOT_APPLICABLE) if show_all else (RED, YELLOW)
     for state in shown:
-        for one in findings:
-            if one.state == state:
-                _say(one)
+        for finding in findings:
+            if finding.state == state:
+                _say(finding)
     if show_all:
         say(", ".join(f"{count} {state}" for state, count in counts.items() if count), sys.stderr)
     else:
@@ -139,7 +139,7 @@ def from_laptop(laptop: Laptop) -> int:
         if as_json:
             Raw(sys.stdout).write(said, last=True)
         return status
-    findings = [Finding(**one) for one in answers.of_findings(said, connection.host)]
+    findings = [Finding(**fields) for fields in answers.of_findings(said, connection.host)]
     return show(_with_this_end(connection, laptop.login, laptop.host, findings), as_json=as_json, show_all=show_all)
 
 
@@ -159,7 +159,7 @@ def _with_this_end(connection: Connection, login: Login, typed: str, findings: S
     from hpcml.remote import ssh
 
     facts_by_check = {
-        one.check: one.facts for one in findings if isinstance(one.facts, dict)
+        finding.check: finding.facts for finding in findings if isinstance(finding.facts, dict)
     }  # another host's may be text
     ends = ssh.certificates(connection.settings)
     start = str(facts_by_check.get("start", {}).get("start", ""))
@@ -177,4 +177,4 @@ def _with_this_end(connection: Connection, login: Login, typed: str, findings: S
         login, of_profile = login._replace(hosts=login.hosts or hosts), True
     node = checks.judge_login_node(login, str(profile.get("host", "")), of_profile=of_profile)
     local = {"certificate": certificate, "login-node": node}
-    return [local[one.check]._replace(check=one.check) if one.check in local else one for one in findings]
+    return [local[row.check]._replace(check=row.check) if row.check in local else row for row in findings]

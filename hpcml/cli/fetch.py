@@ -47,7 +47,7 @@ def add_options(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace) -> int:
-    """``hpcml fetch RUN``: on the login node, for the laptop that called; elsewhere there is nothing to fetch."""
+    """``hpcml fetch RUN``: on the login node, for the laptop that called; elsewhere UsageError: nothing to fetch."""
     session: RemoteSession | None = options.caller
     try:
         run = common.find_run(options)
@@ -85,7 +85,7 @@ def run(options: Namespace) -> int:
 
 
 def _wanted(session: RemoteSession, entries: list[Entry]) -> list[Entry]:
-    """Return which of the files the laptop wants; none if it has gone.
+    """Return the files that the laptop wants; none if it has gone.
 
     Raises
     ------
@@ -168,7 +168,7 @@ def from_laptop(laptop: Laptop) -> int:
 
 
 def _take(call: channel.Call, offer: Offer, options: Namespace, heard: Callable[[], None]) -> dict[str, Any]:
-    """Bring the files that are not here yet; return what was done."""
+    """Bring the files that are not here yet; return the result."""
     assert call.child.out is not None
     folder = Path.cwd() / (options.dest or offer.run)
     fetched.remember(folder)

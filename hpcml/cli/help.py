@@ -85,7 +85,7 @@ def pages() -> dict[str, str]:
 
 
 def run(topic: str) -> int:
-    """Show the page of a topic: its name, or the words of a question."""
+    """Show the page of a topic: its name, or the words of a question; UsageError if there is none."""
     titles = pages()
     name = re.sub(r"\s+", "-", topic.strip().lower().removeprefix("docs/").removesuffix(".md"))
     name = earlier_names.current(name)
@@ -109,7 +109,7 @@ def run(topic: str) -> int:
     lines = list(_rendered(_text(page), width))
     lines = [line for before, line in itertools.pairwise(["", *lines]) if before or line]  # one empty line at a time
     others = [verb for word in topic.split() if (verb := commands.MEANT.get(word, word)) in commands.COMMANDS]
-    if others := [f"hpcml help {one}" for one in (*others, *(_name(page) for page, _ in answers[1:4]))]:
+    if others := [f"hpcml help {page_name}" for page_name in (*others, *(_name(page) for page, _ in answers[1:4]))]:
         lines += folded(f"See also: {', '.join(others)}.", width)
     _show(lines, lines.index(heading) if heading in lines else 0)
     return 0

@@ -90,7 +90,7 @@ def place_in(options: Namespace, spec: RunRequest) -> tuple[Hold, RunRequest]:
 
 
 def prepared_in(hold: Hold, spec: RunRequest) -> Prepared:
-    """Return what is to be started in a hold; HpcmlError if it cannot be."""
+    """Return the prepared run to start in a hold; HpcmlError if it cannot be."""
     prepared = in_allocation.prepare(spec, schedulers.in_hold)
     hold.check_image(prepared.plan.inside.job.image)
     return prepared
@@ -132,7 +132,7 @@ def fitted(spec: RunRequest, hold: Hold) -> RunRequest:
 
 
 def part_of(spec: RunRequest, hold: Hold) -> tuple[Part, ...]:
-    """Return what the run takes of a node and what the node has, if it asks for a part; nothing of whole nodes.
+    """Return the run's part of a node and the node's own, if it asks for a part; nothing of whole nodes.
 
     What the command line does not name is the same share of the node. A script's own lines ask for no part.
 

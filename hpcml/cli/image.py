@@ -194,11 +194,11 @@ def _ls(options: Namespace, loaded: LoadedSite) -> int:
     present = [folder for folder in folders if not defaults or folder.exists()]  # nobody said that the default is there
     listed = [_inspected(path) for folder in present for path in _images_in(folder)]
     if options.json:
-        common.print_json([_row(one) for one in listed])
+        common.print_json([_row(image) for image in listed])
         return 0
     if not listed:
         say(f"There are no images in {', '.join(map(str, folders))}.", sys.stderr)
-    names = [shown(_row(one)["image"]) for one in listed]
+    names = [shown(_row(image)["image"]) for image in listed]
     width = max(map(len, names), default=0)
     for name, one in zip(names, listed, strict=True):
         say(f"{name:<{width}}  {one.message if isinstance(one, HpcmlError) else _in_words(one)}")
@@ -216,7 +216,7 @@ def _images_in(folder: Path) -> list[Path]:
 
 
 def _inspected(path: Path) -> sif.Image | HpcmlError:
-    """Return what an image's file says, or why it cannot be read."""
+    """Return the image that a file has, or the error if it cannot be read."""
     try:
         return sif.inspect(path)
     except (ImageError, NotFoundError) as error:

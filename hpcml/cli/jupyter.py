@@ -50,7 +50,7 @@ def run(options: Namespace) -> int:
 
 
 def notebook_folder(here: Path, chosen: str) -> Path:
-    """Return the folder that JupyterLab opens: the chosen one, else the current."""
+    """Return the folder that JupyterLab opens: the chosen one, else the current; NotFoundError if it is no folder."""
     folder = here / layers.user_path(chosen)
     if not folder.is_dir():
         problem = "is not a folder" if folder.exists() else "does not exist"

@@ -42,7 +42,7 @@ def add_options(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace) -> int:
-    """Print a role's log, and what comes to it."""
+    """Print a role's log, and what comes to it; NotFoundError if there is none yet."""
     from hpcml.runs import record as records
     from hpcml.runs import status as run_status
     from hpcml.runs import waiting
@@ -178,7 +178,7 @@ def _attempt_alone(options: Namespace, run: directories.Run, role: str) -> int:
     with complete(run.paths.directory):
         begins = {event.attempt: event.facts.get("log", int, 0) for event in events if event.name == _BEGIN}
     if number - 1 not in begins:
-        attempts = ", ".join(str(one + 1) for one in sorted(begins))
+        attempts = ", ".join(str(attempt + 1) for attempt in sorted(begins))
         hint = f"The run's attempts: {attempts}." if begins else "The run has not started."
         raise NotFoundError(f"The run has no attempt {number}", place=run.id, hint=hint)
     tail = Tail(run.paths.script_log, sys.stdout)
@@ -190,7 +190,7 @@ def _attempt_alone(options: Namespace, run: directories.Run, role: str) -> int:
 
 
 def _start_of_last(path: Path, lines: int) -> int:
-    """Return where the last lines of a log begin; one that is not ended yet counts."""
+    """Return the position at which the last lines of a log begin; one that is not ended yet counts."""
     with directories.storage(path), open(files.open_regular(path), "rb") as file:
         start = end = file.seek(0, os.SEEK_END)
         breaks = 0

@@ -123,11 +123,11 @@ def _chosen(options: Namespace, run_ids: Sequence[str]) -> list[str]:
 
 def is_named(name: str, pattern: str) -> bool:
     """Whether a run has a name; that of its script, ``train.py``, may be given too."""
-    return any(fnmatch.fnmatchcase(name, one) for one in (pattern, pattern.removesuffix(".py")))
+    return any(fnmatch.fnmatchcase(name, spelling) for spelling in (pattern, pattern.removesuffix(".py")))
 
 
 def _no_match(options: Namespace, run_ids: Sequence[str]) -> str:
-    """Return that no run has what the options ask for, and which names runs have if none has this one."""
+    """Return a sentence that no run has what the options ask for, with the existing names if none has this one."""
     given = [
         f"--{option} {value}" if isinstance(value, str) else f"--{option}"
         for option in ("name", "grep", "since", "failed")
@@ -142,7 +142,7 @@ def _no_match(options: Namespace, run_ids: Sequence[str]) -> str:
 
 
 def _moment(text: str | None) -> float:
-    """Return when a duration ago, or a local date, was, in seconds since 1970; 0 if nothing was given."""
+    """Return the time of a duration ago, or of a local date, in seconds since 1970; 0 if nothing was given."""
     if text is None:
         return 0.0
     try:
@@ -179,7 +179,7 @@ def cells(row: run_status.Status, now: float) -> tuple[str, ...]:
 
 
 def _cause(row: run_status.Status) -> str:
-    """Return why a run failed in some words, empty where its record has none."""
+    """Return the cause of a run's failure in some words, empty where its record has none."""
     if row.phase != Phase.REFUSED:
         return row.ending.cause
     from hpcml.failures import rules

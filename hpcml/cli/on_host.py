@@ -44,7 +44,7 @@ class Laptop(NamedTuple):
 
 
 def run(host: str, named_by: str, command: str, options: Namespace, given: list[str], script: list[str]) -> int:
-    """Run a command of the login node's hpcml as if it were typed there; its output and exit status are passed on.
+    """Run a command of the login node's hpcml as if typed there, with its output and status; UsageError for a sweep.
 
     Parameters
     ----------

@@ -47,7 +47,7 @@ def add_options(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace) -> int:
-    """Write the file."""
+    """Write the file; UsageError if it exists, StorageError if it cannot be written."""
     path = Path(options.output)
     if (path.exists() or path.is_symlink()) and not options.force:
         raise UsageError(f"{path} already exists", place="hpcml pack", hint="Choose another name, or add --force.")
@@ -129,7 +129,7 @@ def _files(folder: Path, name: str, pattern: str = "**/*") -> Iterator[tuple[str
 
 
 def _papers(name: str) -> Iterator[tuple[str, bytes]]:
-    """Yield what a package says of itself, and its licence, where it is installed as one; the record lists these."""
+    """Yield the papers of a package, and its licence, where it is installed as one; the record lists these."""
     try:
         listed = metadata.files(name) or ()
     except metadata.PackageNotFoundError:

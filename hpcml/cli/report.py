@@ -34,7 +34,7 @@ def files_of(run: directories.Run) -> list[tuple[str, Path]]:
 
 
 def advice_of(run: directories.Run, status: run_status.Status) -> list[tuple[str, str]]:
-    """Return what a run that succeeded could have asked less of, with a title."""
+    """Return the resources of which a run that succeeded could have asked less, with a title."""
     from hpcml.runs import report
 
     page = None if status.exit_status else report.page_of(run)
@@ -49,7 +49,7 @@ def commands_of(run: directories.Run) -> list[tuple[str, str]]:
 
 
 def run(options: Namespace) -> int:
-    """Make a run's report again from its files, and print its path."""
+    """Make a run's report again from its files, and print its path; UsageError for --open on a login node."""
     from hpcml.runs import report
 
     if options.open and options.caller:

@@ -151,7 +151,7 @@ def of_lines(spec: RunRequest) -> dict[str, tuple[str, str]]:
 
 
 def prepare(spec: RunRequest, scheduler_of: Callable[[str], str]) -> Prepared:
-    """Return what is to be started, by the scheduler that the site's has for runs in existing allocations."""
+    """Return the prepared run to start, by the site's scheduler for existing allocations; SiteError if it has none."""
     from hpcml.runs import submit as submission
 
     place = spec.place
@@ -166,7 +166,7 @@ def prepare(spec: RunRequest, scheduler_of: Callable[[str], str]) -> Prepared:
 
 
 class _Ending:
-    """What ends a run from here: a signal to this process, and the time limit, which its script is told before."""
+    """What ends a run from here: a signal to this process, and the time limit, of which its script is warned before."""
 
     def __init__(self) -> None:
         self.asked = False
@@ -175,7 +175,7 @@ class _Ending:
             signal.signal(number, self._on_signal)
 
     def begin(self, paths: RunPaths, given: Allocation, lead: float) -> None:
-        """Pass on from now what is to be told to the run."""
+        """Pass on from now what is meant for the run."""
         self.paths = paths
         if self.asked:
             allocation.note(paths, "terminate")

@@ -32,7 +32,7 @@ def add_options(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace) -> int:
-    """Start the shell on this terminal, and return its exit status."""
+    """Start the shell on this terminal, and return its exit status; UsageError if it is no terminal."""
     from hpcml import subprocesses
     from hpcml.remote import node_ssh, tunnel_target
     from hpcml.runs import rank_logs, record

@@ -46,7 +46,7 @@ def add_options(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace) -> int:
-    """List the profiles, show the one in force, or compare two."""
+    """List the profiles, show the one in force, or compare two; UsageError if the names or the options do not fit."""
     if options.what != "init" and (given := _given(options)):
         raise UsageError(f"{given} is an option of hpcml site init only", place=given, hint=f"Remove {given}.")
     most = _MOST[options.what]
@@ -138,7 +138,7 @@ def _site_diff(options: Namespace) -> int:
 
 
 def show_difference(names: Sequence[str], called: Sequence[str], *, as_json: bool = False) -> bool:
-    """Print the keys in which two profiles differ, with both values and who says so; return whether they do."""
+    """Print the keys in which two profiles differ, with both values and who says so; return True if they do."""
     environment = layers.process_environment()
     both = [lookup.load_profile(name, environment) for name in names]
     for text in {text: None for loaded in both for text in loaded.notes}:
@@ -265,7 +265,7 @@ def _given(options: Namespace) -> str:
 
 
 def _site_init(options: Namespace) -> int:
-    """Write the profile of this machine, or show how it differs from the one that is there."""
+    """Write the profile of this machine, or show how it differs from the existing one."""
     from hpcml.survey import machine
     from hpcml.units import parse_seconds
 
@@ -332,8 +332,8 @@ def _refresh(options: Namespace, path: Path, text: str, kept: list[str], *, diff
 
 def _say_written(options: Namespace, path: Path, draft: Draft) -> None:
     names = {
-        one: [table[1] for table in draft.values if len(table) == 2 and table[0] == one]
-        for one in ("partitions", "qos")
+        table_name: [table[1] for table in draft.values if len(table) == 2 and table[0] == table_name]
+        for table_name in ("partitions", "qos")
     }
     if options.json:
         common.print_json({"path": str(path), **names, "questions": draft.questions})

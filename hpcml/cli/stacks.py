@@ -39,8 +39,8 @@ def run(options: Namespace) -> int:
                 "place": group.place,
                 "stacks": [[frame._asdict() for frame in stack] for stack in group.processes[0].stacks],
                 "processes": [
-                    {name: getattr(one, name) for name in ("node", "pid", "name", "child", "command", "by", "wait")}
-                    for one in group.processes
+                    {name: getattr(process, name) for name in ("node", "pid", "name", "child", "command", "by", "wait")}
+                    for process in group.processes
                 ],
             }
             for group in answer.groups

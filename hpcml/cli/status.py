@@ -1,4 +1,4 @@
-"""``hpcml status``: how a run stands."""
+"""``hpcml status``: the state of a run."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def add_options(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace) -> int:
-    """Show what is known of a run."""
+    """Show what is known of a run; UsageError for --field with -f, --json or --notes."""
     if options.field is not None and (options.follow or options.json or options.notes):
         raise UsageError(
             "--field cannot be combined with -f, --json or --notes", place="--field", hint="Use one of them."
@@ -147,7 +147,7 @@ def _lines(
     if progress.attempt:
         lines.append(("attempt", f"{progress.attempt + 1} of this run"))
     lines += [("also", other.sentence) for other in status.ending.others]
-    lines += [("before", sentence(one)) for one in before]
+    lines += [("before", sentence(attempt)) for attempt in before]
     lines += _of_allocation(status.allocation)
     if status.alone:
         lines.append(("cluster", status.no_cluster))
@@ -182,7 +182,7 @@ def _of_repairs(rows: Mapping[str, Mapping[str, str]]) -> list[str]:
 
 
 def _of_allocation(allocation: run_status.Allocation) -> list[tuple[str, str]]:
-    """Return what is known of a run's job under its keys."""
+    """Return the known facts of a run's job under its keys."""
     rows = (
         ("job", allocation.job and f"{allocation.job} {allocation.job_state}".strip()),
         ("slurm", allocation.silent and f"{allocation.silent} (all other lines come from the run's own files)"),

@@ -55,7 +55,7 @@ def add_options(parser: Parser, verb: str = "submit") -> None:
 
 
 def _suggest(word: str, verb: str) -> str:
-    """Return where an option of the script or of sbatch belongs."""
+    """Return the hint where an option of the script or of sbatch belongs."""
     option = word.partition("=")[0]
     script = f"If {option} is an option of the script, write it after the script. "
     slurm = f"If {option} is an option of sbatch, write --sbatch={word}. " if word.startswith("--") else ""
@@ -228,7 +228,7 @@ def _look_at_image(table: dict[str, object]) -> None:
 
 
 def check_modes(options: Namespace) -> None:
-    """Refuse two options that say what becomes of a submission, and what only a run in a hold has."""
+    """Raise UsageError if two options say what becomes of a submission, or one is for runs in a hold only."""
     modes = ("dry-run", "prepare", "check", "wait", "detach")
     chosen = [f"--{mode}" for mode in modes if getattr(options, mode.replace("-", "_"))]
     if len(chosen) > 1:
@@ -289,7 +289,7 @@ def _announce_line(run: directories.Run, *, as_json: bool) -> None:
 
 
 def waits_for_end(options: Namespace) -> bool:
-    """Whether the command waits for the end of what it submits: as told, else on a terminal."""
+    """Whether the command waits for the end of what it submits: as asked, else on a terminal."""
     terminal = sys.stderr.isatty() and sys.stdout.isatty()
     return bool(options.wait or (not options.detach and not options.json and terminal))
 
@@ -443,7 +443,7 @@ def _changed(arguments: list[str], options: list[str]) -> list[str]:
 
 
 def run_rerun(options: Namespace) -> int:
-    """Submit the request of a run again; options and arguments given now replace those that it was submitted with."""
+    """Submit a run's request again, with the options and arguments given now; UsageError for a run of a sweep."""
     from hpcml.runs.record import Record
 
     run = common.find_run(options)
@@ -508,7 +508,7 @@ def _variables(path: Path) -> list[str]:
 
 
 def _settings(site: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return what options gave, the script's lines set, or was found for the run, each with its origin.
+    """Return the settings of options, of the script's lines, and those found for the run, each with its origin.
 
     A record may have come with somebody else's code, as a script may. So all of it counts as a line's, whatever the
     record says of itself: it names no program here, and what a line may not set is left out, with a note.

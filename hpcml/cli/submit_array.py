@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def hand_over(options: Namespace, prepared: Prepared, *, waits: bool) -> int:
-    """Submit the array, and wait for the ends of its tasks or not."""
+    """Submit the array, and wait for the ends of its tasks or not; UsageError with ``--prepare``."""
     from hpcml.runs import submit as submission
 
     made = prepared.plan

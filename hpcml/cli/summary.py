@@ -75,7 +75,7 @@ def _python(prepared: Prepared) -> str:
 
 
 def _array(made: Plan) -> str:
-    """Return which tasks an array has, and how long all may take where only some run at once."""
+    """Return the tasks of an array, and the time that all may take where only some run at once."""
     count, limit = len(made.array), made.inside.job.time_limit
     names = [f"{made.name}_{index}" for index in made.array]
     follow = count > 2 and made.array == tuple(range(made.array[0], made.array[0] + count))
@@ -100,7 +100,7 @@ def _command(prepared: Prepared) -> str:
 
 
 def _free(made: Plan) -> str:
-    """Return what a run asks for where nothing is charged for it."""
+    """Return the request of a run where nothing is charged for it."""
     job = made.inside.job
     where = f"this machine instead of {counted(job.nodes, 'node')}" if job.one_machine else "the existing allocation"
     limit = f"time limit {format_time_limit(job.time_limit)}" if job.time_limit else "no time limit"
@@ -125,7 +125,7 @@ def _processes(made: Plan, kind: Kind) -> str:
 
 
 def _code(prepared: Prepared) -> str:
-    """Return how many files of the script's folder the run would copy, and which not."""
+    """Return the number of the files of the script's folder that the run would copy, and the others."""
     spec, rules = prepared.spec, prepared.loaded.site.code
     if not spec.code.copied or rules.snapshot == "none":
         return "not copied: the run uses the original files"

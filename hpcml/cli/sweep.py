@@ -118,7 +118,7 @@ def add_options(parser: Parser) -> None:
 
 
 def _suggest(_given: Namespace, _known: list[str], unknown: list[str]) -> str:
-    """Return how a sweep takes an option of the script."""
+    """Return the hint how a sweep takes an option of the script."""
     option = unknown[0].partition("=")[0]
     values = f"To try values of the script's option {option}, write --grid {option.lstrip('-')}=VALUE,VALUE."
     return f"{values} To pass {option} to each point, write it after --."
@@ -146,7 +146,7 @@ def split_script(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def run(options: Namespace) -> int:
-    """Look at a sweep, or submit what is missing of it."""
+    """Look at a sweep, or submit what is missing of it; UsageError or NotFoundError for another first word."""
     verb, *rest = options.words or [""]
     if verb in VERBS and not options.script_words:
         return _look(options, verb, rest)
@@ -173,7 +173,7 @@ def run(options: Namespace) -> int:
 
 
 def _begin(options: Namespace) -> int:
-    """Submit the points that no run has ended or goes on with."""
+    """Submit the points that no run has ended or is running."""
     from hpcml.sweeps import submission
 
     seed = common.whole(options.seed, "--seed")
@@ -234,7 +234,7 @@ def _check(spec: RunRequest) -> None:
 
 
 def _prepared(options: Namespace, spec: RunRequest, jobs: int) -> tuple[Any, Prepared]:
-    """Return what is to be submitted, and the hold in which it starts, None without one."""
+    """Return the prepared submission, and the hold in which it starts, None without one."""
     from hpcml.runs import submit as runs_submit
     from hpcml.sweeps import submission
 
@@ -371,9 +371,9 @@ def _tell(
         _say("" if position else "points", points.shown(one.point))
     if len(chosen) > _FIRST:
         _say("", f"… and {counted(len(chosen) - _FIRST, 'more point')}")
-    ends = [progress.ended[one.key] for one in planned if one.key in progress.ended]
-    ok, failed, pruned = (sum(one.state == state for one in ends) for state in ("ok", "failed", "pruned"))
-    busy = sum(one.key in progress.under_way for one in planned)
+    ends = [progress.ended[point.key] for point in planned if point.key in progress.ended]
+    ok, failed, pruned = (sum(end.state == state for end in ends) for state in ("ok", "failed", "pruned"))
+    busy = sum(point.key in progress.under_way for point in planned)
     command_line = [
         f"{ok} done" if ok else "",
         f"{pruned} pruned" if pruned else "",
@@ -387,7 +387,7 @@ def _tell(
         return
     for text in more:
         _say("again", text)
-    _tell_cost(prepared, len(chosen), sorted(one.seconds for one in ends), jobs)
+    _tell_cost(prepared, len(chosen), sorted(end.seconds for end in ends), jobs)
 
 
 def _tell_cost(prepared: Prepared, count: int, taken: Sequence[float], jobs: int) -> None:
@@ -415,15 +415,15 @@ def _tell_cost(prepared: Prepared, count: int, taken: Sequence[float], jobs: int
 def _facts(
     name: str, planned: Sequence[record.Planned], chosen: Sequence[record.Planned], progress: record.Progress
 ) -> dict[str, object]:
-    ended = [progress.ended[one.key] for one in planned if one.key in progress.ended]
+    ended = [progress.ended[point.key] for point in planned if point.key in progress.ended]
     return {
         "sweep": name,
         "points": len(planned),
-        "ok": sum(one.state == "ok" for one in ended),
-        "pruned": sum(one.state == "pruned" for one in ended),
-        "failed": sum(one.failed for one in ended),
-        "under_way": sum(one.key in progress.under_way for one in planned),
-        "to_run": [{value.name: value.typed for value in one.point} for one in chosen],
+        "ok": sum(end.state == "ok" for end in ended),
+        "pruned": sum(end.state == "pruned" for end in ended),
+        "failed": sum(end.failed for end in ended),
+        "under_way": sum(point.key in progress.under_way for point in planned),
+        "to_run": [{value.name: value.typed for value in point.point} for point in chosen],
     }
 
 

@@ -73,7 +73,7 @@ def add_options(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace) -> int:
-    """``hpcml tunnel RUN``."""
+    """``hpcml tunnel RUN``; UsageError for --to with --service."""
     if options.to and options.service:
         raise UsageError("--to and --service were given", place="hpcml tunnel", hint="Remove one of them.")
     if options.to:
@@ -118,7 +118,7 @@ def _bridge(options: Namespace, run: directories.Run) -> int:
 
 
 def _again(options: Namespace, run: str, host: str = "") -> str:
-    """Return how to open a tunnel again that the user closed, with the same options."""
+    """Return the command to open a tunnel again that the user closed, with the same options."""
     command = ["hpcml", *(["--host", host] if host else []), "tunnel"]
     command += _of_service(options)
     command += [word for name in ("port", "route") if (text := getattr(options, name)) for word in (f"--{name}", text)]
@@ -150,10 +150,10 @@ def _until_its_end(tunnel: Tunnel, shown: _Shown, closed: Callable[[], str]) -> 
 
 
 def login_of(options: Namespace, command: str = "tunnel") -> Login | None:
-    """Return how the cluster is reached, None on the cluster itself.
+    """Return the way to the cluster, None on the cluster itself.
 
     ``--host`` is a site's name or what ssh is called with; without it, ``login.host`` of this machine's settings
-    counts, unless Slurm is right here.
+    counts, unless Slurm is right here. UsageError if none of these names a login node.
     """
     from hpcml.remote import ssh
 
@@ -340,7 +340,7 @@ def _print_commands(options: Namespace) -> int:
 
 
 def _this_login(login: Login, host: str) -> str:
-    """Return the name of this very login node: what stands for all of them may lead to another one each time."""
+    """Return the name of this very login node: the name of all of them may lead to another one each time."""
     short = host.partition(".")[0]
     return next((name for name in login.hosts if name.partition(".")[0] in (short, f"{short}-ext")), "")
 

@@ -38,13 +38,13 @@ def wait_for(runs: Sequence[directories.Run], *, as_json: bool) -> int:
         if sys.stderr.isatty() and not as_json:
             subject = handles[0].id if len(handles) == 1 else f"{len(handles)} runs"
             say_fitted(f"Waiting for {subject}. Ctrl-C ends this command; runs continue.", sys.stderr)
-        for one in handles:
-            last = one.wait_status()
+        for waited_for in handles:
+            last = waited_for.wait_status()
             answers.append(last.as_json())
             exit_status = handle.exit_status_of(last)
             failed = exit_status or failed
             if not as_json:
-                say_fitted(f"{one.id}  {last.state}  {exit_status}  {last.message}", sys.stdout, rest="  ")
+                say_fitted(f"{waited_for.id}  {last.state}  {exit_status}  {last.message}", sys.stdout, rest="  ")
     except KeyboardInterrupt:
         say_lines("\nStopped waiting. The runs continue.", sys.stderr)
         return 130

@@ -27,7 +27,7 @@ _MARKS = {"ok": ("✓", "32"), "bad": ("✗", "31"), "wait": ("·", "1")}  # bol
 class Tail:
     """Pass on a growing file as it comes, byte for byte but for a terminal (:class:`hpcml.terminal.Raw`).
 
-    ``before`` stands before the first of it; ``clear`` is called before each piece, to clear away what stands on the
+    ``before`` is written before the first of it; ``clear`` is called before each piece, to clear away what is on the
     terminal's line. ``of_user``: the output is that of the script, which passes unchanged on a terminal too.
     """
 
@@ -59,7 +59,7 @@ class Tail:
             pass
 
     def copy(self, most: int = 1 << 20) -> bool:
-        """Write what is new, so many bytes at most; return whether there was something.
+        """Write what is new, so many bytes at most; return True if there was something.
 
         That the reader of this output has gone is no fault of the file, whose faults are a StorageError.
         """
@@ -91,7 +91,7 @@ class _Line(NamedTuple):
 
 
 def _past(status: Status) -> list[_Line]:
-    """Return what is over or noted of a run, but for its own end."""
+    """Return the ended phases and notes of a run, but for its own end."""
     nodes, reported, cluster = status.allocation.nodes, status.progress, status.cluster
     nodes = nodes if len(nodes) <= 8 else (*nodes[:4], f"… {len(nodes)} nodes in all")
     form = status.planned.form
@@ -231,7 +231,7 @@ class Progress:
         self.stream.flush()
 
     def fit(self) -> None:
-        """Draw the changing line anew if the terminal has another width now."""
+        """Draw the changing line again if the terminal has another width now."""
         if self.live and self.line and columns(self.stream, 80) != self.columns:
             line = self.line
             self._clear_changing()
@@ -255,7 +255,7 @@ class Progress:
 
 
 def _may_meet(out: TextIO, err: TextIO) -> bool:
-    """Whether two streams may end up on one screen or in one file, as far as can be told."""
+    """Whether two streams may end up on one screen or in one file, as far as can be known."""
     try:
         one, other = os.fstat(out.fileno()), os.fstat(err.fileno())
     except (OSError, ValueError):
@@ -267,7 +267,7 @@ def _may_meet(out: TextIO, err: TextIO) -> bool:
 
 
 def phases(status: Status) -> list[tuple[str, str]]:
-    """Return how long each phase took, from its events."""
+    """Return the time that each phase took, from its events."""
     names = (
         ("staging", "image-staging", "image-staged"),
         ("image" if status.planned.in_image else "versions", "allocated", "environment-ready"),

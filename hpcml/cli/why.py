@@ -104,7 +104,7 @@ def _bundle(run: directories.Run, answer: Answer, host: str, *, as_json: bool) -
 
 
 def cause_of(run: directories.Run, status: run_status.Status) -> str:
-    """Return why a run failed in one line; empty where its state tells it, or it did not fail."""
+    """Return the cause of a run's failure in one line; empty where its state tells it, or it did not fail."""
     if not (status.phase == Phase.ENDED and status.exit_status):
         return ""
     from hpcml.runs import bad_nodes, why

@@ -130,7 +130,7 @@ def judge_adapters(
 
 
 def _existing(folder: Path) -> Path:
-    """Return the folder, or the nearest above it that is there."""
+    """Return the folder, or the nearest existing one above it."""
     return next(place for place in (folder, *folder.parents) if place.is_dir())
 
 

@@ -162,7 +162,7 @@ def prepare(
     """Return the order for a build; UsageError, NotFoundError or ImageError if it would fail.
 
     ``fakeroot`` is whether to be root of a user namespace; None means: unless this user is root. ``given`` are the
-    user's own build arguments. With ``force`` an image that is there is replaced.
+    user's own build arguments. With ``force`` an existing image is replaced.
     """
     if out.exists() and not force:
         hint = "Add --force to replace the file, or choose another name for the image."

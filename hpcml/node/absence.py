@@ -59,7 +59,7 @@ class Absence:
         self.gone = self.words.step_gone.format(role=gone[0]) if gone else ""
 
     def mark(self, node: str) -> dict[str, Any]:
-        """Return what a node's agent says of it, empty if it has said nothing."""
+        """Return the last report of a node's agent, empty if there is none."""
         said = self.agents.marks.get(node, {})
         if self.agents.is_connected(node) or f"{node}.json" not in self.marks:
             return said
@@ -70,7 +70,7 @@ class Absence:
         return not self.agents.is_connected(node) and f"{self.state.kind.agent.name}@{node}" in self.exits
 
     def cause(self, node: str) -> Cause:
-        """Return why a node lacks processes, by the last look."""
+        """Return the cause for which a node lacks processes, by the last look."""
         mark, end = self.mark(node), self._end(node)
         if mark and mark["refused"]:
             return Cause(str(mark["refused"]), own_fault=mark.get("own_fault", True))
@@ -91,7 +91,7 @@ class Absence:
         return self._while_it_may_come(node, mark)
 
     def step_gone(self) -> Cause | None:
-        """Return that the step of all nodes has ended, None if it has not."""
+        """Return the end of the step of all nodes as a cause, None if it has not ended."""
         return Cause(self.gone, own_fault=False) if self.gone else None
 
     def _end(self, node: str) -> RoleEnd | None:

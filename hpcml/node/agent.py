@@ -283,9 +283,9 @@ class Bystander:
             _reap(self.node, lambda *_: None)
             orders = self.node.hear()
             each(orders)
-            if {order, "close"} & {one.get("do") for one in orders}:
+            if {order, "close"} & {order.get("do") for order in orders}:
                 self.node.unheard = orders
-                return "close" not in [one.get("do") for one in orders]
+                return "close" not in [order.get("do") for order in orders]
             if not self.node.link.is_up and time.monotonic() >= next_look:
                 next_look = time.monotonic() + self.LOOK
                 if run_has_ended(self.node.context):
@@ -455,7 +455,7 @@ def _keep_going(node: Node) -> None:
 
 
 def _memory_kill(node: Node, slot: Slot, code: int) -> str:
-    """Return that the kernel killed a process when memory ran out, if it was killed and the kernel says so."""
+    """Return a sentence if the kernel says that it killed a process when memory ran out, else nothing."""
     before, node.oom_kills = node.oom_kills, oom_kills()
     if code != -signal.SIGKILL or node.oom_kills <= before:
         return ""

@@ -78,7 +78,7 @@ class Agents:
         self.hub.send(**order)
 
     def receive(self, timeout: float) -> list[tuple[str, dict[str, Any]]]:
-        """Return what agents say, with their nodes, waiting at most ``timeout`` seconds for the first."""
+        """Return the messages of agents, with their nodes, waiting at most ``timeout`` seconds for the first."""
         news = self.hub.receive(timeout, self.state.awaited)
         for node, _ in news:
             self.heard[node] = self.state.clock.seconds

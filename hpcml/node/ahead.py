@@ -21,7 +21,7 @@ before = ""  # the directory that this process was started in, as its environmen
 
 
 def wait(settings_files: Iterable[Path] = ()) -> None:
-    """Wait for the run, and give this process its environment; end it if there is none.
+    """Wait for the run, and give this process its environment; SystemExit if there is none.
 
     What was imported may have changed on the disk meanwhile: then the process starts again.
     """

@@ -131,7 +131,7 @@ class EndRequests:
 
     @property
     def lead(self) -> float:
-        """How many seconds before the time limit the script is told: twice its longest save, if that is more."""
+        """How many seconds before the time limit the script is warned: twice its longest save, if that is more."""
         settings = self.context.settings
         most = settings.job.time_limit / 2 or float("inf")
         return max(settings.job.signal_lead, min(2 * self.longest_save, most))
@@ -154,7 +154,7 @@ class EndRequests:
             self.longest_save = float((files.read_json(path) or {}).get("longest", 0.0))
 
     def slow_save(self) -> str:
-        """Return that there is little time for a save where the script is told to end; empty if there is enough."""
+        """Return a warning if the script has little time for a save before it must end; empty if it has enough."""
         settings, seconds = self.context.settings, self.longest_save
         grace = settings.deadlines.script_grace
         if 2 * seconds > grace:
@@ -171,7 +171,7 @@ class EndRequests:
 
 
 def _end_time(context: Context) -> float:
-    """Return when Slurm ends the job, in seconds since 1970; infinite if that is unknown."""
+    """Return the time at which Slurm ends the job, in seconds since 1970; infinite if that is unknown."""
     said, limit = end_time(), context.settings.job.time_limit
     if said < float("inf") or not limit or _in_allocation():
         return said
@@ -179,7 +179,7 @@ def _end_time(context: Context) -> float:
 
 
 def from_slurm(context: Context, outcome: End, logs: Mapping[Path, int]) -> End:
-    """Return an outcome of a run that was told to end with the cause that Slurm gives.
+    """Return an outcome of a run that was asked to end with the cause that Slurm gives.
 
     ``logs`` are the files into which Slurm writes it, each with its length when this attempt began.
     """
@@ -198,7 +198,7 @@ def from_slurm(context: Context, outcome: End, logs: Mapping[Path, int]) -> End:
 
 
 def _shown_job() -> str:
-    """Return what Slurm's controller shows of the job; nothing if the node cannot ask it."""
+    """Return the record of the job that Slurm's controller shows; nothing if the node cannot ask it."""
     return output(["scontrol", "--oneliner", "show", "job", job_id()], ASK)
 
 
@@ -208,7 +208,7 @@ def _still_runs() -> bool:
 
 
 def role_end(context: Context, role: Role, node: str, exits: Collection[str]) -> RoleEnd | None:
-    """Return how a role ended on a node, None while its step has not written its exit status.
+    """Return the end of a role on a node, None while its step has not written its exit status.
 
     ``exits`` are the names in the folder of exit statuses.
     """
@@ -238,7 +238,7 @@ def _by_cause(outcome: End, cause: str | None) -> End:
 
 
 def why_ended(logs: Mapping[Path, int], *, with_steps: bool = True) -> str | None:
-    """Return why Slurm ended the job, empty for a plain cancellation; None if it has not said so.
+    """Return the cause by which Slurm ended the job, empty for a plain cancellation; None if it has not said so.
 
     ``logs`` as for :func:`from_slurm`, ``with_steps`` as for :func:`hpcml.failures.job_log.why_ended`.
     """
@@ -255,7 +255,7 @@ def why_ended(logs: Mapping[Path, int], *, with_steps: bool = True) -> str | Non
 
 
 def _put_back(job: str) -> bool:
-    """Put a job that Slurm's record shows as ``--requeue`` back into its queue; return whether Slurm took it.
+    """Put a job that Slurm's record shows as ``--requeue`` back into its queue; return True if Slurm took it.
 
     Slurm itself does so at the end of the grace time, but not with a job that has saved and ended before.
     """
@@ -266,7 +266,7 @@ def _put_back(job: str) -> bool:
 
 
 def _told_by_signal(outcome: End) -> End:
-    """Only the steps were told: by ``scancel --signal``, or because a preempted job has a grace time.
+    """Only the steps got the signal: by ``scancel --signal``, or because a preempted job has a grace time.
 
     Where Slurm's commands can be reached from the node, the controller says whether it was the latter.
     """

@@ -46,7 +46,7 @@ def listed(folder: Path) -> set[str]:
     """Return the names in a folder, leaving out files that are being written.
 
     Listing is also what makes a network file system look again: NFS keeps "there is no such file" for up to a minute,
-    but asks the server anew when a directory is opened.
+    but asks the server again when a directory is opened.
     """
     try:
         with os.scandir(folder) as entries:

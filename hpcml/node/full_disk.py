@@ -30,7 +30,7 @@ def is_full(error: OSError) -> bool:
 
 
 def explanation(error: OSError, folder: Path) -> str:
-    """Return that there is no room, and for what: bytes, files, or what the quota allows."""
+    """Return a sentence that there is no room, and for what: bytes, files, or what the quota allows."""
     cause = FULL[error.errno or 0]
     with contextlib.suppress(OSError):  # who cannot be asked has been heard already
         room = os.statvfs(folder)
@@ -40,7 +40,7 @@ def explanation(error: OSError, folder: Path) -> str:
 
 
 def trouble(folder: Path) -> str:
-    """Return why nothing more can be written below a folder, empty if it can: a little is written and taken away."""
+    """Return the reason why a folder takes no more data, empty if it does: a little is written and taken away."""
     path = folder / f".room.{os.getpid()}"
     try:
         descriptor = create(path)
@@ -59,7 +59,7 @@ def trouble(folder: Path) -> str:
 
 
 def scarce(folder: Path) -> str:
-    """Return that a file system is full as far as it says so itself, without writing to it; quotas it mostly hides."""
+    """Return a sentence if a file system says itself that it is full, without a write; quotas it mostly hides."""
     try:
         room = os.statvfs(folder)
     except OSError:
@@ -72,7 +72,7 @@ def scarce(folder: Path) -> str:
 def write_end(run: RunPaths, path: Path, end: dict[str, Any]) -> bool:
     """Write a file of the run's end, into the reserve if there is no room; a full disk must not keep the nodes.
 
-    Return whether it could be written.
+    Return True if it could be written.
     """
     try:
         files.write_json(path, end)

@@ -34,7 +34,7 @@ def job_id() -> str:
 
 
 def mark_of(job: str) -> bytes:
-    """Return what the environment of a process of a job has, as Linux shows it."""
+    """Return the variable that the environment of a process of a job has, as Linux shows it."""
     return f"SLURM_JOB_ID={job}".encode()
 
 
@@ -55,7 +55,7 @@ def node_names() -> str:
 
 
 def cpus() -> int:
-    """Return how many CPUs this process may use."""
+    """Return the number of CPUs that this process may use."""
     if asked := os.environ.get("SLURM_CPUS_PER_TASK"):
         return int(asked)
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -69,7 +69,7 @@ def requested_memory(cpus: int) -> int:
 
 
 def end_time() -> float:
-    """Return when the job reaches its time limit, in seconds since 1970; infinite if the scheduler is silent."""
+    """Return the time of the job's time limit, in seconds since 1970; infinite if the scheduler is silent."""
     return float(os.environ.get("SLURM_JOB_END_TIME") or "inf")  # Slurm 22.05 does not set it
 
 
@@ -129,7 +129,7 @@ def task_rank() -> int:
 
 
 def batch_process() -> Path:
-    """Return what Linux shows of the batch script's shell, beside which this process runs."""
+    """Return the folder in which Linux shows the batch script's shell, beside which this process runs."""
     return Path(f"/proc/{int(os.environ['HPCML_BATCH'])}")
 
 

@@ -1,4 +1,4 @@
-"""Whether another attempt follows: of a run that goes on until it is done (``hpcml submit --until-done``)."""
+"""Whether another attempt follows: of a run that continues until it is done (``hpcml submit --until-done``)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SAVE = (
 
 
 def decided(context: Context, outcome: End) -> End:
-    """Return how the attempt ended, and leave the note by which the batch script begins the next one."""
+    """Return the end of the attempt, and leave the note by which the batch script begins the next one."""
     stopped = outcome.by == "script" and outcome.exit_status == errors.STOPPED
     ended_by_others = outcome.by != "script" and (outcome.exit_status in _ENDS or outcome.state == State.REQUEUED)
     if not context.settings.attempts.several_jobs or not (stopped or ended_by_others):
@@ -48,7 +48,7 @@ def keep_last_end(context: Context) -> None:
 
 
 def reached(context: Context) -> str:
-    """Return which limit keeps another attempt from following, empty if none does."""
+    """Return the limit that keeps another attempt from following, empty if there is none."""
     settings = context.settings
     if context.number >= settings.attempts.max_restarts:
         return f"--max-restarts {settings.attempts.max_restarts} is reached"
@@ -62,7 +62,7 @@ def reached(context: Context) -> str:
 
 
 def waits_anew(context: Context) -> str:
-    """Return that the next attempt will be this very job, because no other was taken; empty if it is another."""
+    """Return a sentence if the next attempt will be this very job, as no other was taken; empty if it is another."""
     job, waiting = job_id(), context.run.next_job
     if not (context.settings.attempts.several_jobs and job and waiting.is_symlink() and str(waiting.readlink()) == job):
         return ""
@@ -85,18 +85,18 @@ def no_progress(context: Context, outcome: End) -> bool:
 
 
 def newest(folder: Path) -> int:
-    """Return when the newest entry of a folder was written, in nanoseconds since 1970; 0 if it has none."""
+    """Return the time of the newest entry of a folder, in nanoseconds since 1970; 0 if it has none."""
     last = 0
     with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
-        for one in entries:
-            if not one.name.startswith("."):
+        for entry in entries:
+            if not entry.name.startswith("."):
                 with contextlib.suppress(FileNotFoundError):  # it was removed meanwhile, or leads nowhere
-                    last = max(last, one.stat().st_mtime_ns)
+                    last = max(last, entry.stat().st_mtime_ns)
     return last
 
 
 def node_hours(run: RunPaths, nodes: int) -> float:
-    """Return how many node-hours the run's attempts have had, by their first and last events."""
+    """Return the number of node-hours that the run's attempts have had, by their first and last events."""
     spans: dict[int, list[float]] = {}
     for line in run.events.read_text(errors="replace").splitlines():
         with contextlib.suppress(ValueError):  # a full disk leaves half a line

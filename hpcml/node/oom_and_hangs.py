@@ -21,7 +21,7 @@ _READS = {"0", "1", "17", "18"} if os.uname().machine == "x86_64" else set()
 
 
 def oom_kills() -> int:
-    """Return how many processes of this control group the kernel has killed for memory (cgroup v1 and v2)."""
+    """Return the number of processes of this control group that the kernel has killed for memory (cgroup v1 and v2)."""
     for path in _oom_files():
         if match := re.search(r"^oom_kill (\d+)$", sysfs.read(path), re.MULTILINE):
             return int(match[1])
@@ -43,7 +43,7 @@ class FileSystemHang:
         self.since: dict[str, tuple[float, str]] = {}
 
     def look(self, now: float) -> str:
-        """Return what the process has waited for, empty if it has not, or not long; ``now`` is in seconds."""
+        """Return the file and the wait of a hung thread, empty if none has waited for long; ``now`` is in seconds."""
         waiting = {}
         for thread in self._threads():
             function = sysfs.read(thread / "wchan")

@@ -51,7 +51,7 @@ class EventLog:
 def write_status(
     end: End, context: Context, warnings: Sequence[str] = (), *, over: bool = True, cause: str = ""
 ) -> bool:
-    """Write status.json, the first source of how a run ended; return whether that was possible."""
+    """Write status.json, the first source of how a run ended; return True if that was possible."""
     written = end._replace(over=over, cause=cause, attempt=context.number, time=round(time.time(), 3))
     record = written._replace(warnings=tuple(warnings)).as_json()
     return full_disk.write_end(context.run, context.run.status, record)

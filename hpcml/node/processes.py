@@ -36,7 +36,7 @@ _THRESHOLDS = tuple(3 * count for count in gc.get_threshold())  # as Dask's own 
 
 
 class OwnTime:
-    """A clock that stands still while its owner does (a suspended job, a node that sleeps).
+    """A clock that stops while its owner does (a suspended job, a node that sleeps).
 
     The owner calls :meth:`tick` in its loop. A longer time between two ticks counts as :data:`MOST` only.
     """
@@ -88,7 +88,7 @@ def lower_file_limit() -> None:
 
 
 def readable(descriptors: Iterable[int], seconds: float) -> set[int]:
-    """Return which of some descriptors can be read, waiting for the first: select() knows none beyond 1,023."""
+    """Return the descriptors that can be read, waiting for the first: select() knows none beyond 1,023."""
     poll = select.poll()
     for descriptor in descriptors:
         poll.register(descriptor, select.POLLIN)
@@ -140,7 +140,7 @@ class EndNote:
         self.memory[:] = why
 
     def take(self) -> bytes:
-        """Return what was written, and remove it; a zero byte if nothing was."""
+        """Return the bytes that were written, and remove them; a zero byte if there are none."""
         why, self.memory[:] = self.memory[:], b"\0"
         return why
 
@@ -260,7 +260,7 @@ def _without_proc(pid: int) -> tuple[str, str]:
 
 
 def output(command: Sequence[str], seconds: float = 15.0) -> str:
-    """Return what a command prints, nothing if it fails, is missing, or does not end in time."""
+    """Return the text that a command prints, nothing if it fails, is missing, or does not end in time."""
     try:
         done = subprocess.run(command, capture_output=True, timeout=seconds, check=False, stdin=subprocess.DEVNULL)
     except (OSError, subprocess.TimeoutExpired):

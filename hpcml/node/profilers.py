@@ -26,7 +26,7 @@ _MEMRAY_ERRORS = 40  # as in logging
 
 
 def missing(context: Context) -> str:
-    """Return why a profiler that the run asks for cannot work on this node, empty if all can."""
+    """Return the reason why a profiler that the run asks for cannot work on this node, empty if all can."""
     for name in context.settings.report.profilers:
         if name in _AROUND:
             if shutil.which(name) is None:
@@ -54,7 +54,7 @@ def enter(context: Context) -> str:
 
 
 def allocations(path: Path | str) -> contextlib.AbstractContextManager[None]:
-    """Import memray, and return what records this process's allocations while it is entered; for no path nothing."""
+    """Import memray, and return the context that records the process's allocations in it; for no path nothing."""
     if not path:
         return contextlib.nullcontext()
     try:

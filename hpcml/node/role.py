@@ -63,11 +63,11 @@ def _wait_for_run(kind: Kind, role: str, context: Context) -> None:
 
 
 def shadowed(name: str, python_path: str) -> str:
-    """Return that a folder of PYTHONPATH has another module of a package's name; empty if none has."""
+    """Return a sentence if a folder of PYTHONPATH has another module of a package's name, else nothing."""
     package, _, part = name.rpartition(".")
     module = sys.modules.get(package)
     places = [*getattr(module, "__path__", ()), getattr(module, "__file__", None) or ""]
     for entry in filter(None, python_path.split(":")):
-        if place := next((one for one in places if one.startswith(f"{entry.rstrip('/')}/")), ""):
+        if place := next((inside for inside in places if inside.startswith(f"{entry.rstrip('/')}/")), ""):
             return f"the module {package} comes from {place}, by PYTHONPATH, and has no {part}"
     return ""

@@ -62,7 +62,7 @@ class RunState:
         return {interpreter.IN_SCRIPT: self.kind.in_script}
 
     def warn(self, sentence: str, **facts: object) -> None:
-        """Say once, in the job's log, the events and the run's end, what the user has to know although it goes on.
+        """Say once, in the job's log, the events and the run's end, what the user has to know although it continues.
 
         ``facts`` are fields of the event.
         """
@@ -78,7 +78,7 @@ class RunState:
         return RunEndedError(End(status, self.phase, "hpcml", message, hint, quote, **fields))
 
     def judge(self, compared: Comparison) -> None:
-        """End the run if a role has other versions than the supervisor; write down once when all have told theirs."""
+        """Raise RunEndedError if a role has other versions than the supervisor; note once that all have reported."""
         self.clocks = compared.clocks.bounds | {node: self.clocks[node] for node in self.measured}
         if compared.clocks.fatal:
             hint = (

@@ -1,7 +1,7 @@
 """A folder on a node's own disk that nobody else enters or replaces, and the removal of those that killed roles left.
 
 Such a folder lies where others may make folders too (``/tmp``). What Dask or Python finds in it is code that runs as
-its owner, so the folder is made anew with a random name and mode 0700, and only where nobody else can rename it: each
+its owner, so the folder is made newly with a random name and mode 0700, and only where nobody else can rename it: each
 folder above must belong to the user or to root, and others may write to it only if it is sticky.
 
 Whoever lives in a folder holds a shared lock (flock(2)) on the file :data:`LIVES` in it; the kernel gives it back
@@ -43,7 +43,7 @@ class UnsafePlaceError(Exception):
 class Folder:
     """A new folder in ``place`` for this process and its children alone, removed at the end.
 
-    An UnsafePlaceError if the place cannot be written to, or if somebody else could replace what lies in it.
+    An UnsafePlaceError if the place cannot be written to, or if somebody else could replace what is in it.
     """
 
     def __init__(self, place: str | Path) -> None:
@@ -89,7 +89,7 @@ def live_in(folder: Path) -> None:
 
 
 def why_not(folder: str) -> str:
-    """Return why somebody else could replace what lies in a folder, in words; nothing if nobody can.
+    """Return the reason why somebody else could replace the content of a folder, in words; nothing if nobody can.
 
     In a user namespace, as an image's, the users of the host look like one user: only the modes can be judged there.
     """

@@ -85,7 +85,7 @@ def _answer_again() -> None:
 def _draw_anew() -> None:
     """Give this process random numbers of its own: a fork copies NumPy's global state to all of a node's workers.
 
-    Python's own ``random`` and OpenSSL see to it themselves; NumPy's generators (``default_rng``) are made anew anyway.
+    Python's own ``random`` and OpenSSL see to it themselves; NumPy's generators (``default_rng``) are new anyway.
     """
     if random := sys.modules.get("numpy.random"):
         random.seed()

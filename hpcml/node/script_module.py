@@ -118,7 +118,7 @@ def install(settings: Settings) -> None:
 
 
 def load_whole(*, now: bool) -> str:
-    """Have the script imported as spawn does it, now or when a name is asked for; return why it could not be."""
+    """Have the script imported as spawn does it, now or when a name is asked for; return the reason for a failure."""
     main = sys.modules["__main__"]
     if not isinstance(main, ScriptModule) or main.__dict__["_hpcml"].whole:
         return ""
@@ -151,7 +151,7 @@ def names(tree: ast.Module) -> set[str]:
             imported |= {alias.asname or alias.name.partition(".")[0] for alias in node.names}
         elif isinstance(node, ast.Assign | ast.AnnAssign):
             imported |= {
-                one.id for one in ast.walk(node) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)
+                part.id for part in ast.walk(node) if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)
             }
     return imported
 
@@ -172,8 +172,8 @@ def _parts(node: ast.AST) -> list[ast.stmt]:
 
 def is_guard(node: ast.AST) -> bool:
     """Whether a statement is ``if __name__ == "__main__":``."""
-    return isinstance(node, ast.If) and any(isinstance(one, ast.Name) and one.id == "__name__"
-                                            for one in ast.walk(node.test))  # fmt: skip
+    return isinstance(node, ast.If) and any(isinstance(part, ast.Name) and part.id == "__name__"
+                                            for part in ast.walk(node.test))  # fmt: skip
 
 
 def definitions(path: str) -> dict[str, Any]:
@@ -209,8 +209,8 @@ def is_definition(node: ast.stmt) -> bool:
         return True
     if isinstance(node, ast.Assign | ast.AnnAssign):
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-        parts = [one for target in targets for one in ast.walk(target)]
-        simple = all(isinstance(one, ast.Name | ast.Tuple | ast.Store) for one in parts)
+        parts = [part for target in targets for part in ast.walk(target)]
+        simple = all(isinstance(part, ast.Name | ast.Tuple | ast.Store) for part in parts)
         return simple and (node.value is None or is_value(node.value))
     if isinstance(node, ast.Expr):
         return isinstance(node.value, ast.Constant)
@@ -249,11 +249,11 @@ def has_effects(node: ast.stmt) -> bool:
         return isinstance(call, ast.Call) and not _is_quiet(call)
     if isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign):
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-        written = [one for target in targets for one in ast.walk(target) if isinstance(one, ast.Attribute)]
+        written = [part for target in targets for part in ast.walk(target) if isinstance(part, ast.Attribute)]
         indexed = [target for target in targets if isinstance(target, ast.Subscript)]
         return bool(written or indexed) and "environ" not in ast.unparse(targets[0])
     if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-        return any("register" in ast.unparse(one) for one in node.decorator_list)
+        return any("register" in ast.unparse(decorator) for decorator in node.decorator_list)
     return not is_guard(node) and isinstance(node, ast.If | ast.Try | ast.With | ast.For | ast.While) and any(
         map(has_effects, _parts(node)))  # fmt: skip
 

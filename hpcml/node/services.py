@@ -131,11 +131,11 @@ class Bridge:
                 socket_relay.pass_on(client, program)
 
     def _wrong(self) -> str:
-        """Return why the program is not reached, without a connection to it where that can be avoided."""
+        """Return the reason why the program is not reached, without a connection to it where that can be avoided."""
         return (self._listening() if self.wanted.port else self._peer()).clause(self.wanted)
 
     def look(self) -> Found:
-        """Return what is at the place of the service."""
+        """Return the state of the service's place."""
         found = self._listening() if self.wanted.port else self._peer()
         if found.condition is not Condition.READY:
             self.answered = False
@@ -151,8 +151,8 @@ class Bridge:
             found = socket_relay.listeners(self.wanted.port)
         except OSError as error:
             return Found(Condition.ABSENT, why=f"{error.filename}: {error.strerror}")
-        if own := [one for one in found if one.uid == os.getuid()]:
-            return Found(is_open=any(one.is_open for one in own))
+        if own := [listener for listener in found if listener.uid == os.getuid()]:
+            return Found(is_open=any(listener.is_open for listener in own))
         return _foreign(found[0].uid) if found else Found(Condition.ABSENT)
 
     def _peer(self) -> Found:
@@ -190,7 +190,7 @@ class Bridge:
         address meanwhile, so the connection is to this one.
         """
         for _ in range(TRIES):
-            own = [one for one in socket_relay.listeners(self.wanted.port) if one.uid == os.getuid()]
+            own = [listener for listener in socket_relay.listeners(self.wanted.port) if listener.uid == os.getuid()]
             if not own:
                 break
             program = socket.create_connection((own[0].address, self.wanted.port), CONNECT)
@@ -218,7 +218,7 @@ class Bridge:
 
 
 def _foreign(uid: int) -> Found:
-    """Return that a program of another account listens; in a user namespace all of them look like one."""
+    """Return the state for a program of another account that listens; in a user namespace all of them look like one."""
     return Found(Condition.FOREIGN, "" if uid in unknown_users() else account(uid))
 
 

@@ -15,7 +15,7 @@ from hpcml.units import expand_hosts
 
 
 class Context(NamedTuple):
-    """Where this process stands in the run."""
+    """The place of this process in the run."""
 
     run: RunPaths
     attempt: AttemptPaths
@@ -57,7 +57,7 @@ class Context(NamedTuple):
         return min((before + slot) * settings.points.at_once // settings.worker_count, settings.points.at_once - 1)
 
     def in_share(self, share: int) -> int:
-        """Return how many workers a share has when all are there."""
+        """Return the number of workers that a share has when all are there."""
         at_once, count = self.settings.points.at_once, self.settings.worker_count
         return -(-(share + 1) * count // at_once) - -(-share * count // at_once)
 

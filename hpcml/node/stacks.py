@@ -70,9 +70,9 @@ def ask(context: Context, script: int) -> str:
     return request
 
 
-def are_all_written(context: Context, request: str, told: Mapping[str, str]) -> bool:
-    """Whether all nodes have answered a request; ``told`` is by node the last one that its agent answered."""
-    left = [node for node in context.node_names if told.get(node) != request]
+def are_all_written(context: Context, request: str, answered: Mapping[str, str]) -> bool:
+    """Whether all nodes have answered a request; ``answered`` has by node the last one of its agent."""
+    left = [node for node in context.node_names if answered.get(node) != request]
     answers = [files.read_json(context.attempt.stacks / f"{node}.json") for node in left]
     return all(answer and answer["id"] == request for answer in answers)
 
@@ -111,7 +111,7 @@ def _bytes(pid: int, name: str) -> bytes:
 
 
 def _of_run(members: Mapping[int, str]) -> Iterator[dict[str, Any]]:
-    """Return what is known of the named processes and of all that they started, without their stacks."""
+    """Return the known facts of the named processes and of all that they started, without their stacks."""
     children: dict[int, list[int]] = {}
     for pid in processes.pids():
         with contextlib.suppress(ValueError, IndexError):
@@ -132,7 +132,7 @@ def _of_run(members: Mapping[int, str]) -> Iterator[dict[str, Any]]:
 def _dumped(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Add the stacks: those of py-spy, and of faulthandler where it has none."""
     deadline = time.monotonic() + ANSWER
-    by_pid = {one["pid"]: one for one in found}
+    by_pid = {process["pid"]: process for process in found}
     program = shutil.which("py-spy", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}")
     for by, dumps in (("py-spy", of_py_spy(program, by_pid, deadline)), ("faulthandler", of_signal(by_pid, deadline))):
         for pid, threads in dumps:
@@ -158,7 +158,7 @@ def of_py_spy(program: str | None, pids: Iterable[int], deadline: float) -> Iter
             continue
         if process.returncode == 0:
             threads = sorted(json.loads(output), key=lambda one: one.get("os_thread_id") == one["pid"])
-            yield pid, [[(one["filename"], one["line"], one["name"]) for one in each["frames"]] for each in threads]
+            yield pid, [[(call["filename"], call["line"], call["name"]) for call in each["frames"]] for each in threads]
 
 
 def of_signal(pids: Iterable[int], deadline: float) -> Iterator[tuple[int, Threads]]:
@@ -170,7 +170,7 @@ def of_signal(pids: Iterable[int], deadline: float) -> Iterator[tuple[int, Threa
             os.truncate(path, len(HEAD % pid))
             os.kill(pid, SIGNAL)
             sizes[pid] = []
-    while any(not _is_whole(one) for one in sizes.values()) and time.monotonic() < deadline:
+    while any(not _is_whole(size) for size in sizes.values()) and time.monotonic() < deadline:
         time.sleep(_LOOK)
         for pid in list(sizes):
             try:
@@ -189,7 +189,7 @@ def _is_whole(sizes: list[int]) -> bool:
 
 
 def _answers(pid: int) -> str:
-    """Return where a process writes its stacks when it gets the signal, empty if that would end or change it."""
+    """Return the file to which a process writes its stacks at the signal, empty if that ends or changes it."""
     caught = re.search(rb"^SigCgt:\s*([0-9a-f]+)$", _bytes(pid, "status"), re.MULTILINE)
     if not caught or not int(caught[1], 16) >> (SIGNAL - 1) & 1 or processes.Process.named(pid).age < YOUNGEST:
         return ""
@@ -226,4 +226,4 @@ def parsed(text: str) -> Threads:
                 threads[-1].append((match[1], int(match[2]) if match[2].isdigit() else 0, match[3]))
         elif "hread 0x" in line:
             threads.append([])
-    return [one for one in threads if one]
+    return [thread for thread in threads if thread]

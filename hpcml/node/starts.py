@@ -16,7 +16,7 @@ class Hindrance(NamedTuple):
 
 
 def hindrance(error: OSError, program: str) -> Hindrance:
-    """Return why a program could not be started, from the system's error."""
+    """Return the reason why a program could not be started, from the system's error."""
     if error.errno == errno.ENOEXEC:
         hint = "Build the program for the processor of the nodes. A script needs a first line with #!."
         return Hindrance(f"{error.strerror}: {program}", hint)

@@ -159,7 +159,7 @@ def _run(state: RunState, processes: Processes) -> End:
 def tear_down(state: RunState, processes: Processes, outcome: End) -> bool:
     """Have the processes end themselves, and wait for their steps within the deadline.
 
-    Return whether the run's end could be written.
+    Return True if the run's end could be written.
     """
     start = time.monotonic()
     context = state.context
@@ -227,7 +227,7 @@ def unused_gpus(context: Context) -> str:
 
 
 def _cause(state: RunState, outcome: End) -> str:
-    """Return why the run failed in some words, for ``hpcml ls``; empty where that is not known."""
+    """Return the cause of the run's failure in some words, for ``hpcml ls``; empty where that is not known."""
     context = state.context
     if not outcome.exit_status:
         return ""
@@ -249,7 +249,7 @@ def _wait(state: RunState, processes: Processes, deadline: float) -> None:
 
 
 class ReportProcess:
-    """The process: it imports what it needs while the roles are told to close, and makes the report when they have.
+    """The process: it imports what it needs while the roles are ordered to close, and makes the report when they have.
 
     Nothing of it can fail the run: what goes wrong is said in the job's log, with how to make the report later.
     """

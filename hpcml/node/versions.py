@@ -68,7 +68,7 @@ def here() -> dict[str, str]:
 
 
 def unlike(theirs: Mapping[str, str]) -> str:
-    """Return which version here keeps this process from talking to one with other versions, empty if none does."""
+    """Return the version that keeps this process from talking to one with others, empty if there is none."""
     local_versions = here()
     for package in ("python", "distributed"):
         mine, other = local_versions.get(package, ""), theirs.get(package, "")
@@ -91,9 +91,9 @@ class Clocks:
         self.bounds: dict[str, tuple[float, float]] = {}  # seconds ahead, and by how many that may be wrong
 
     def take(self, node: str, seconds: float, began: float = 0.0) -> None:
-        """Take in the time that a role on a node told when it started, as soon as it is seen.
+        """Take in the time that a role on a node reported when it started, as soon as it is seen.
 
-        ``began`` is a time here before which it cannot have told; 0: when the batch script began.
+        ``began`` is a time here before which it cannot have reported; 0: when the batch script began.
         """
         if node == self.node:
             return
@@ -131,7 +131,7 @@ def _by(seconds: float) -> str:
 class Comparison:
     """The supervisor's versions against those of all other roles, as they come.
 
-    ``complete`` once all have told; ``ends`` is why the run must end, empty if it need not; ``notes`` are differences
+    ``complete`` once all have reported; ``ends`` is why the run must end, else empty; ``notes`` are differences
     that do no harm. ``behind`` and ``ahead``: see :class:`Clocks`. ``shown`` are the packages of the summary.
     """
 
@@ -156,11 +156,11 @@ class Comparison:
 
     @property
     def complete(self) -> bool:
-        """Whether all roles have told."""
+        """Whether all roles have reported."""
         return not self.waiting
 
     def take(self, role: str, node: str, theirs: Mapping[str, str], seconds: float, began: float) -> None:
-        """Take in what a role on a node told over a connection: its versions, and its time (:meth:`Clocks.take`)."""
+        """Take in what a role on a node reported over a connection: its versions, its time (:meth:`Clocks.take`)."""
         if (who := f"{role}@{node}") in self.waiting:
             self.waiting.remove(who)
             self.clocks.take(node, seconds, began)

@@ -51,7 +51,7 @@ def mpi_of_modules(text: str) -> str:
 
 
 def of(found: tuple[Word, ...], made: Layout, mpi: str, number: int, *, slurm: bool) -> Launch:
-    """Return what a command starts.
+    """Return the launch of a command.
 
     Raises
     ------
@@ -94,7 +94,7 @@ def _ranks(made: Layout) -> str:
 
 
 def _in_ranks(found: tuple[Word, ...], made: Layout, mpi: str, number: int) -> Launch:
-    """Return what srun starts, one process for each task."""
+    """Return the launch of srun, one process for each task."""
     if not found:
         raise UntranslatedError(number, "srun without a program")
     name = os.path.basename(text_of(found[0]) or "")
@@ -172,7 +172,7 @@ def _of_srun(found: tuple[Word, ...], made: Layout, number: int) -> tuple[tuple[
 
 
 def _each(asked: dict[str, str], made: Layout, number: int) -> int:
-    """Return how many tasks srun starts on each node."""
+    """Return the number of tasks that srun starts on each node."""
     names = ("--nodes", "--ntasks", "--ntasks-per-node")
     if bad := next((name for name in names if name in asked and not re.fullmatch("[1-9][0-9]{0,5}", asked[name])), ""):
         raise UntranslatedError(number, f"srun {bad}={asked[bad]}")
@@ -192,7 +192,7 @@ def _each(asked: dict[str, str], made: Layout, number: int) -> int:
 
 
 def _of_mpirun(found: tuple[Word, ...], made: Layout, mpi: str, number: int, *, slurm: bool) -> Launch:
-    """Return what mpirun starts: ranks that Slurm connects, or without Slurm mpirun itself on one node."""
+    """Return the launch of mpirun: ranks that Slurm connects, or without Slurm mpirun itself on one node."""
     name = text_of(found[0]) or ""
     at, total = _mpirun_options(found, made, number)
     if not total or (made.nodes > 1 and total != made.tasks) or (made.has_tasks and total > made.tasks):
@@ -213,7 +213,7 @@ def _of_mpirun(found: tuple[Word, ...], made: Layout, mpi: str, number: int, *, 
 
 
 def _mpirun_options(found: tuple[Word, ...], made: Layout, number: int) -> tuple[int, int]:
-    """Return where the words after mpirun's options begin, and how many processes it starts."""
+    """Return the index of the first word after mpirun's options, and the number of processes."""
     at, total = 1, made.tasks if made.has_tasks else 0
     while at < len(found) and (option := text_of(found[at]) or "").startswith("-"):
         if option in ("-n", "-np", "--n", "--np"):
@@ -229,7 +229,7 @@ def _mpirun_options(found: tuple[Word, ...], made: Layout, number: int) -> tuple
 
 
 def _torchrun(found: tuple[Word, ...]) -> int:
-    """Return how many words start torchrun, 0 if the command does not."""
+    """Return the number of words that start torchrun, 0 if the command does not."""
     texts = [text_of(word) or "" for word in found]
     if texts and os.path.basename(texts[0]) == "torchrun":
         return 1
@@ -264,7 +264,7 @@ def _of_torchrun(found: tuple[Word, ...], begin: int, made: Layout, number: int)
 
 
 def _in_image(launch: Launch) -> Launch:
-    """Return what apptainer starts, with ``--image`` where the words say no more than the image; else as it is."""
+    """Return the launch of apptainer, with ``--image`` where the words say no more than the image; else as it is."""
     texts = [text_of(word) for word in launch.words]
     if os.path.basename(texts[0] or "") not in ("apptainer", "singularity") or texts[1:2] != ["exec"]:
         return launch

@@ -71,7 +71,7 @@ class Parser(argparse.ArgumentParser):
                 action.help = option.help(loaded.site)
 
     def error(self, message: str) -> NoReturn:
-        """Raise instead of exiting, so that every error is printed in one place."""
+        """Raise UsageError instead of exiting, so that every error is printed in one place."""
         if (missing := message.removeprefix("the following arguments are required: ")) != message:
             message = f"{missing} {'are' if ', ' in missing else 'is'} missing"
             if "|" in missing:
@@ -79,7 +79,7 @@ class Parser(argparse.ArgumentParser):
         raise errors.UsageError(message[:1].upper() + message[1:], place=self.prog, hint=f"Try {self.prog} --help.")
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Return the options, and refuse words that are none."""
+        """Return the options; UsageError for words that are none."""
         given, unknown = self.parse_known_args(args, namespace)
         if unknown:
             known, left = [], list(unknown)  # by position: a value may be equal to an unknown word
@@ -204,8 +204,8 @@ def _check_choice(word: str, choices: Iterable[str] | None, option: str) -> None
 class HelpLayout(argparse.HelpFormatter):
     """A formatter of argparse's: paragraphs are folded between words, indented lines stay lines.
 
-    An indented block in which a line is too long has what stands behind a gap below its line; a command in it that is
-    still too long goes on after a backslash.
+    An indented block in which a line is too long has the text after a gap below its line; a command in it that is
+    still too long continues after a backslash.
     """
 
     whole = True  # with all spellings of an option; else with one of Slurm's short ones

@@ -103,7 +103,7 @@ def as_texts(value: object) -> list[str]:
     """Return the values of an option that may be repeated; a mapping is ``KEY=VALUE`` for each key."""
     if isinstance(value, Mapping):
         return [f"{key}={as_text(one)}" for key, one in value.items()]
-    return [as_text(one) for one in (value if isinstance(value, (list, tuple)) else [value])]
+    return [as_text(element) for element in (value if isinstance(value, (list, tuple)) else [value])]
 
 
 def as_text(value: object) -> str:

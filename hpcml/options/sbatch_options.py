@@ -10,7 +10,7 @@ from hpcml.schedulers import gres as grammar
 
 _DIRECTIVE = re.compile(r"--[a-z][a-z0-9-]*")
 # What hpcml has an option for, by sbatch's long words.
-_NAMES = {one.slurm[0]: f"Use {one.word}." for one in reversed(table.OPTIONS.values()) if one.slurm}
+_NAMES = {option.slurm[0]: f"Use {option.word}." for option in reversed(table.OPTIONS.values()) if option.slurm}
 SWEEP = "Use hpcml sweep SCRIPT --grid NAME=VALUES: it runs the script once for each value."
 _ARRAY = f"{SWEEP} For a batch script: --sbatch=--array=0-9."
 _TASKS = (

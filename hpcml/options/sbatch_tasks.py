@@ -30,13 +30,13 @@ def launchers(text: str) -> Iterator[str]:
 
 
 def advice(lines: Sequence[tuple[int, str]]) -> str:
-    """Return what to use instead of the first option of #SBATCH lines that says how many tasks there are."""
+    """Return the advice what to use instead of the first option of #SBATCH lines that says how many tasks there are."""
     asked = (line for number, options in lines for line in sbatch_lines.options(options, number))
     return next((INSTEAD[line.name] for line in asked if line.name in _TASKS and line.value != "1"), "")
 
 
 def is_batch_script(text: str) -> bool:
-    """Return whether a text is a script that has lines for sbatch, or a shell's that starts tasks with srun.
+    """Return True if a text is a script that has lines for sbatch, or a shell's that starts tasks with srun.
 
     It may be for any interpreter that its first line names but Python's: that would be a run of a Python script.
     """
@@ -97,7 +97,7 @@ def check(name: str, text: str, lines: Sequence[tuple[int, str]], given: Mapping
 
 
 def _is_one_task_a_node(asked: Mapping[str, sbatch_lines.Option], given: Mapping[str, Any]) -> bool:
-    """Return whether a launcher would start the same tasks without the lines."""
+    """Return True if a launcher would start the same tasks without the lines."""
     from hpcml.options import sbatch_translated, shell_lines  # what only few scripts need
 
     try:
@@ -108,7 +108,7 @@ def _is_one_task_a_node(asked: Mapping[str, sbatch_lines.Option], given: Mapping
 
 
 def _advice(name: str, text: str, given: Mapping[str, Any]) -> str:
-    """Return what to type: the whole line if the script only prepares and starts one program."""
+    """Return the line to type: the whole one if the script only prepares and starts one program."""
     from hpcml.options import shell_lines, translation
 
     try:

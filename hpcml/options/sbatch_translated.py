@@ -107,7 +107,7 @@ def _all(text: str) -> Iterator[Option]:
 
 
 def layout(asked: Mapping[str, Option], nodes: str = "") -> Layout:
-    """Return what the lines ask for; ``nodes`` is a typed ``--nodes``, which counts more.
+    """Return the layout that the lines ask for; ``nodes`` is a typed ``--nodes``, which counts more.
 
     Raises
     ------

@@ -49,7 +49,7 @@ def lay_below(
         unused += [f"{' '.join(rest)} (line {number})"] if rest else []
         for name, value in values.items():
             if isinstance(value, list):
-                several.setdefault(name, []).extend((one, place) for one in value)
+                several.setdefault(name, []).extend((element, place) for element in value)
             else:
                 single[name] = (value, place)
     origins = tuple(_laid(given, single, several))
@@ -79,7 +79,7 @@ def lay_translated(
 
 
 def _read(parser: Parser, options: str, place: str, *, sbatch: bool) -> tuple[dict[str, Any], list[str]]:
-    """Return what a line says by name, and the words that say nothing here; UsageError if hpcml's own line is wrong."""
+    """Return the values of a line by name, and the words without one; UsageError for a wrong line of hpcml's."""
     try:
         return _parsed(parser, options, sbatch=sbatch)
     except (HpcmlError, ValueError) as error:

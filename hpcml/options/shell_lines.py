@@ -100,7 +100,7 @@ def words(text: str, number: int) -> tuple[Word, ...]:
         found = list(_Reader(text.replace("\n", " ")).statements())
     except UntranslatedError as error:
         raise UntranslatedError(number, error.what) from error
-    if len(found) > 1 or any(one.redirections or one.after for one in found):
+    if len(found) > 1 or any(statement.redirections or statement.after for statement in found):
         raise UntranslatedError(number, "several commands in one argument")
     return found[0].words if found else ()
 
@@ -203,7 +203,7 @@ class _Reader:
         return Piece("text", self.text[self.at + 1 : self.at + 2], quoted=True)
 
     def _until(self, mark: str) -> str:
-        """Return what is before the next mark, and go behind it."""
+        """Return the text before the next mark, and go after it."""
         begin = self.at
         self.at += 1
         if (end := self._end(mark)) < 0:

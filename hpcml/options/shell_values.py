@@ -87,7 +87,7 @@ class Values:
         return text_of(value[0]) if len(value) == 1 and name != "@" else None
 
     def joined(self, word: Word) -> Word:
-        """Return what a variable gets: no part of the word is divided."""
+        """Return the word that a variable gets: no part of the word is divided."""
         pieces: list[Piece] = []
         for piece in word:
             value = self.words.get(piece.name, []) if piece.kind == "ref" and piece.name != "@" else []
@@ -114,7 +114,7 @@ class Values:
         return [tuple(field) for field in fields if field]
 
     def _found(self, piece: Piece) -> tuple[list[Word] | None, bool]:
-        """Return what a piece of a word stands for, None if only the job knows, and whether it is several words."""
+        """Return the value of a piece of a word, None if only the job knows it, and whether it is several words."""
         if piece.kind == "ref" and (value := self.words.get(piece.name)) is not None:
             if piece.name == "@":
                 return (value, True) if piece.quoted else (None, False)

@@ -106,7 +106,7 @@ def quoted(word: str) -> str:
     if shown(word) == word:
         return shlex.quote(word)
     escaped = word.replace("\\", "\\\\").replace("'", "\\'")
-    return f"$'{''.join(one if shown(one) == one else _escape(ord(one)) for one in escaped)}'"
+    return f"$'{''.join(letter if shown(letter) == letter else _escape(ord(letter)) for letter in escaped)}'"
 
 
 def _escape(code: int) -> str:
@@ -118,7 +118,7 @@ def _escape(code: int) -> str:
 def translate(
     text: str, arguments: Sequence[str], typed: Mapping[str, Any], variables: Mapping[str, str], *, slurm: bool
 ) -> Translation:
-    """Return what of hpcml's does the same as a batch script.
+    """Return the options of hpcml's that do the same as a batch script.
 
     Parameters
     ----------
@@ -198,7 +198,7 @@ class _Script:
     # -- statements ------------------------------------------------------------------------------------------------
 
     def _items(self) -> Iterator[_Item]:
-        """Yield what each statement is."""
+        """Yield the item of each statement."""
         group, operators = list[_Item](), list[str]()
         for statement in statements(self.text):
             prefix = list(itertools.takewhile(assignment, statement.words))
@@ -233,9 +233,9 @@ class _Script:
         return item._replace(kind="exported", text=f"{item.sets}={value}")
 
     def _item(self, statement: Statement) -> _Item:
-        """Return what a statement is that does more than set variables."""
+        """Return the item of a statement that does more than set variables."""
         number, redirections = statement.number, statement.redirections
-        found = tuple(word for one in statement.words for word in self.values.divided(one))
+        found = tuple(word for part in statement.words for word in self.values.divided(part))
         name = text_of(found[0]) or "" if found else ""
         ends = "".join(f" {sign}{' ' * (sign == '<')}{rendered([word])}" for sign, word in redirections)
         reads = names([*found, *(word for _, word in redirections)])
@@ -301,7 +301,7 @@ class _Script:
             raise UntranslatedError(number, f"{name}{plus}=, which hpcml has no word for")
         value, elements = self.values.joined(rest), None
         if rest and rest[0].kind == "array":
-            elements = [one for part in words(rest[0].text[1:-1], number) for one in self.values.divided(part)]
+            elements = [word for part in words(rest[0].text[1:-1], number) for word in self.values.divided(part)]
         self.values.assign(name, value, elements)
         text = text_of(value)
         if exports:
@@ -318,7 +318,7 @@ class _Script:
         kept: list[_Item] = []
         is_last = True  # of variables, after which nothing changes them
         for item in reversed(before):
-            is_read = any(item.sets in one.reads for one in kept)
+            is_read = any(item.sets in later.reads for later in kept)
             of_ranks = item.sets in _RENDEZVOUS and has_ranks and not is_read
             if of_ranks or (item.kind == "assigned" and not is_read and item.sets not in needed):
                 self._check_left_out(item)
@@ -364,7 +364,7 @@ class _Script:
 
     def _command(self, item: _Item, launch: Launch, folders: list[_Item]) -> tuple[list[str], frozenset[str]]:
         """Return the command for the shell of each process, empty if it needs none, and the variables that it reads."""
-        redirections = () if all(_is_quiet(*one) for one in item.redirections) else item.redirections
+        redirections = () if all(_is_quiet(*redirection) for redirection in item.redirections) else item.redirections
         if redirections and launch.ranks and self.made.tasks > 1:
             raise UntranslatedError(item.number, "a file for the output of several tasks. hpcml logs RUN has it")
         if folders and text_of(folders[-1].words[1]) in (".", self.values.text(batch_variables.FOLDER)):
@@ -391,8 +391,8 @@ class _Script:
 
 
 def _kind(name: str, item: _Item) -> str:
-    """Return what a command is that only prints, moves, or ends the script; else ``command``."""
-    is_quiet = all(_is_quiet(*one) for one in item.redirections)
+    """Return the kind of a command that only prints, moves, or ends the script; else ``command``."""
+    is_quiet = all(_is_quiet(*redirection) for redirection in item.redirections)
     if name == "cd" and len(item.words) == 2 and is_quiet:
         return "cd"
     if _UNLOADS.fullmatch(item.text):
@@ -420,7 +420,7 @@ def _list(group: list[_Item], operators: list[str]) -> _Item:
 
 
 def _command_of(items: list[_Item]) -> int:
-    """Return which statement is the command: the only one that does work, or the only one that prints in a step."""
+    """Return the index of the command: the only one that does work, or the only one that prints in a step."""
     work = [at for at, item in enumerate(items) if item.kind == "command"]
     steps = [at for at, item in enumerate(items) if item.kind == "step"]
     if len(work or steps) > 1:
@@ -433,7 +433,7 @@ def _command_of(items: list[_Item]) -> int:
 
 
 def _does_no_work(item: _Item) -> bool:
-    """Return whether the substitutions of a line do no work, so that it can be left out."""
+    """Return True if the substitutions of a line do no work, so that it can be left out."""
     text = re.sub(r"'[^']*'", "''", item.text)
     if not _SUBSTITUTION.search(text):
         return True
@@ -448,13 +448,13 @@ def _is_set_by_job(name: str) -> bool:
 
 
 def _is_quiet(sign: str, word: Word) -> bool:
-    """Return whether a redirection loses nothing: one stream joins another, or there is no input."""
+    """Return True if a redirection loses nothing: one stream joins another, or there is no input."""
     return text_of(word) == "/dev/null" or (sign == "2>&" and text_of(word) == "1")
 
 
 def _row(item: _Item, kept: list[_Item], launch: Launch) -> Row:
-    """Return where a statement beside the command went."""
-    same = next((one for one in kept if one.number == item.number and one.sets == item.sets), None)
+    """Return the row that says where a statement beside the command went."""
+    same = next((other for other in kept if other.number == item.number and other.sets == item.sets), None)
     if item.kind == "cd":
         goes_to = "the command's folder"
     elif same:

@@ -42,7 +42,7 @@ def render(plan: Plan, folders: Sequence[Path] = ()) -> str:
 
 
 def renderer(folders: Sequence[Path] = ()) -> Callable[[Plan], str]:
-    """Return :func:`render` for several plans: to read the template takes longest."""
+    """Return :func:`render` for several plans: to read the template takes longest; ConfigError if it fails."""
     import jinja2
 
     environment = _environment(folders)
@@ -79,7 +79,7 @@ def _texts(value: object) -> Iterator[str]:
 
 
 def _template_error(error: Exception, file: str | None) -> ConfigError:
-    """Return what is wrong with a template, at its file and line; a run-time error has both in its traceback."""
+    """Return the error of a template, at its file and line; a run-time error has both in its traceback."""
     file, line = getattr(error, "filename", None) or file, getattr(error, "lineno", None)
     trace = error.__traceback__
     while trace is not None:
@@ -155,7 +155,7 @@ def directive(option: tuple[str, str]) -> str:
 
 
 def comment(value: object) -> str:
-    """Return a text of one line, for a ``#`` comment or another place where it stands as it is."""
+    """Return a text of one line, for a ``#`` comment or another place where it is written as it is."""
     return _printable(str(value))
 
 

@@ -130,7 +130,7 @@ def _own_binds(site: Site, spec: RunRequest, paths: RunPaths) -> list[tuple[str,
 
 
 def _bind(text: str, place: str) -> str:
-    """Return a bind of the profile (``SOURCE``, ``SOURCE:INSIDE``, ``SOURCE:INSIDE:ro``) as it stands, if it is one."""
+    """Return a bind of the profile (``SOURCE``, ``SOURCE:INSIDE``, ``SOURCE:INSIDE:ro``) as it is, if it is one."""
     source, *rest = text.split(":")
     paths, mode = (source, *rest[:1]), rest[1] if len(rest) > 1 else "rw"
     right = len(rest) < 3 and mode in ("ro", "rw") and all(PurePosixPath(path).is_absolute() for path in paths)
@@ -142,7 +142,7 @@ def _bind(text: str, place: str) -> str:
 
 
 def stage(site: Site, image: str, layout: JobLayout) -> Stage | None:
-    """Return how the image is copied, None where the roles enter it where it lies.
+    """Return the stage that copies the image, None where the roles enter it in its place.
 
     Raises
     ------

@@ -34,7 +34,7 @@ class Request(NamedTuple):
         return self.nodes * self.seconds / 3600
 
     def times(self, jobs: int) -> Request:
-        """Return what so many jobs like it ask for together."""
+        """Return the request of so many jobs like it together."""
         more = self._replace(nodes=jobs * self.nodes, cpus=jobs * self.cpus, memory=jobs * self.memory)
         return more._replace(gpus=jobs * self.gpus, jobs=jobs * self.jobs)
 
@@ -42,7 +42,7 @@ class Request(NamedTuple):
 def request(
     site: Site, directives: Sequence[tuple[str, str]], nodes: int, seconds: int, lines: Sequence[str] = ()
 ) -> Request:
-    """Return what directives and a batch script's lines ask for; of whole nodes all that the profile says of them."""
+    """Return the request of directives and a batch script's lines; of whole nodes all that the profile says of them."""
     said = {**(sbatch_lines.of_node(lines, nodes) if lines else {}), **dict(directives)}
     cpus = _number(said.get("--cpus-per-task", ""), 1)
     of_gres, per_node = said.get("--gres", ""), said.get("--gpus-per-node", "")
@@ -92,7 +92,7 @@ def weights(texts: Mapping[str, str]) -> tuple[dict[str, float], list[str]]:
 
 
 def billing(asked: Request, by_name: Mapping[str, float], *, largest: bool) -> float:
-    """Return what an hour of a request costs: the sum of its weighted resources, or the largest of them.
+    """Return the cost of an hour of a request: the sum of its weighted resources, or the largest of them.
 
     ``largest`` is Slurm's PriorityFlags=MAX_TRES. A weight of a type of GPU (``gres/gpu:a100``) counts
     where there is none for all of them.

@@ -195,7 +195,7 @@ def plan(site: Site, asked: RunRequest, location: RunLocation) -> Plan:
         steps=_steps(paths, roles, layout, python),
         scripts=tuple(script.name for script in _scripts(paths, site, spec, layout)),
         inside=inside,
-        after=tuple(one.text for one in spec.place.after),
+        after=tuple(awaited.text for awaited in spec.place.after),
         hold=asked.place.hold,
         part=asked.place.part,
         no_wait=asked.place.no_wait,
@@ -270,7 +270,7 @@ def _check_attempts(site: Site, spec: RunRequest) -> None:
 
 
 def _signal_lead(site: Site, time_limit: int, reasons: list[str]) -> int:
-    """Return how many seconds before the limit the script is told: at most half of the time that it has."""
+    """Return the seconds before the limit at which the script is warned: at most half of the time that it has."""
     lead = max(1, min(round(site.slurm.signal_lead), _MOST_SIGNAL_LEAD))
     if time_limit and lead > time_limit // 2:
         reasons.append(
@@ -354,7 +354,7 @@ def _other_adapters(site: Site, spec: RunRequest) -> list[str]:
     for name, value in {**site.environment, **dict(spec.environment)}.items():
         if name in ADAPTERS and site.network.adapters:
             has = site.network.adapters
-            if strange := [one for one in named_adapters(value) if one not in has]:
+            if strange := [adapter for adapter in named_adapters(value) if adapter not in has]:
                 which = f"{name} names {', '.join(strange)}"
                 notes.append(f"{which}, which the nodes of {site.name} do not have (these nodes have {', '.join(has)})")
     return notes

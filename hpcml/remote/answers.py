@@ -228,7 +228,7 @@ def _checked(
 
 
 def of_call(line: str | bytes, host: str) -> CallFacts:
-    """Return what the login node says of a command that it runs for a laptop; its greeting comes with a version."""
+    """Return the facts of a command that a login node runs; ConfigError if its greeting has no version."""
     content = _checked(_parsed(line, host), host, get_type_hints(CallFacts, include_extras=True), part=True)
     if "hello" in content and "version" not in content:
         raise wrong(host, "it contains no version")
@@ -254,12 +254,12 @@ class StreamDemux:
         self.host = host
 
     def feed(self, data: bytes, *, last: bool = False) -> tuple[bytes, list[CallFacts]]:
-        """Return what is for the user and the facts that are whole; a marked line's beginning waits for its end.
+        """Return the bytes for the user and the facts that are whole; a marked line's beginning waits for its end.
 
         Raises
         ------
         ConfigError
-            If a fact is malformed.
+            If a fact is malformed, or its end is missing.
         """
         marks: list[CallFacts] = []
         data, self.rest = self.rest + data, b""
@@ -301,19 +301,19 @@ class _Finding(NamedTuple):
 
 
 def of_findings(line: str | bytes, host: str) -> list[dict[str, Any]]:
-    """Return what :command:`hpcml doctor` found there."""
+    """Return the findings of :command:`hpcml doctor` there."""
     findings = _checked(_parsed(line, host, LONGEST_VIEW), host, {"findings": tuple[_Finding, ...]})["findings"]
     return [finding._asdict() for finding in findings]
 
 
 def of_delivery(line: bytes, host: str) -> dict[str, Any]:
-    """Return what is said of a file that is sent to a login node."""
+    """Return the facts of a file that is sent to a login node."""
     kinds = {"refused": Annotated[str, _form("[a-z]{1,20}")], "free": float, "why": str}
     return _checked(_parsed(line, host), host, kinds, part=True)
 
 
 def of_token(text: str, host: str) -> str:
-    """Return a service's token; nothing else goes into an address and a request's head."""
+    """Return a service's token, which goes into an address and a request's head; ConfigError if it is none."""
     try:
         return str(_token(text.strip()))
     except ValueError as error:
@@ -321,7 +321,7 @@ def of_token(text: str, host: str) -> str:
 
 
 def of_offer(line: bytes, host: str) -> dict[str, Any]:
-    """Return what a run has for :command:`hpcml fetch`; its list of files is for :func:`entries_of` to check."""
+    """Return the offer of a run for :command:`hpcml fetch`; its list of files is for :func:`entries_of` to check."""
     content = _parsed(line, host, math.inf)  # a list of files is long; who reads the line bounds it
     offer = _checked(content, host, {"run": Annotated[str, _run]})
     offer |= _checked(content, host, {"others": Annotated[int, _number(0, 10**9)], "ended": bool}, part=True)

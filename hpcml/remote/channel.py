@@ -167,7 +167,7 @@ class Call:
         self._kept = (self._kept + data.decode(errors="replace"))[-MOST_KEPT:]
 
     def _hear(self, data: bytes) -> bool:
-        """Take in a piece of standard error; return whether the other side does not keep to the form."""
+        """Take in a piece of standard error; return True if the other side does not keep to the form."""
         arrived = None
         try:
             plain, arrived = self._demux.feed(data, last=not data)
@@ -228,7 +228,7 @@ class Call:
         source.close()  # so that the other side learns it, as from a pipe of its own
 
     def own_output(self, output: bytes) -> bytes | None:
-        """Return what the command has printed, without what a shell printed before; None if it has not begun."""
+        """Return the output of the command, without that of a shell before it; None if it has not begun."""
         before, mark, own = output.partition(answers.output_mark(self.nonce))
         if mark:
             self._greet(before)
@@ -373,7 +373,7 @@ class Call:
         return code
 
     def check(self) -> None:
-        """Raise the error, if what it said was not in the form."""
+        """Raise the ConfigError of an answer that was not in the form, if there was one."""
         if self.wrong is not None:
             raise self.wrong
 
@@ -383,7 +383,7 @@ class Call:
         self.child.stop()
 
     def _why(self, code: int) -> HpcmlError:
-        """Return why it ended without saying its status."""
+        """Return the error for its end without a status."""
         host, held = self.connection.host, self.held
         quote = tuple((held or b"").decode(errors="replace").strip().splitlines()[-3:])
         if not self.connection.alive():
@@ -459,7 +459,7 @@ def run(
 
 @contextlib.contextmanager
 def patience(child: subprocesses.Child, host: str) -> Iterator[Callable[[], None]]:
-    """Yield what is called with each sign of life of the other side; LinkError if there is none for too long."""
+    """Yield the function to call with each sign of life of the other side; LinkError if there is none for too long."""
     try:
         with child.patience(SILENCE) as heard:
             yield heard
@@ -523,7 +523,7 @@ class Delivery:
     path
         Where; a relative path begins at the user's home there.
     replace
-        Whether a file that is there is replaced.
+        Whether an existing file is replaced.
     """
 
     def __init__(self, connection: Connection, command: str, path: str, *, replace: bool = False) -> None:
@@ -605,7 +605,7 @@ class Delivery:
         return StorageError(f"{path} cannot be written on {host}: {why}", place=self.command, hint=hint)
 
     def _why(self, child: subprocesses.Child) -> HpcmlError:
-        """Return why it ended without an answer."""
+        """Return the error for its end without an answer."""
         code, quote = child.wait(10.0), tuple(child.errors.strip().splitlines()[-3:])
         if not self.connection.alive():
             hint = f"Try again. If hpcml then reports that {self.path} already exists, the file is complete."

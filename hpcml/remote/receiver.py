@@ -52,7 +52,7 @@ def place(ask: "dict[str, Any]") -> str:
 
 
 def receive(ask: "dict[str, Any]", source: BinaryIO, answer: "Callable[..., None]") -> None:
-    """Write the files into a folder of another name, and put the first of them in place when all are there."""
+    """Write the files into a folder of another name, and put the first in place when all are there; else EOFError."""
     path = place(ask)
     above, name = os.path.split(path)
     if is_closed(above):  # elsewhere others give folders of ours another name
@@ -103,7 +103,7 @@ def is_closed(folder: str) -> bool:
 
 
 def take(folder: int, entry: "list[Any]", source: BinaryIO) -> None:
-    """Write one file into an open folder, for nobody but its owner."""
+    """Write one file into an open folder, for its owner alone; RefusedError for a bad name, EOFError if it is cut."""
     name, left, mode = entry
     if not name or "/" in name or "\0" in name or name in (".", ".."):
         raise RefusedError("name")

@@ -112,7 +112,7 @@ def look(port: int, service: Service, token: str = "") -> str:
 
 
 def token_of(connection: Connection | None, service: Service) -> str:
-    """Read the service's token, if it has one, on the cluster or on this machine; it is kept in memory alone."""
+    """Read the service's token, if any, here or on the cluster, into memory alone; ServiceGoneError if unreadable."""
     if not service.token_file:
         return ""
     if connection is None:
@@ -159,7 +159,7 @@ class SshRoute:
         return self.port == port
 
     def failure(self, wrong: str) -> HpcmlError:
-        """Return what it means that the route is open, and does not carry the right answer."""
+        """Return the error that an open route means which does not carry the right answer."""
         host, node = self.connection.host, self.service.node
         if "closed" not in wrong:
             return TunnelError(wrong, place=self.name)
@@ -213,7 +213,7 @@ class LocalRoute:
         return True
 
     def failure(self, wrong: str) -> HpcmlError:
-        """Return what it means that the service does not answer."""
+        """Return the error that a silent service means."""
         return ServiceGoneError(wrong, place=self.service.socket)
 
     def close(self) -> None:
@@ -379,7 +379,7 @@ def _prepared(connection: Connection, command: list[str]) -> Relay:
 
 
 def session_key(folder: Path) -> str:
-    """Make a key for one tunnel; return its public half."""
+    """Make a key for one tunnel; return its public half; TunnelError if ssh-keygen fails."""
     command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "hpcml", "-f", str(folder / "key")]
     answer = subprocesses.run(command, 20.0, program=HPCML)
     if answer.code != 0:
@@ -421,7 +421,7 @@ def _fail(route: SshRoute) -> NoReturn:
 
 
 def _not_through(connection: Connection, node: str, begin: int) -> str:
-    """Return why the login node did not pass bytes on to a node; ssh tells it where the connection is kept alone."""
+    """Return the reason why the login node passed no bytes on; ssh tells it where the connection is kept alone."""
     refusals = re.findall(r"open failed: (.+)", connection.log_text(begin))
     if not refusals:
         return f"{connection.host} forbids ssh forwarding, or does not reach {node}"
@@ -431,7 +431,7 @@ def _not_through(connection: Connection, node: str, begin: int) -> str:
 
 
 def _reason(complaint: str) -> str:
-    """Return what the hpcml there, or else ssh, gave as its reason: ssh says last that the connection is closed."""
+    """Return the reason that the hpcml there, or else ssh, gave: ssh says last that the connection is closed."""
     lines = [line.strip() for line in complaint.splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith("hpcml: ") and not line.startswith("hpcml: note: ")]
     return errors[0].removeprefix("hpcml: ") if errors else lines[-1] if lines else ""

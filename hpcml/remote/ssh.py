@@ -1,7 +1,7 @@
 """The way to a cluster: one authenticated connection of the OpenSSH program, and all else over it.
 
 Who can answer questions (a one-time password, a host key) answers ssh's own, on the terminal. All that follows goes
-over that connection's control socket and is told to fail rather than to log in again, so a command, a copy, a forward
+over that connection's control socket and fails rather than logs in again, so a command, a copy, a forward
 or an hour of waiting adds no login.
 """
 
@@ -120,7 +120,7 @@ def places(control: str = "~/.hpcml/cm") -> Places:
 
 
 def private_folder(path: Path) -> None:
-    """Make a folder of mode 0700, or see that the one there is the user's own and nobody else's to write to."""
+    """Make a folder of mode 0700 unless it exists; StorageError if it cannot be made, or others can change it."""
     hint = "Choose another folder with --set login.control=…."
     try:
         with contextlib.suppress(FileExistsError):
@@ -175,7 +175,7 @@ def control_socket(folder: Path, name: str) -> Path:
 
 
 def effective(host: str, file: Path | None = None, seconds: float = _EFFECTIVE) -> dict[str, list[str]]:
-    """Return ssh's own view of a host: every setting in force, by its name in small letters."""
+    """Return ssh's own view of a host: all settings, by name in small letters; ConfigError if ssh fails."""
     command = ["ssh", *(["-F", str(file)] if file else []), "-G", "--", host]
     try:
         answer = subprocesses.run(command, seconds, program=HPCML)
@@ -216,7 +216,7 @@ def write_config(folder: Path, host: str, settings: Mapping[str, list[str]]) -> 
 
 
 def check_host(host: str, place: str = "--host") -> str:
-    """Return a host's name if ssh can be called with it."""
+    """Return a host's name; UsageError if ssh cannot be called with it."""
     if not host or host.startswith("-") or any(not letter.isprintable() or letter.isspace() for letter in host):
         hint = "Use a name that ssh knows (user@login.example.org), or a site with login.host in its profile."
         raise UsageError(f"{host!r} is not the name of a host", place=place, hint=hint)
@@ -231,7 +231,7 @@ def login_of(
     place: str = "--host",
     load: Callable[..., lookup.LoadedSite],
 ) -> Login:
-    """Return how a cluster is reached, by a site's name or by what ssh is called with.
+    """Return the way to a cluster, by a site's name or by what ssh is called with.
 
     No project's file counts, which may have come with somebody else's code.
 
@@ -266,7 +266,7 @@ class Budget:
         self.path, self.most = path, most
 
     def left(self, now: float) -> int:
-        """Return how many more are allowed now."""
+        """Return the number of logins that are still allowed now."""
         with self._last_hour(now) as logins:
             return max(0, self.most - len(logins))
 
@@ -281,7 +281,7 @@ class Budget:
             logins.remove(now)
 
     def free_at(self, now: float) -> float:
-        """Return when the next login is allowed."""
+        """Return the time at which the next login is allowed."""
         with self._last_hour(now) as logins:
             recent = sorted(logins)
         return now if len(recent) < self.most else recent[-self.most] + HOUR if self.most else now + HOUR
@@ -305,7 +305,7 @@ class Budget:
 
 
 def failure(complaint: str, host: str, renew: str = "") -> HpcmlError:
-    """Return what an ssh that did not get through meant by its last words."""
+    """Return the error that an ssh that did not get through meant by its last words."""
     quote = tuple(line for line in complaint.splitlines() if line.strip())[-14:]
     if re.search(_HOST_KEY, complaint):
         message = f"The host key of {host}, or of a jump host before it, has changed"
@@ -325,7 +325,7 @@ def failure(complaint: str, host: str, renew: str = "") -> HpcmlError:
 
 
 def certificates(settings: Mapping[str, Sequence[str]], seconds: float = _ASK) -> list[float]:
-    """Return when the user's certificates for a host end, in seconds since 1970; infinite: never.
+    """Return the times at which the user's certificates for a host end, in seconds since 1970; infinite: never.
 
     They are those of its ``CertificateFile`` lines, beside its keys, and in the agent.
 
@@ -353,7 +353,7 @@ def certificates(settings: Mapping[str, Sequence[str]], seconds: float = _ASK) -
 
 
 def validity(text: str) -> list[float]:
-    """Return when the certificates that ``ssh-keygen -L`` describes end, in its own local time."""
+    """Return the ends of the certificates that ``ssh-keygen -L`` describes, in its own local time."""
     ends = []
     for match in re.finditer(r"^\s*Valid: (?:from \S+ to (\S+)|forever)", text, re.MULTILINE):
         if match[1] in (None, "forever"):
@@ -371,7 +371,7 @@ def clock(moment: float, now: float) -> str:
 
 
 def warning(certificates: Sequence[float], until: float | None, now: float, renew: str) -> str:
-    """Return what the user should know of the certificates' end before relying on the link until then, or nothing."""
+    """Return the warning of the certificates' end before relying on the link until then, or nothing."""
     if not certificates:
         return ""
     ends = max(certificates)
@@ -446,7 +446,7 @@ class Connection:
         return self.settings.get("user", [""])[0]
 
     def _use_own_master(self) -> None:
-        """Use the connection that the user's own configuration has open, if it is safe where it lies."""
+        """Use the connection that the user's own configuration has open, if its place is safe."""
         control_path = self.settings.get("controlpath", ["none"])[0]
         if control_path == "none" or not Path(control_path).exists() or self.control.exists():
             return
@@ -463,7 +463,7 @@ class Connection:
         return self.control.exists() and subprocesses.run(self._to_control("check"), CHECK, program=HPCML).code == 0
 
     def open(self, *, ask: bool) -> bool:
-        """Open the connection unless it is; return whether that took a login.
+        """Open the connection unless it is; return True if that took a login.
 
         Parameters
         ----------
@@ -502,7 +502,7 @@ class Connection:
         raise error
 
     def _log_in(self, *, ask: bool) -> tuple[str, int | None]:
-        """Start ssh in the background; return what it said and how the start ended."""
+        """Start ssh in the background; return its output and exit status."""
         self.log.unlink(missing_ok=True)
         settings = options(
             ControlMaster="yes",
@@ -522,7 +522,7 @@ class Connection:
             return "", code
 
     def log_size(self) -> int:
-        """Return how many bytes the connection has said."""
+        """Return the number of bytes that the connection has written."""
         try:
             return self.log.stat().st_size
         except OSError:
@@ -590,7 +590,7 @@ class Connection:
     # -- forwards --------------------------------------------------------------------------------------------------
 
     def forward(self, port: int, target: str, control: Path | None = None) -> bool:
-        """Have 127.0.0.1:PORT lead to a unix socket beyond a connection; return whether ssh listens there now.
+        """Have 127.0.0.1:PORT lead to a unix socket beyond a connection; return True if ssh listens there now.
 
         That the target answers is not known then: ssh looks when somebody connects.
         """

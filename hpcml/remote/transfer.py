@@ -114,7 +114,7 @@ class Offer(NamedTuple):
 
 
 def offer_of(line: bytes, host: str) -> Offer:
-    """Return what the other side offers."""
+    """Return the offer of the other side; StorageError if it has too many files."""
     if (fields := line.count(b",")) > _MOST_FIELDS * MOST_FILES:  # before it is taken apart, which costs memory
         raise too_many(fields // len(Entry._fields), host)
     offer = answers.of_offer(line, host)
@@ -124,7 +124,7 @@ def offer_of(line: bytes, host: str) -> Offer:
 
 
 def parts_of(name: str) -> list[str]:
-    """Return the parts of a relative name."""
+    """Return the parts of a relative name; StorageError if it is invalid, or leads out of the folder."""
     parts = name.split("/")
     if len(parts) > _DEEPEST:
         hint = "Pack the folder with tar, and transfer the archive."
@@ -224,7 +224,7 @@ def _write(inside: int, name: str, entry: Entry, read: Callable[[int], bytes], r
 
 
 def remove_parts(folder: Path, entries: Sequence[Entry]) -> int:
-    """Remove the parts that transfers which were killed have left among these files; return how many there were.
+    """Remove the parts that transfers which were killed have left among these files; return their number.
 
     Who still writes a part has locked it. A part that is young may not be locked yet.
     """
@@ -237,7 +237,7 @@ def remove_parts(folder: Path, entries: Sequence[Entry]) -> int:
 
 
 def _removed(part: Path) -> bool:
-    """Remove a part if nobody writes it any more; return whether it was so."""
+    """Remove a part if nobody writes it any more; return True if it was removed."""
     if not _PARTS.fullmatch(part.name):
         return False
     descriptor = os.open(part, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)

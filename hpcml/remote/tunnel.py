@@ -311,7 +311,7 @@ class Tunnel:
         raise self._refusal(refused, run, service)
 
     def _refusal(self, refused: list[HpcmlError], run: RunFacts, service: Service) -> HpcmlError:
-        """Return what it means that no route leads to the service."""
+        """Return the error that no route leads to the service."""
         name = self.service
         if self.connection is None:
             hint = f"See hpcml status {run.run}."
@@ -414,7 +414,7 @@ def _port_taken(first: int, *, chosen: bool) -> HpcmlError:
 
 
 def _moved(name: str, before: Service, service: Service | None) -> str:
-    """Return that a service is in another place now, or in none."""
+    """Return the sentence that a service is in another place now, or in none."""
     if service is None:
         again = "the run to start again" if name in OWN else "it"
         return f"The {name} on {before.node} ended; waiting for {again}."
@@ -422,7 +422,7 @@ def _moved(name: str, before: Service, service: Service | None) -> str:
 
 
 def remote_failure(call: Call, exit_status: int) -> HpcmlError:
-    """Return why the login node's hpcml ended, in its own words."""
+    """Return the error with which the login node's hpcml ended, in its own words."""
     lines = [line for line in call.errors.splitlines() if line.strip()]
     lines = lines[next((place for place, line in enumerate(lines) if _ERROR.match(line)), 0) :]  # a shell may say more
     message = lines[0].removeprefix("hpcml: ") if lines else f"hpcml on the login node exited with status {exit_status}"

@@ -1,4 +1,4 @@
-"""The login node's part of a tunnel, called over ssh: how the run stands, line by line, and the ways on to its node."""
+"""The login node's part of a tunnel, called over ssh: the run's state, line by line, and the ways on to its node."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def facts(run: directories.Run, status: run_status.Status, sought: Sought) -> Ru
 
 
 def limit_of(run: directories.Run, status: run_status.Status) -> float | None:
-    """Return when the time limit ends a run, in seconds since 1970; None without a limit, or before the run begins."""
+    """Return the end of a run by its time limit, in seconds since 1970; None without a limit, or before the run."""
     limit, began = run_record.planned(run).time_limit, status.progress.times.get("allocated")
     return began + limit if limit and began else None
 
@@ -245,7 +245,7 @@ def _last_line(child: subprocesses.Child, otherwise: str) -> str:
 
 
 def _silent(ssh: list[str], target: Service) -> TunnelError | ServiceGoneError:
-    """Return why nothing answers behind a forward that was made."""
+    """Return the error if nothing answers behind a forward that was made."""
     look = [*ssh, shlex.join(["test", "-S", target.socket])]
     socket_test = subprocesses.run(look, HOP_DEADLINE, program=HPCML)
     if socket_test.code == 1:

@@ -80,7 +80,7 @@ class Sought:
         return name
 
     def look(self, status: run_status.Status) -> str:
-        """Return why the service is not ready while the script runs, a clause; ask for it where that is due.
+        """Return the reason why the service is not ready while the script runs, a clause; ask for it where that is due.
 
         Raises
         ------
@@ -124,7 +124,7 @@ class Sought:
         self.asked = attempt
 
     def _silence(self, seconds: float) -> str:
-        """Return what it means that the service has no record yet."""
+        """Return the sentence for a service that has no record yet."""
         if not self.target:
             return f"the script has not named a service {self.name} yet"
         return "hpcml checks the node" if seconds < ASKED else "hpcml's agent on the node does not answer"

@@ -1,4 +1,4 @@
-"""The repairs: what each of them mends, where that is known upstream, and the releases that it was tried with."""
+"""The repairs: what each of them repairs, where that is known upstream, and the releases that it was tried with."""
 
 from __future__ import annotations
 

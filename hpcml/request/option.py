@@ -27,14 +27,14 @@ CONTINUED = frozenset(["submit", "rerun", "lines", "python"])
 
 
 def whole(text: str, option: str) -> int:
-    """Return an option's whole number."""
+    """Return an option's whole number; UsageError if it is none."""
     if not (text.isascii() and text.isdecimal() and len(text) < 10):
         raise UsageError(f"'{text}' is not a whole number", place=option, hint=f"Write {option} 4.")
     return int(text)
 
 
 def plain(text: str, option: str) -> str:
-    """Return a text, which may not be empty."""
+    """Return a text; UsageError if it is empty."""
     if not text.strip():
         raise UsageError(f"{option} is empty", place="hpcml submit", hint="Remove the option, or give it a value.")
     return text
@@ -46,7 +46,7 @@ def measured(text: str, option: str) -> object:
 
 
 def hours(text: str, option: str) -> float:
-    """Return a number of hours above 0."""
+    """Return a number of hours above 0; UsageError if it is none."""
     try:
         number = float(plain(text, option))
     except ValueError:
@@ -57,7 +57,7 @@ def hours(text: str, option: str) -> float:
 
 
 def gpus(text: str, option: str = "--gpus-per-node") -> tuple[str, int]:
-    """Divide GPUs of a node into their type and their number: ``a100:4``, or ``4`` of no type."""
+    """Divide GPUs of a node into their type and their number: ``a100:4``, or ``4``; else UsageError."""
     kind, _, count = text.rpartition(":")
     if kind and not re.fullmatch(r"[A-Za-z0-9_.+-]+", kind):
         raise UsageError(f"'{text}' is not TYPE:N", place=option, hint=f"Write {option} a100:4.")

@@ -68,12 +68,12 @@ class Memory:
         with self._locked() as locked:
             if locked:
                 nodes, judged = self._read(now)
-                for one in bad:
-                    if now - one.time < DAY and (one.node not in nodes or nodes[one.node].time < one.time):
-                        nodes[one.node] = one
+                for failed in bad:
+                    if now - failed.time < DAY and (failed.node not in nodes or nodes[failed.node].time < failed.time):
+                        nodes[failed.node] = failed
                 judged |= dict.fromkeys(runs, now)
                 newest = sorted(nodes.values(), key=lambda one: one.time)[-_MOST:]
-                content = {"nodes": [one._asdict() for one in newest], "judged": judged}
+                content = {"nodes": [failed._asdict() for failed in newest], "judged": judged}
                 with contextlib.suppress(OSError):  # a full disk is told by the submission, which needs more of it
                     files.write(self.path, json.dumps(content, indent=1) + "\n")
 
@@ -93,15 +93,15 @@ class Memory:
             os.close(descriptor)
 
     def _read(self, now: float) -> tuple[dict[str, BadNode], dict[str, float]]:
-        """Return nodes and judged runs of the last day; of a damaged file nothing, which is then written anew."""
+        """Return nodes and judged runs of the last day; of a damaged file nothing, which is then written again."""
         nodes: dict[str, BadNode] = {}
         judged: dict[str, float] = {}
         if not self.usable:
             return nodes, judged
         try:
             content = files.read_json(self.path, _LIMIT)
-            for one in content["nodes"]:
-                bad = BadNode(str(one["node"]), str(one["why"]), str(one["run"]), float(one["time"]))
+            for entry in content["nodes"]:
+                bad = BadNode(str(entry["node"]), str(entry["why"]), str(entry["run"]), float(entry["time"]))
                 if _NAME.fullmatch(bad.node) and abs(now - bad.time) < DAY:  # the node's clock may be ahead
                     nodes[bad.node] = bad
             judged = {str(run): float(at) for run, at in content["judged"].items() if abs(now - float(at)) < DAY}
@@ -158,7 +158,7 @@ def learn(folder: Path, site: str, now: float) -> None:
     ended: list[str] = []
     bad: list[BadNode] = []
     end = time.monotonic() + _JUDGED_WITHIN
-    for run_id in reversed(directories.newest(folder, [one for one in recent if one not in judged], _LOOKED_AT)):
+    for run_id in reversed(directories.newest(folder, [run for run in recent if run not in judged], _LOOKED_AT)):
         if time.monotonic() > end:
             break
         with contextlib.suppress(HpcmlError):  # one that cannot be read tells nothing; ls names it
@@ -191,11 +191,11 @@ def _shown_by(current: Status, answer: Answer) -> list[BadNode]:
 def sentence(bad: Sequence[BadNode]) -> str:
     """Return in one line which nodes failed and the option that leaves them out."""
     first = bad[0]
-    names = ",".join(one.node for one in bad)
+    names = ",".join(failed.node for failed in bad)
     if len(bad) == 1:
         failure = f"{first.node} made a run fail in the last 24 hours ({first.why}, {first.run})"
         return f"{failure}: exclude the node with --exclude {names}"
-    text = "; ".join(f"{one.node}: {one.why}" for one in bad[:3]) + ("; …" if len(bad) > 3 else "")
+    text = "; ".join(f"{failed.node}: {failed.why}" for failed in bad[:3]) + ("; …" if len(bad) > 3 else "")
     return f"{len(bad)} nodes made runs fail in the last 24 hours ({text}): exclude the nodes with --exclude {names}"
 
 
@@ -218,6 +218,6 @@ def excluded(site: Site, spec: RunRequest, *, look: bool) -> tuple[RunRequest, l
     if not site.slurm.exclude_failed:
         return spec, notes
     sites_own = [line.partition("=")[2] for line in site.slurm.extra if line.startswith("--exclude=")]
-    names = ",".join([*sites_own, *(one.node for one in bad)])
+    names = ",".join([*sites_own, *(failed.node for failed in bad)])
     origin = (f"--exclude {names}", EXCLUDE_FAILED)
     return spec.changed(sbatch=(*spec.place.sbatch, ("--exclude", names)), origins=(*spec.origins, origin)), notes

@@ -39,7 +39,7 @@ _EXPORT = re.compile(r"(?m)^(\s*'?export [A-Za-z_]\w*=).*$")
 
 
 def write(run: directories.Run, answer: Answer, target: Path) -> int:
-    """Write the archive, which is not there yet; return how many files are in it.
+    """Write the archive, which is not there yet; return the number of files in it.
 
     Raises
     ------

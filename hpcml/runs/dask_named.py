@@ -75,7 +75,7 @@ def _words(line: str) -> list[str]:
 
 
 def _paths(word: str, folder: Path) -> Iterator[tuple[Path, Path]]:
-    """Yield what a word of a command may name, a file or a module as for ``python -m``, with its folder of modules."""
+    """Yield the files that a word may name, a file or a module as for ``python -m``, with its folder of modules."""
     name = word.rpartition("=")[2]
     path = folder / os.path.expandvars(name)
     if name and path.is_file():
@@ -108,7 +108,7 @@ def _in_python(script: Path, folder: Path) -> bool:
 
 
 def _in_tree(tree: ast.Module) -> bool:
-    """Whether a file imports Dask or what stands on it, has its name in a text, or opens a client by hpcml."""
+    """Whether a file imports Dask or what is built on it, has its name in a text, or opens a client by hpcml."""
     names, attributes = set[str](), set[str]()
     for node in ast.walk(tree):
         match node:

@@ -48,7 +48,7 @@ class Run(NamedTuple):
 
     @property
     def may_start_again(self) -> bool:
-        """Whether another attempt may follow: it goes on until it is done, or the profile asks for ``--requeue``."""
+        """Whether another attempt may follow: it continues until it is done, or the profile asks for ``--requeue``."""
         return bool(self.submission and self.submission.key and self.submission.requeue)
 
 
@@ -134,7 +134,7 @@ def new_id(name: str) -> str:
 
 
 def submitted_at(run_id: str) -> float | None:
-    """Return when a run was submitted, in seconds since 1970, as its id tells; None if it is no run's id."""
+    """Return the time of a run's submission, in seconds since 1970, as its id tells; None if it is no run's id."""
     if match := _ID.fullmatch(run_id):
         with contextlib.suppress(ValueError):
             day, clock, _ = match["time"].split("-")
@@ -157,7 +157,7 @@ _LITTLE = 65536  # bytes; with less a file system is full
 
 
 def full(folder: Path) -> str:
-    """Return that the file system of a folder says that it is full, in words; empty if it does not (as for quotas)."""
+    """Return a sentence if the file system of a folder says that it is full; empty if it does not (as for quotas)."""
     try:
         room = os.statvfs(folder)
     except OSError:
@@ -483,7 +483,7 @@ def size(directory: Path) -> int:
 
 
 def leftovers(folder: Path) -> list[tuple[str, Path]]:
-    """Return what is left of runs of this user's, by their ids: a removal or a submission was killed half-way."""
+    """Return the remains of runs of this user's, with their ids: a removal or a submission was killed half-way."""
     with storage(folder):
         try:
             names = sorted(os.listdir(folder))

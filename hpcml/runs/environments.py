@@ -88,7 +88,7 @@ def _checked(python: Path, text: str) -> Path:
 
 
 def too_old(environment: Environment) -> str:
-    """Return that an environment's Python is too old for hpcml, in a clause; empty if it is not."""
+    """Return a clause if an environment's Python is too old for hpcml, else nothing."""
     if environment.version is None or environment.version >= packages.OLDEST:
         return ""
     has, least = (".".join(map(str, version)) for version in (environment.version, packages.OLDEST))
@@ -96,8 +96,8 @@ def too_old(environment: Environment) -> str:
 
 
 def _unknown(text: str, path: Path, is_name: bool, environment: Mapping[str, str]) -> NotFoundError:
-    """Return that there is no such environment, with the nearest name."""
-    names = sorted({one.name for folder in _conda_folders(environment) for one in _listed(folder)})
+    """Return the error that there is no such environment, with the nearest name."""
+    names = sorted({path.name for folder in _conda_folders(environment) for path in _listed(folder)})
     hint = did_you_mean(nearest(text, names), "Name a folder with bin/python, or a conda environment.")
     if is_name:
         hint += f" hpcml looked for the folder {path}, a conda environment, and a program on PATH."
@@ -109,8 +109,8 @@ def _unknown(text: str, path: Path, is_name: bool, environment: Mapping[str, str
 def _by_name(name: str, environment: Mapping[str, str]) -> Iterator[Path]:
     """Yield the conda environments of a name, each once."""
     roots = [root for root in _conda_roots(environment) if name in ("base", "root")]
-    found = [*roots, *(one for folder in _conda_folders(environment) for one in _listed(folder) if one.name == name)]
-    yield from dict.fromkeys(Path(os.path.realpath(one)) for one in found)
+    found = [*roots, *(path for folder in _conda_folders(environment) for path in _listed(folder) if path.name == name)]
+    yield from dict.fromkeys(Path(os.path.realpath(path)) for path in found)
 
 
 def _listed(folder: Path) -> list[Path]:
@@ -122,7 +122,7 @@ def _listed(folder: Path) -> list[Path]:
 
 
 def _conda_roots(environment: Mapping[str, str]) -> list[Path]:
-    """Return where conda itself is installed."""
+    """Return the folders where conda itself is installed."""
     path = environment.get("PATH", "")
     programs = [environment.get("CONDA_EXE", ""), *(shutil.which(name, path=path) for name in ("conda", "mamba"))]
     roots = [Path(os.path.realpath(program)).parent.parent for program in programs if program]
@@ -146,7 +146,7 @@ def _conda_folders(environment: Mapping[str, str]) -> list[Path]:
 
 
 def who_may_change(python: Path) -> str:
-    """Return which other account may change an interpreter, in a clause; empty if only this user, root or hpcml's."""
+    """Return the other account that may change an interpreter, a clause; empty if only this user, root or hpcml's."""
     try:
         real = Path(os.path.realpath(python))
         settings = python.parent.parent / installed.SETTINGS
@@ -165,7 +165,7 @@ def who_may_change(python: Path) -> str:
 
 
 def away_from_nodes(python: Path, loaded: LoadedSite) -> str:
-    """Return that the nodes do not have an interpreter, in a clause; empty if they may have it."""
+    """Return a clause if the nodes do not have an interpreter; empty if they may have it."""
     if schedulers.get(loaded.site.scheduler).ONE_MACHINE:
         return ""
     runs = directories.runs_folder(loaded.site.paths.runs, layers.process_environment())  # which the nodes have

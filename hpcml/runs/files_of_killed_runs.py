@@ -32,7 +32,7 @@ def begin(run: RunPaths, directory: Path, home: Path, why: str = "") -> None:
 
 
 def settle(run: RunPaths, attempt: int) -> outputs_brought_back.Written | None:
-    """Bring a run's files; return what became of them, None if the run has no record of its copy.
+    """Bring a run's files; return the record of them, None if the run has no record of its copy.
 
     Raises
     ------
@@ -45,7 +45,7 @@ def settle(run: RunPaths, attempt: int) -> outputs_brought_back.Written | None:
 
 
 def _proof(directory: Path, home: str, *, make: bool) -> str:
-    """Return what only this account's hpcml can say of a directory and its original folder; empty without a key."""
+    """Return the signature that this account makes of a directory and its original folder; empty without a key."""
     key = _key(make=make)
     text = f"{directory.parent.resolve() / directory.name}\0{home}".encode(errors="surrogateescape")
     return hmac.digest(key, text, "sha256").hex() if key else ""

@@ -41,7 +41,7 @@ class Reach(NamedTuple):
 
 
 def of_python(file: Path, folder: Path) -> Reach:
-    """Return what a Python file and the modules that it imports reach; ``folder`` is the first of their ``sys.path``.
+    """Return the reach of a Python file and the modules that it imports; ``folder`` is the first of their ``sys.path``.
 
     Both are paths without links.
     """
@@ -51,7 +51,7 @@ def of_python(file: Path, folder: Path) -> Reach:
 
 
 def of_shell(file: Path, folder: Path) -> Reach:
-    """Return what a shell script reaches by its own name: ``$(dirname "$0")/..``."""
+    """Return the paths that a shell script reaches by its own name: ``$(dirname "$0")/..``."""
     top, places, names = folder, [], set[str]()
     for number, line in enumerate(_text(str(file)).splitlines(), 1):
         own = bool(_SHELL_OWN.search(line))
@@ -256,8 +256,8 @@ class _Look:
         ]
 
     def _extend(self, node: ast.expr) -> None:
-        for one in node.elts if isinstance(node, ast.List | ast.Tuple) else [node]:
-            if (path := self.value(one)) and path not in self.code.path:
+        for target in node.elts if isinstance(node, ast.List | ast.Tuple) else [node]:
+            if (path := self.value(target)) and path not in self.code.path:
                 self.code.path.append(path)
 
     # -- expressions -------------------------------------------------------------------------------------------------
@@ -324,7 +324,7 @@ class _Look:
         return None
 
     def _first_part(self, call: ast.Call, func: ast.Attribute) -> str | None:
-        """Return what os.path.split, rsplit or rpartition leave of a path as their first part."""
+        """Return the first part of a path that os.path.split, rsplit or rpartition make."""
         path, times = None, 1
         if func.attr == "split" and call.args and not _text_of(call.args[0]):
             path = self.value(call.args[0])
@@ -377,7 +377,7 @@ class _Look:
         return self.names.paths.get(f"{name}()") if of is None else self._returned(of, name)
 
     def _changed(self, node: ast.Call, name: str, path: str, *, is_own: bool) -> str | None:
-        """Return what a function makes of a path: a method of it, or one with it as an argument."""
+        """Return the path that a function makes of a path: a method of it, or one with it as an argument."""
         pattern = _text_of(node.func.value) if isinstance(node.func, ast.Attribute) else None
         match name:
             case "setup_root" | "find_root" | "set_root":  # of rootutils and pyrootutils: they look for a marker

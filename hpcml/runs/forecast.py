@@ -47,9 +47,9 @@ class Budget(NamedTuple):
 
 
 class Forecast(NamedTuple):
-    """What is known before a submission; what nobody told is None or empty, and ``problems`` say why.
+    """What is known before a submission; what nobody reported is None or empty, and ``problems`` say why.
 
-    ``most`` is the most node-hours that all attempts of a run may take that goes on until it is done, by ``limit``.
+    ``most`` is the most node-hours that all attempts of a run may take that continues until it is done, by ``limit``.
     ``terms`` are options that the profile has for the partition, each with its key and the profile. ``at_once`` is how
     many of the jobs Slurm runs at once at most, 0 without a limit.
     """
@@ -70,7 +70,7 @@ class Forecast(NamedTuple):
 
 
 def look(prepared: Prepared, *, whole: bool, jobs: int = 1) -> Forecast:
-    """Return what a submission would cost, of so many jobs alike, and when it may start.
+    """Return the cost of a submission, of so many jobs alike, and the time when it may start.
 
     The site's commands are asked where its profile says so (``cost``), all within ``DEADLINE``; whatever fails
     is left out. ``whole``: Slurm's own weights are compared too.
@@ -144,7 +144,7 @@ def _answers(questions: dict[str, Callable[[], object]]) -> dict[str, object]:
             answers[name] = f"{name}: {error.message if isinstance(error, HpcmlError) else error}"
 
     end = time.monotonic() + DEADLINE
-    threads = [threading.Thread(target=ask, args=one, daemon=True) for one in questions.items()]
+    threads = [threading.Thread(target=ask, args=question, daemon=True) for question in questions.items()]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -153,7 +153,7 @@ def _answers(questions: dict[str, Callable[[], object]]) -> dict[str, object]:
 
 
 def ask_scheduler(prepared: Prepared, partition: str, seconds: float) -> schedulers.Prospect:
-    """Return what the scheduler says of a submission and, if one is named, of a partition, within so many seconds."""
+    """Return the scheduler's prospect of a submission and, if one is named, of a partition, within so many seconds."""
     adviser = schedulers.find_adviser(prepared.plan.scheduler)
     if adviser is None:
         return schedulers.Prospect()
@@ -164,7 +164,7 @@ def ask_scheduler(prepared: Prepared, partition: str, seconds: float) -> schedul
 
 
 def ask_budget(command: Sequence[str], row: str, account: str, seconds: float, named: Named) -> Budget | str:
-    """Return what the site's command says of an account's grant, or why that is not known."""
+    """Return the account's grant by the site's command, or the reason why it is not known."""
     answer = subprocesses.run(command, seconds, program=named)
     if answer.code != 0:
         how = f"with exit status {answer.code}" if answer.code else "to answer in time"
@@ -187,7 +187,7 @@ def budget_of(text: str, row: str, account: str) -> Budget | str:
 
 
 def shorter(prepared: Prepared) -> str:
-    """Return that runs of the same script took less than half of the time that is asked for now; empty if not so."""
+    """Return a note if runs of the same script took less than half of the time that is asked for now."""
     asked = prepared.plan.inside.job.time_limit
     if asked < _LEAST_ASKED:
         return ""
@@ -226,7 +226,7 @@ def _runs_like(prepared: Prepared) -> Iterator[directories.Run]:
 
 
 def lines(forecast: Forecast, now: datetime.datetime, *, whole: bool) -> list[tuple[str, str]]:
-    """Return what a submission asks for and costs at most, as titles and texts; ``whole``: all that is known."""
+    """Return the request and the highest cost of a submission, as titles and texts; ``whole``: all that is known."""
     request = forecast.request
     start = _start(forecast.start, now, "the job" if request.jobs == 1 else "the first job")
     limits = {"partition": request.partition, "time_limit": request.seconds, "cost": _cost(forecast)}

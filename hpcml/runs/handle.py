@@ -46,7 +46,7 @@ _CONNECT_WITHIN = 5.0  # seconds for the scheduler's address to accept a connect
 
 
 class Cancelled(NamedTuple):
-    """What became of a cancellation: whether the run was told to end, and that in words."""
+    """What became of a cancellation: whether the run was asked to end, and that in words."""
 
     told: bool
     message: str
@@ -61,7 +61,7 @@ class Scheduler(NamedTuple):
 
 
 class RunHandle:
-    """A run that was submitted, by this process or another: how it stands, its results, and its end.
+    """A run that was submitted, by this process or another: its state, its results, and its end.
 
     :func:`hpcml.submit`, :func:`hpcml.find_run` and :func:`hpcml.list_runs` return such handles. Each question reads
     the run's own files, and asks Slurm where they do not tell. All can raise ``hpcml.HpcmlError``: a StorageError if
@@ -98,7 +98,7 @@ class RunHandle:
 
     @property
     def state(self) -> str:
-        """Slurm's word for how the run stands (PENDING, RUNNING, …); REFUSED, PREPARED or UNKNOWN without a job."""
+        """Slurm's word for the state of the run (PENDING, RUNNING, …); REFUSED, PREPARED or UNKNOWN without a job."""
         return self.now().state
 
     @property
@@ -130,7 +130,7 @@ class RunHandle:
         Raises
         ------
         TimeoutError
-            If the run has not ended within ``timeout``; it goes on.
+            If the run has not ended within ``timeout``; it continues.
         HpcmlError
             If its record cannot be read, or Slurm does not answer for five minutes.
         """
@@ -188,7 +188,7 @@ class RunHandle:
 
         It works where the address of the run's scheduler can be reached: on the machine of a local run, and on a login
         node in the same network as the compute nodes. ``options`` are those of ``distributed.Client``. Close the client
-        when you are done; the run goes on.
+        when you are done; the run continues.
 
         Raises
         ------
@@ -262,7 +262,7 @@ def on_every_node(role: str) -> bool:
 
 
 def cancel(run: directories.Run) -> Cancelled:
-    """Tell a run to end; its supervisor is told first and has its grace. One that has ended is no error.
+    """Tell a run to end; its supervisor is signalled first and has its grace. One that has ended is no error.
 
     Raises
     ------
@@ -302,7 +302,7 @@ def _note_cancel(run: directories.Run) -> None:
 
 
 def scheduler_of(run: directories.Run, status: Status) -> Scheduler:
-    """Return where the Dask scheduler of a run is that goes on; NotFoundError if it has none now."""
+    """Return the place of the Dask scheduler of a running run; NotFoundError if it has none now."""
     attempt = run.paths.attempt(records.newest_attempt(run.paths) or 0)
     table = None if status.over or status.phase == Phase.QUEUED else directories.read_json(attempt.scheduler)
     if table is None:
@@ -325,7 +325,7 @@ def node_variables(run: directories.Run, status: Status) -> dict[str, str]:
 
 
 class Standing(NamedTuple):
-    """How one of many runs stands: ``alive`` also if it may be; ``problem`` is why nothing is known of it."""
+    """The state of one of many runs: ``alive`` also if it may be; ``problem`` is why nothing is known of it."""
 
     run: directories.Run
     status: Status | None
@@ -334,7 +334,7 @@ class Standing(NamedTuple):
 
 
 def standings(runs: Sequence[directories.Run]) -> list[Standing]:
-    """Return how many runs stand, with a question or two to each scheduler; what cannot be known is a ``problem``."""
+    """Return the states of runs, with a question or two to each scheduler; what cannot be known is a ``problem``."""
     silent = ""
     states: dict[str, schedulers.JobState] = {}
     try:

@@ -49,7 +49,7 @@ class Hold:
         end = began + job.time_limit if job.time_limit else 0.0
         nodes = self.status.allocation.nodes if not job.one_machine else ()
         gpus = gres.gpus(plan.directive("--gres") or f"gpu:{plan.directive('--gpus-per-node')}")
-        types = tuple(one.type for one in gpus if one.type)
+        types = tuple(gpu.type for gpu in gpus if gpu.type)
         return Allocation(self.run.job, nodes or ("",) * job.nodes, plan.cpus or 1, memory, job.gpus, end, types)
 
     @property
@@ -84,7 +84,7 @@ class Hold:
             raise self._busy(f"the hold has not started ({self.status.message})")
 
     def check_free(self, nodes: int) -> None:
-        """Refuse a run that cannot start at once: so many nodes are not free, or another run waits."""
+        """Raise SiteError if a run cannot start at once: so many nodes are not free, or another run waits."""
         free = self.status.held.nodes_free
         if nodes > free or any(self.run.paths.queue.iterdir()):
             raise self._busy(f"{free} of its {len(self.allocation.nodes)} nodes are free ({self.status.message})")
@@ -96,7 +96,7 @@ class Hold:
             time.sleep(0.05)
 
     def check_image(self, image: str) -> None:
-        """Raise an HpcmlError if the run's image, also one that its project sets, is not the hold's."""
+        """Raise UsageError if the run's image, also one that its project sets, is not the hold's."""
         if self.image and image != self.image:
             raise _other_image(self, image)
 

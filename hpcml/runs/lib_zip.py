@@ -40,7 +40,7 @@ def put(library: Path, folder: Path, like: RunPaths | None = None) -> None:
 
 
 def _link(library: Path, shared: Path, archive: bytes) -> bool:
-    """Put a link to the shared file in a run's place, and return whether that was possible and right.
+    """Put a link to the shared file in a run's place, and return True if that was possible and right.
 
     The file must be this user's or of the account that installed hpcml, nobody else may write to it, and it must have
     the archive's bytes. It is looked at again after the link, because another file may have its name by then.

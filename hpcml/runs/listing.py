@@ -174,7 +174,7 @@ class Ends:
         return ends
 
     def find(self, run: str, changed: int) -> Kept | None:
-        """Return what is known of a run whose folder was changed then (ns since 1970), None if that is not known."""
+        """Return the kept facts of a run whose folder was changed then (ns since 1970), None if there are none."""
         kept = self.recorded.get(run)
         return kept if kept and kept.changed == changed else None
 

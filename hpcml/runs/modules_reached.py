@@ -78,14 +78,14 @@ def reached(script: Path, folder: Path) -> Iterator[Module]:
 
 
 def readable(script: Path, folder: Path) -> Iterator[Module]:
-    """Yield what :func:`reached` does, as far as it can be parsed; nothing of what is not Python."""
+    """Yield those of :func:`reached`, as far as they can be parsed; nothing of what is not Python."""
     if script.suffix != ".ipynb":
         with contextlib.suppress(*_UNREADABLE):  # reported where the script is checked
             yield from reached(script, folder)
 
 
 def reached_and_packages(script: Path, folder: Path) -> Iterator[Module]:
-    """Yield what :func:`readable` does and then the other modules of its packages."""
+    """Yield those of :func:`readable` and then the other modules of its packages."""
     seen: list[Path] = []
     for module in readable(script, folder):
         seen.append(module.path)
@@ -118,7 +118,7 @@ class Names:
         self.by_file = {module.path: self._bound(module) for module in modules}
 
     def _bound(self, module: Module) -> dict[str, tuple[Path, str]]:
-        """Return what import statements bind in a module: the file, and the name there; none for a module itself."""
+        """Return the names that imports bind in a module: the file, and the name there; none for a module itself."""
         bound: dict[str, tuple[Path, str]] = {}
         for node in imports(module.tree):
             names = dotted_names(node, _package(module.path, self.folder))
@@ -186,10 +186,10 @@ def _package(path: Path, folder: Path) -> tuple[str, ...]:
 def dotted_names(node: ast.Import | ast.ImportFrom, package: tuple[str, ...]) -> list[tuple[str, ...]]:
     """Return the dotted names that a statement in a module of a package may import."""
     if isinstance(node, ast.Import):
-        return [tuple(one.name.split(".")) for one in node.names]
+        return [tuple(alias.name.split(".")) for alias in node.names]
     above = package[: len(package) - node.level + 1] if node.level else ()
     inside = tuple(node.module.split(".")) if node.module else ()
-    return [(*above, *inside, one.name) for one in node.names]
+    return [(*above, *inside, alias.name) for alias in node.names]
 
 
 def _file_of(folder: Path, name: tuple[str, ...]) -> Path | None:
@@ -262,7 +262,7 @@ def top_level(tree: ast.Module) -> Iterator[tuple[str, int]]:
     """Yield the top-level names that a module imports whatever happens, with their lines."""
     for node in tree.body:
         if isinstance(node, ast.Import):
-            yield from ((one.name.partition(".")[0], node.lineno) for one in node.names)
+            yield from ((alias.name.partition(".")[0], node.lineno) for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
             yield node.module.partition(".")[0], node.lineno
 
@@ -272,7 +272,7 @@ def imported(tree: ast.Module) -> set[str]:
     names: set[str] = set()
     for node in imports(tree):
         if isinstance(node, ast.Import):
-            names |= {one.name.partition(".")[0] for one in node.names}
+            names |= {alias.name.partition(".")[0] for alias in node.names}
         elif node.module and not node.level:
             names.add(node.module.partition(".")[0])
     return names

@@ -53,7 +53,7 @@ def show(notes: Sequence[str], always: Sequence[str] = (), project_notes: Sequen
         Those on a project's files: shown each time too, and what the files set is remembered.
     """
     width, is_cut, folder = columns(sys.stderr), False, str(here())
-    each_time = {*always, *(one.text for one in project_notes)}
+    each_time = {*always, *(note.text for note in project_notes)}
     fresh = [text for text in dict.fromkeys(notes) if text not in each_time and (folder, kind(text)) not in _shown]
     _shown.update((folder, kind(text)) for text in notes)
     new = {*each_time, *_remember(folder, fresh, project_notes)}
@@ -129,7 +129,7 @@ def _contents(folder: Path) -> Iterator[bytes]:
 
 
 def _news(place: str, digest: str, named: Sequence[str] = ()) -> str:
-    """Return what is new of a project's file: what it sets, and whether it has changed since the last submission."""
+    """Return the news of a project's file: what it sets, and whether it has changed since the last submission."""
     before = _read(_path()).get(place, [])
     if before == [digest]:
         return ""
@@ -157,7 +157,7 @@ def _remember(folder: str, notes: list[str], project_notes: Sequence[ProjectNote
     before = _read(path)
     kinds = before.get(folder, [])
     fresh = [text for text in notes if kind(text) not in kinds]
-    after = {one.place: [one.digest] for one in project_notes}
+    after = {note.place: [note.digest] for note in project_notes}
     if fresh:
         after[folder] = [*kinds, *dict.fromkeys(map(kind, fresh))][-_MOST:]
     if any(before.get(place) != value for place, value in after.items()):
@@ -184,6 +184,6 @@ def _read(path: Path | None) -> dict[str, list[str]]:
         return {}
     try:
         record = files.read_json(path, _LIMIT)
-        return {str(folder): [str(one) for one in kinds] for folder, kinds in record.items()}
+        return {str(folder): [str(kind) for kind in kinds] for folder, kinds in record.items()}
     except (OSError, ValueError, TypeError, AttributeError):
         return {}

@@ -31,7 +31,7 @@ class PythonCode(NamedTuple):
 
 
 def named(script: list[str], here: Path) -> tuple[Path, list[str], Form]:
-    """Return what the words name, its words, and its form (as in the request)."""
+    """Return the file that the words name, its words, and its form (as in the request); UsageError without a module."""
     form = {"-m": Form.MODULE, "--": Form.PROGRAM}.get(script[0], Form.SCRIPT)
     if form is Form.SCRIPT:
         return here / script[0], script, Form.NOTEBOOK if script[0].endswith(".ipynb") else form
@@ -47,7 +47,7 @@ def named(script: list[str], here: Path) -> tuple[Path, list[str], Form]:
 
 
 def code(command: list[str], here: Path) -> record.Code:
-    """Return what is started by the words of a script, of ``-m MODULE`` or of ``-- PROGRAM``.
+    """Return the code that is started by the words of a script, of ``-m MODULE`` or of ``-- PROGRAM``.
 
     Raises
     ------
@@ -65,14 +65,14 @@ def code(command: list[str], here: Path) -> record.Code:
 
 
 def as_batch_script(code: record.Code) -> record.Code:
-    """Return what is started as a batch script, if it is one; all that it uses stays where it is."""
+    """Return the code as that of a batch script, if it is one; all that it uses stays where it is."""
     if not sbatch_tasks.is_batch_script(script_lines.start_of(code.script)):
         return code
     return code._replace(form=Form.BATCH, in_place=True, sources=())
 
 
 def is_python(program: Path) -> bool:
-    """Return whether a program is a Python interpreter, by its name or that of the file to which it leads."""
+    """Return True if a program is a Python interpreter, by its name or that of the file to which it leads."""
     executable = str(program) if program.is_absolute() else shutil.which(program, path=_search_path())
     return any(_PYTHON.fullmatch(os.path.basename(name)) for name in (program, os.path.realpath(executable or program)))
 
@@ -94,7 +94,7 @@ def python_code(program: Path, arguments: Sequence[str], here: Path) -> PythonCo
             position += 1 + (word == "--check-hash-based-pycs")
             continue
         letter, value, kept = _split(word)
-        pathless = pathless or any(one in _PATHLESS for one in kept)
+        pathless = pathless or any(word in _PATHLESS for word in kept)
         if letter in ("c", "m"):
             named = [value, *rest[position + 1 :]] if value else rest[position + 1 :]
             if letter == "c" or pathless or not named or not _is_module(named[0], here):
@@ -106,7 +106,7 @@ def python_code(program: Path, arguments: Sequence[str], here: Path) -> PythonCo
 
 
 def stays(program: Path, here: Path) -> bool:
-    """Return whether a program is started where it is: an interpreter, or one that is not the user's code here."""
+    """Return True if a program is started where it is: an interpreter, or one that is not the user's code here."""
     if not program.is_absolute():
         return True
     inside = os.path.realpath(program).startswith(f"{os.path.realpath(here)}/")
@@ -122,21 +122,21 @@ def _split(word: str) -> tuple[str, str, str]:
 
 
 def _is_code(path: Path, here: Path) -> bool:
-    """Return whether a script of Python's is the user's: not an archive, a folder or a program of an environment."""
+    """Return True if a script of Python's is the user's: not an archive, a folder or a program of an environment."""
     if not path.exists():
         return path.is_relative_to(here)  # it is refused as missing; elsewhere it may be on the nodes alone
     return path.is_file() and not zipfile.is_zipfile(path) and not _in_environment(path)
 
 
 def _is_module(name: str, here: Path) -> bool:
-    """Return whether a module of that name is in the current folder."""
+    """Return True if a module of that name is in the current folder."""
     if not all(word.isidentifier() for word in name.split(".")):
         return False
     return modules_reached.module_file(here / name) is not None
 
 
 def _in_environment(path: Path) -> bool:
-    """Return whether a file is a program or a package of a virtual environment or of conda."""
+    """Return True if a file is a program or a package of a virtual environment or of conda."""
     above = path.parent.parent
     is_program = path.parent.name == "bin" and ((above / "pyvenv.cfg").exists() or (above / "conda-meta").exists())
     return is_program or "site-packages" in path.parts

@@ -51,7 +51,7 @@ class Decision(NamedTuple):
 def decide(
     code: Code, rules: Rules, target: Path, sent_from: Path | None = None, described: Path | None = None
 ) -> Decision:
-    """Return what is to be copied of a script's project.
+    """Return the decision what is to be copied of a script's project.
 
     Parameters
     ----------
@@ -95,7 +95,7 @@ def _described(found: folders_reached.Reach, folder: Path | None) -> folders_rea
 
 
 def _reach(code: Code) -> folders_reached.Reach | None:
-    """Return what the code reaches, None if it is not code that can be looked at."""
+    """Return the reach of the code, None if it is not code that can be looked at."""
     if code.form is Form.MODULE:
         file = modules_reached.module_file(code.script)
         return folders_reached.of_python(file.resolve(), code.script.parent.resolve()) if file else None
@@ -118,7 +118,7 @@ def _may_be_copied(place: Path) -> bool:
 
 
 def _no_root(code: Code, rules: Rules, target: Path, top: Path, roots: list[Path], found: folders_reached.Reach) -> str:
-    """Return why the project cannot be copied from that folder on, empty if it can."""
+    """Return the reason why the project cannot be copied from that folder on, empty if it can."""
     if rules.snapshot != "folder":
         return f"code.snapshot = '{rules.snapshot}' copies only the script"
     if code.script.is_symlink():

@@ -254,7 +254,7 @@ class _Needed:
         return (*of_kind, *self.spec.code.form.traits.packages)
 
     def missing(self, python: Path) -> str:
-        """Return what an interpreter lacks, in a clause; empty if it has all."""
+        """Return the things that an interpreter lacks, in a clause; empty if it has all."""
         environment = Environment(str(python))
         if not environment.readable:
             return "hpcml cannot read which packages it has"
@@ -284,7 +284,7 @@ def _is_base(prefix: Path) -> bool:
 
 
 def _why_unused(prefix: Path, needed: _Needed) -> str:
-    """Return why hpcml does not use an active environment by itself, in a clause; empty if it does."""
+    """Return the reason why hpcml does not use an active environment by itself, a clause; empty if it does."""
     python = prefix / "bin/python"
     if not os.path.lexists(python):
         return "it has no bin/python that you can read"

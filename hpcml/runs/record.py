@@ -75,7 +75,7 @@ class RunRecord(NamedTuple):
 
 
 def load(run: directories.Run) -> RunRecord:
-    """Return what a run's files tell; StorageError if one of them cannot be read, or is damaged."""
+    """Return the record that a run's files make; StorageError if one of them cannot be read, or is damaged."""
     record = Record(run.paths)
     end = record.end
     if end and _began_again(record.events, end.attempt):
@@ -84,7 +84,7 @@ def load(run: directories.Run) -> RunRecord:
 
 
 def planned(run: directories.Run) -> Planned:
-    """Return what the run was to be, from plan.json; StorageError if it is damaged."""
+    """Return the plan of the run, from plan.json; StorageError if it is damaged."""
     return _planned(Record(run.paths))
 
 
@@ -167,7 +167,7 @@ class SupervisorEnd(NamedTuple):
 
 
 def supervisor_exit(paths: RunPaths) -> SupervisorEnd | None:
-    """Return what step.sh recorded of the newest attempt's supervisor, if it did."""
+    """Return the end of the newest attempt's supervisor, if step.sh recorded it."""
     from hpcml.failures.note import read_note
 
     path = supervisor_record(paths)

@@ -62,7 +62,7 @@ def smaller(page: Path) -> list[str]:
     """Return the report's sentences about what a run could ask less of; none if they cannot be read."""
     try:
         advice = facts(page)["advice"]
-        return [str(one["sentence"]) for one in advice if one["rule"] in _SMALLER]
+        return [str(row["sentence"]) for row in advice if row["rule"] in _SMALLER]
     except (StorageError, ValueError, KeyError, TypeError):  # the report is of another version, or damaged
         return []
 

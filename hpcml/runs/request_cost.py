@@ -28,14 +28,14 @@ def described(run: directories.Run, status: Status) -> dict[str, Any]:
     more = {
         "asked": asked(run, status.planned),
         "results": str(run.paths.out) if has_results(run) else "",
-        "attempts": [one._asdict() for one in attempts.earlier(Recorded(run.paths), status.progress.attempt)],
+        "attempts": [attempt._asdict() for attempt in attempts.earlier(Recorded(run.paths), status.progress.attempt)],
         "notes": [*run.submission.notes, *run.submission.said] if run.submission else [],
     }
     return {**status.as_json(), **more}
 
 
 def sentence(request: Mapping[str, Any]) -> str:
-    """Return what was asked for, as :func:`asked` has it, in a line."""
+    """Return the request in words, from :func:`asked`, in a line."""
     nodes, gpus, limit = request.get("nodes", 0), request.get("gpus", 0), request.get("time_limit", 0)
     parts = (
         units.counted(nodes, "node") if nodes else "",

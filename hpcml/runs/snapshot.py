@@ -1,6 +1,6 @@
 """Copy the script and the small files around it, so that an edit after the submission does not change the run.
 
-What is not copied is there too, as a link to where it lies: script and tasks find the same files, data beside the
+What is not copied is there too, as a link to its place: script and tasks find the same files, data beside the
 script included. Only what changes the run when it is changed is named.
 """
 
@@ -52,14 +52,14 @@ class Taken(NamedTuple):
     places: tuple[Path, ...] = ()
 
     def notes(self) -> list[str]:
-        """Return what the user should know, as sentences without capital and full stop."""
+        """Return the notes for the user, as sentences without capital and full stop."""
         files = []
         instead = "with --set code.snapshot=none, the script runs in its own folder"
         if self.left_out:
             pronoun = "them" if len(self.left_out) > 1 else "it"
             why = f"do not change {pronoun} until the run ends, because the run reads {pronoun} in place"
             files.append(f"hpcml does not copy {listed(self.left_out)}: {why}")
-        if any(one.name.endswith("/") and one.why != _A_LINK for one in self.left_out):
+        if any(entry.name.endswith("/") and entry.why != _A_LINK for entry in self.left_out):
             files.append(
                 "the copy of the code has links to folders that are not copied; os.walk and rglob do not follow links"
             )
@@ -71,7 +71,7 @@ class Taken(NamedTuple):
 def listed(left_out: Sequence[LeftOut]) -> str:
     """Return the first names, modules before others, each with why it was left out, and how many more there are."""
     left_out = sorted(left_out, key=lambda one: not one.module)
-    named = [f"{one.name if one.name.isprintable() else ascii(one.name)} ({one.why})" for one in left_out]
+    named = [f"{entry.name if entry.name.isprintable() else ascii(entry.name)} ({entry.why})" for entry in left_out]
     return first_of_many(named, _NAMED)
 
 
@@ -130,8 +130,8 @@ class _Choice:
         if not self.project or entry.name not in walked:
             return False
         with contextlib.suppress(PermissionError), os.scandir(entry.path) as inside:
-            for one in itertools.islice(inside, _LOOKED_AT * _LOOKED_AT):
-                if one.name.endswith(_MODULE) or os.path.exists(f"{one.path}/__init__.py"):
+            for file in itertools.islice(inside, _LOOKED_AT * _LOOKED_AT):
+                if file.name.endswith(_MODULE) or os.path.exists(f"{file.path}/__init__.py"):
                     return False
         return True
 
@@ -156,7 +156,7 @@ class _Choice:
     def _take_folder(self, entry: os.DirEntry[str]) -> None:
         before = self.files, self.room
         made: tuple[list[Any], ...] = (self.copies, self.folders, self.links, self.left_out)
-        sizes = [len(one) for one in made]
+        sizes = [len(table) for table in made]
         try:
             self._walk(entry)
         except (_TooMuchError, PermissionError) as error:
@@ -213,7 +213,7 @@ class _Choice:
             raise _TooMuchError(self._full(0))
 
     def _holds(self, path: str) -> bool:
-        """Whether a link leads to what lies in the folder: code of others may hold links to any file of the user's."""
+        """Whether a link leads to what the folder holds: code of others may hold links to any file of the user's."""
         return os.path.realpath(path).startswith(f"{os.path.realpath(self.folder)}/")
 
     def _full(self, size: int) -> str:
@@ -262,7 +262,7 @@ def is_home_or_above(folder: Path) -> bool:
 
 
 def _names(folder: Path, script: str) -> list[str]:
-    """Return what a folder holds beside the script that may be linked to."""
+    """Return the names beside the script in a folder that may be linked to."""
     never = (_NEVER, script, *([_OF_HOME] if _is_home(folder) else []))
     return [name for name in sorted(os.listdir(folder)) if name not in never]
 
@@ -288,7 +288,7 @@ def folder_of(script: Path, *, module: bool) -> Path:
 
 
 def preview(script: Path, target: Path, code: Code, *, module: bool, root: str = "") -> tuple[int, list[LeftOut]]:
-    """Return how many files :func:`take` would copy, and which it would not; StorageError if they cannot be read."""
+    """Return the number of files that :func:`take` would copy, and the others; StorageError if they cannot be read."""
     with storage(script):
         choice = _chosen(script, target, code, root, module=module)
     own = set() if module else {str(script.relative_to(root)) if root else script.name}
@@ -305,7 +305,7 @@ def _chosen(
     linked: bool = True,
     without: Collection[str] = (),
 ) -> _Choice:
-    """Return what is copied of the script's folder, or of the project's root."""
+    """Return the choice of files to copy from the script's folder, or the project's root."""
     folder = Path(root) if root else folder_of(script, module=module)
     name = "" if root or module else script.name
     choice = _Choice(folder, target, code, name, linked=linked, project=bool(root), without=without)
@@ -317,13 +317,13 @@ def _chosen(
 
 
 def uncovered(root: Path, modules: Sequence[Path], target: Path, code: Code) -> str:
-    """Return why the copy of a project would lack one of its modules, empty if it would have all."""
+    """Return the reason why the copy of a project would lack one of its modules, empty if it would have all."""
     with storage(root):
         choice = _chosen(root, target, code, str(root))
     copied = {*choice.copies}
     for name in (str(module.relative_to(root)) for module in modules):
         if name not in copied:
-            why = next((one.why for one in choice.left_out if f"{name}/".startswith(f"{one.name.rstrip('/')}/")), "")
+            why = next((item.why for item in choice.left_out if f"{name}/".startswith(f"{item.name.rstrip('/')}/")), "")
             return f"{root} is too large to copy: {name} {why}" if why else f"{name} is not a part of its copy"
     return ""
 
@@ -346,7 +346,7 @@ def take(
     Parameters
     ----------
     linked
-        Whether what is not copied is linked; else it is missing, and told as such.
+        Whether what is not copied is linked; else it is missing, and reported as such.
     limited
         Whether the limits of ``code`` hold.
     module
@@ -403,7 +403,7 @@ def _link_rest(choice: _Choice, beside: Path, target: Path) -> Taken:
         link = target / name
         link.parent.mkdir(parents=True, exist_ok=True)
         link.symlink_to(places[name] / name)
-    left_out = {one.name.rstrip("/"): one for one in choice.left_out}
+    left_out = {entry.name.rstrip("/"): entry for entry in choice.left_out}
     missing = [
         left_out.pop(name) if name in left_out else _cut(places[name], name, choice.code) for name in names[most:]
     ]
@@ -434,7 +434,7 @@ def _copy(folder: Path, target: Path, name: str, choice: _Choice) -> None:
 
 def needed(taken: Taken, target: Path) -> list[LeftOut]:
     """Return the modules and packages that are missing although the code in the copy imports them."""
-    modules = [one for one in taken.missing if one.module]
+    modules = [entry for entry in taken.missing if entry.module]
     if not modules:
         return []
     imported: set[str] = set()
@@ -442,7 +442,7 @@ def needed(taken: Taken, target: Path) -> list[LeftOut]:
         if path.is_file():
             with contextlib.suppress(PermissionError):  # what is linked may be unreadable here
                 imported |= _imports(path.read_text(encoding="utf-8", errors="replace"))
-    return [one for one in modules if _in_package(one.name, target) or _module_name(one.name) in imported]
+    return [entry for entry in modules if _in_package(entry.name, target) or _module_name(entry.name) in imported]
 
 
 def _in_package(name: str, target: Path) -> bool:
@@ -466,7 +466,7 @@ def _imports(text: str) -> set[str]:
     imported: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import | ast.ImportFrom):
-            names = [one.name for one in node.names]
+            names = [alias.name for alias in node.names]
             if isinstance(node, ast.ImportFrom):
                 names.append(node.module or "")
             imported.update(word for name in names for word in name.split("."))

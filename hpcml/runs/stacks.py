@@ -57,7 +57,7 @@ def ask(run: directories.Run, status: Status) -> Answer:
             if answer["id"] != before.get(node):
                 with complete(run.paths.directory):
                     found[node] = [process(node, record, sources) for record in answer["processes"]]
-    processes = (one for node in status.allocation.nodes for one in found.get(node, ()))  # the same order each time
+    processes = (each for node in status.allocation.nodes for each in found.get(node, ()))  # the same order each time
     return Answer(tuple(grouped(processes)), tuple(waiting))
 
 

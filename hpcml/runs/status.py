@@ -1,4 +1,4 @@
-"""How a run stands: its own files first, then its scheduler; an answer that nobody has is UNKNOWN, not a guess."""
+"""The state of a run: its own files first, then its scheduler; an answer that nobody has is UNKNOWN, not a guess."""
 
 # No `from __future__ import annotations`: hpcml/records.py reads the types of fields, and from texts that takes long.
 import contextlib
@@ -282,7 +282,7 @@ class Status(NamedTuple):
         return (*silent, f"no {self.noun} has used a CPU for {seconds(since)} s: hpcml stacks {self.run} shows where")
 
     def seconds(self, now: float | None = None) -> int | None:
-        """Return how long it has had its nodes, in seconds until its end or until now; None if that is not known."""
+        """Return the time for which it has had its nodes, in seconds until its end or until now; None if unknown."""
         times = self.progress.times
         begin = times.get("allocated")
         end = times.get("torn-down", times.get("script-ended")) if self.over else now or time.time()
@@ -323,7 +323,7 @@ _NOT_PRINTED = (
 
 
 def status(run: directories.Run, job: JobState | None = None, *, ask: bool = True) -> Status:
-    """Return how a run stands now.
+    """Return the status of a run now.
 
     Parameters
     ----------
@@ -355,7 +355,7 @@ def status(run: directories.Run, job: JobState | None = None, *, ask: bool = Tru
 
 
 def now(run: directories.Run) -> tuple[directories.Run, Status]:
-    """Return a run with its job, and how it stands; that Slurm does not answer is told in the status."""
+    """Return a run with its job, and its status, which says so if Slurm does not answer."""
     silent = ""
     try:
         run = records.adopt(run)
@@ -388,7 +388,7 @@ def _with_files(current: Status, result: outputs_brought_back.Written | None) ->
     sentence = result.sentence()
     if sentence and sentence not in current.progress.warnings:
         current = current.changed(warnings=(*current.progress.warnings, sentence))
-    left = tuple(one._asdict() for one in result.unsaved)
+    left = tuple(file._asdict() for file in result.unsaved)
     brought = tuple(result.brought)
     return current.changed(original=result.home if brought else "", brought=brought, not_brought=left)
 
@@ -406,7 +406,7 @@ def unreadable(directory: Path, error: StorageError) -> Status:
 
 
 def _from_files(run: directories.Run) -> Status:
-    """Return how a run is by its own files alone."""
+    """Return the status of a run by its own files alone."""
     record = records.load(run)
     new = Status(run.id, str(run.paths.directory), planned=record.planned, allocation=Allocation(run.job))
     new = new.changed(has_cluster=kinds.get(record.planned.kind).has_cluster and not record.planned.late)
@@ -440,7 +440,7 @@ def _service_line(name: str, known: Known, command: str, run: str) -> ServiceLin
 
 
 def _login_host(run: directories.Run) -> str:
-    """Return how a laptop reaches this machine: as the run's site says, else by the user and the host's name."""
+    """Return the laptop's name for this machine: as the run's site says, else by the user and the host's name."""
     request = records.Record(run.paths).request
     host = request.site.get("login.host") if request else None
     if isinstance(host, dict) and host.get("value"):
@@ -538,7 +538,7 @@ def _near_limit(planned: Planned, seconds: float) -> str:
 
 
 def _message(current: Status) -> str:
-    """Return what a run waits for before its script starts, and that this runs."""
+    """Return the message for what a run waits before its script starts, or that this runs."""
     script = current.planned.form.traits.title
     if current.phase == Phase.RUNNING and current.planned.form is Form.HOLD:
         return f"runs in the hold: {', '.join(current.held.runs)}" if current.held.runs else "the hold waits for runs"
@@ -632,7 +632,7 @@ def _with_answer(current: Status, run: directories.Run, job: JobState) -> Status
     if current.phase != Phase.UNKNOWN:
         return current
     if current.planned.after and (job.wait is Wait.JOBS or _waits_here(run, job)):
-        awaited = " and for ".join(one.clause() for one in current.planned.after)
+        awaited = " and for ".join(run_before.clause() for run_before in current.planned.after)
         return current.changed(phase=Phase.QUEUED, message=f"waiting for {awaited}", job_state=State.PENDING)
     if job.pending:
         return current.changed(phase=Phase.QUEUED, message=job.reason)
@@ -641,7 +641,7 @@ def _with_answer(current: Status, run: directories.Run, job: JobState) -> Status
 
 
 def _waits_again(run: directories.Run, job: JobState) -> str:
-    """Return why a run waits again: its job is back in the queue, or another one is there for the next attempt."""
+    """Return the reason why a run waits again: its job is back in the queue, or another has the next attempt."""
     same = job.wait is not Wait.JOBS and directories.begun_job(run.paths) in ("", run.job)
     return f"{'Slurm requeued the job' if same else 'the next attempt waits'}: {job.reason}"
 
@@ -676,7 +676,7 @@ def ended(status: Status) -> str:
 
 
 def never_started(awaited: Awaited, status: Status) -> tuple[str, str]:
-    """Return that a run never started because one that it waited for ended otherwise, and what to do."""
+    """Return the sentence that a run never started because one that it waited for ended otherwise, and what to do."""
     message = f"the run never started: it waited for {awaited.clause()}, and {ended(status)}"
     return (
         message,
@@ -688,13 +688,13 @@ def _never_started(current: Status, run: directories.Run) -> Status | None:
     """Return the end of a run that Slurm dropped because one that it waited for ended otherwise; None of any other."""
     if current.progress.times or records.newest_attempt(run.paths) is not None:
         return None
-    for one in current.planned.after:
+    for awaited in current.planned.after:
         try:
-            other = status(directories.load(run.paths.directory.with_name(one.run)))
+            other = status(directories.load(run.paths.directory.with_name(awaited.run)))
         except StorageError:
             continue  # removed: nobody knows how it ended
-        if other.over and not one.met_by(other.exit_status):
-            message, hint = never_started(one, other)
+        if other.over and not awaited.met_by(other.exit_status):
+            message, hint = never_started(awaited, other)
             return _with_end(current, records.cancelled(SLURM, message, hint, Reason.NEVER_SATISFIED))
     return None
 

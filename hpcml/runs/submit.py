@@ -88,7 +88,7 @@ def script_request(given: dict[str, Any], arguments: list[str], parser: Parser) 
 def prepare_request(
     spec: RunRequest, *, by_hand: bool = False, dry_run: bool = False, may_choose_gpus: bool = False
 ) -> Prepared:
-    """Return what is to be submitted of a request on its site, with all notes on it.
+    """Return the prepared submission of a request on its site, with all notes on it.
 
     Parameters
     ----------
@@ -239,7 +239,7 @@ def _templates_of(cwd: Path) -> Path:
 
 
 def template_folders(cwd: Path) -> tuple[list[Path], list[str]]:
-    """Return where a site or user keeps a template of their own, most special first, and which do not count."""
+    """Return the folders of a site's or user's own templates, most special first, and those that do not count."""
     from hpcml.plan.batch_script import TEMPLATE
 
     folders = [
@@ -374,7 +374,7 @@ def _write_array(prepared: Prepared, first: RunPaths) -> RunPaths:
 
 
 def check_image(prepared: Prepared) -> dict[str, object]:
-    """Refuse an image in which the run could not work, before nodes are asked for; return what is known of it.
+    """Refuse an image in which the run could not work, before nodes are asked for; return the facts of it.
 
     Raises
     ------
@@ -390,7 +390,7 @@ def check_image(prepared: Prepared) -> dict[str, object]:
 
 
 def _write_all(runs: Sequence[Prepared], image: dict[str, object]) -> list[str]:
-    """Write the directories of runs, all or none; return what the user should know of their copies of the code."""
+    """Write the directories of runs, all or none; return the notes on their copies of the code."""
     from hpcml.plan import batch_script
 
     render, notes = batch_script.renderer(runs[0].templates), list[str]()
@@ -404,7 +404,7 @@ def _write_all(runs: Sequence[Prepared], image: dict[str, object]) -> list[str]:
 
 
 def _write(prepared: Prepared, script: str, image: dict[str, object], like: RunPaths) -> list[str]:
-    """Write the run's directory with its batch script; return what the user should know of its copy of the code.
+    """Write the run's directory with its batch script; return the notes on its copy of the code.
 
     ``like``: a run that this process has just made, if there is one, with the same modules for the nodes.
     """

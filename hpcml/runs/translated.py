@@ -32,7 +32,7 @@ _PAGE = "hpcml help from-batch-scripts"
 def of_file(
     script: Path, arguments: Sequence[str], typed: Mapping[str, Any], partition: str, *, slurm: bool
 ) -> Translation:
-    """Return what of hpcml's does the same as a batch script, with what is typed beside it.
+    """Return the translation into hpcml's options that does the same as a batch script, with what is typed beside it.
 
     ``partition`` is the site's default, in which the script runs as it is if it names none.
 
@@ -88,7 +88,7 @@ def in_words(script: Path, arguments: Sequence[str], typed: Mapping[str, Any], p
 
 
 def hint(script: Path, arguments: Sequence[str]) -> str:
-    """Return what to type on a site without Slurm."""
+    """Return the line to type on a site without Slurm."""
     try:
         line = of_file(script, arguments, {}, "", slurm=False).line
     except UntranslatedError as error:

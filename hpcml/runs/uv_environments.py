@@ -121,7 +121,7 @@ def project_of(code: Code) -> Path | None:
 
 
 def why_foreign(project: Path) -> str:
-    """Return why a project's description is not obeyed, in a clause; empty if it is."""
+    """Return the reason why a project's description is not obeyed, in a clause; empty if it is."""
     try:
         files.read_setting(project / "pyproject.toml")
         files.read(project / LOCK, _LARGEST, obeyed=True)

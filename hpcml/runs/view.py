@@ -169,7 +169,7 @@ class Reader:
 
 
 def _stamp(path: Path) -> _Stamp | None:
-    """Return what changes when a file does, None where there is none."""
+    """Return the stamp that changes when a file does, None where there is none."""
     try:
         stat_result = path.lstat()
     except OSError:
@@ -191,7 +191,7 @@ def last_lines(path: Path, most: int = LINES) -> tuple[str, ...]:
 
 
 def plain(line: str) -> str:
-    """Return a line without escape sequences and control characters, and of a rewritten one what stands there last."""
+    """Return a line without escape sequences and control characters, and of a rewritten one the last text."""
     line = _ESCAPES.sub("", line)
     last = next((part for part in reversed(line.split("\r")) if part.strip()), "")
     return _CONTROLS.sub("", last.replace("\t", "    ")).rstrip()[:1000]
@@ -201,7 +201,7 @@ def plain(line: str) -> str:
 
 
 def view(status: Status, look: Look, now: float, cause: str = "") -> View:
-    """Return what is shown of a run.
+    """Return the view of a run.
 
     Parameters
     ----------
@@ -230,7 +230,7 @@ def view(status: Status, look: Look, now: float, cause: str = "") -> View:
 
 
 def _times(status: Status, now: float) -> tuple[float | None, float | None]:
-    """Return how long the phase lasts, or the run took, and what is left of its time limit."""
+    """Return the duration of the phase, or of the run, and the rest of its time limit."""
     times = status.progress.times
     began = times.get("allocated", min(times.values(), default=None))
     if status.over:

@@ -138,12 +138,12 @@ def resolve(folder: Path, site: Site, asked: Sequence[Awaited], clusters: str) -
     SiteError
         If it ended otherwise than asked, or is none that the site's scheduler can wait for.
     SlurmUnreachableError
-        If it is not known how it stands.
+        If its state is not known.
     """
     here = schedulers.get(site.scheduler).ONE_MACHINE
     open_runs: dict[Awaited, None] = {}
     notes = []
-    each = [(one, found) for one in asked for found in directories.find_all(folder, one.run)]
+    each = [(awaited_run, found) for awaited_run in asked for found in directories.find_all(folder, awaited_run.run)]
     for one, found in each:
         run = records.adopt(found)
         current = run_status.status(run)
@@ -199,17 +199,17 @@ def main(directory: Path) -> None:
 
     signal.signal(signal.SIGTERM, cancelled)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
-    for one in records.planned(run).after:
-        while not (current := _look(directory.with_name(one.run))).over:
+    for awaited_run in records.planned(run).after:
+        while not (current := _look(directory.with_name(awaited_run.run))).over:
             time.sleep(_LOOK_AT_OTHERS)
-        if not one.met_by(current.exit_status):
-            message, hint = run_status.never_started(one, current)
+        if not awaited_run.met_by(current.exit_status):
+            message, hint = run_status.never_started(awaited_run, current)
             _end(run, "hpcml", message, hint, Reason.NEVER_SATISFIED)
     subprocesses.become(["bash", str(run.paths.script)], process_environment(), program=HPCML)
 
 
 def _look(directory: Path) -> run_status.Status:
-    """Return how a run stands; one whose record is gone or cannot be read has ended in a way that nobody knows."""
+    """Return the status of a run; one whose record is gone or cannot be read has ended in a way that nobody knows."""
     try:
         return run_status.status(directories.load(directory))
     except HpcmlError as error:

@@ -87,7 +87,7 @@ class Answer(NamedTuple):
 
 
 def look(run: directories.Run) -> tuple[Status, Answer]:
-    """Return how a run stands, and why it failed if it did.
+    """Return the status of a run, and the cause of its failure if it failed.
 
     Raises
     ------
@@ -100,7 +100,7 @@ def look(run: directories.Run) -> tuple[Status, Answer]:
 
 
 def of_status(run: directories.Run, status: Status) -> Answer:
-    """Return why a run failed that stands so."""
+    """Return the cause of the failure of a run with this status."""
     if status.phase == Phase.REFUSED:
         return refused(status)
     sentences = (*status.progress.warnings[-_WARNINGS:], *status.silences())
@@ -206,7 +206,7 @@ def _kept_stacks(run: directories.Run, status: Status, rule: str) -> list[Group]
 
 
 def _lines(groups: Sequence[Group], place: str = "") -> tuple[Line, ...]:
-    """Return what ``hpcml stacks`` shows of groups, a line for each."""
+    """Return the lines that ``hpcml stacks`` shows of groups, one for each."""
     return tuple(Line(f"{group.sentence}: {group.names(_NAMED)}", "record", place) for group in groups[:_GROUPS])
 
 
@@ -256,7 +256,7 @@ def hosts(listed: str) -> tuple[str, ...]:
 
 
 def _first_node(run: directories.Run, status: Status, cause: Cause) -> Cause:
-    """Return the first node as the one that failed if the supervisor, which runs there, left no word of the end."""
+    """Return the first node as the one that failed if the supervisor, which runs there, wrote no end."""
     if run.paths.status.exists() or not status.allocation.nodes or not status.progress.times:
         return cause
     problem = "the first node failed or lost its network: hpcml's process on this node exited without writing a status"
@@ -264,7 +264,7 @@ def _first_node(run: directories.Run, status: Status, cause: Cause) -> Cause:
 
 
 def _of_active(run: directories.Run, status: Status, lines: tuple[Line, ...]) -> Answer:
-    """Return what a run that has not ended waits for, if it waits, and what its processes show."""
+    """Return the wait of a run that has not ended, if it waits, and the lines of its processes."""
     wait = status.allocation.wait
     cause = f"the run waits: {status.message}" if status.phase == Phase.QUEUED else status.message
     step = f"Cancel the run: hpcml cancel {run.id}." if wait.is_vain else status.hint
@@ -278,7 +278,7 @@ def _of_active(run: directories.Run, status: Status, lines: tuple[Line, ...]) ->
 
 
 def refused(status: Status) -> Answer:
-    """Return why Slurm or hpcml did not take a run."""
+    """Return the reason why Slurm or hpcml did not take a run."""
     rule = of_refusal(status.message, status.ending.quote)
     lines = tuple(Line(text, "record", "submission.json") for text in status.ending.quote[-3:])
     return Answer(
@@ -355,7 +355,7 @@ def _within_limits(run: directories.Run, wanted: tuple[str, ...], remedy: str) -
 
 
 def _request(spec: RecordedSpec, nodes: int, site: Site) -> RunRequest:
-    """Return what of a recorded request the limits of partitions and QoS are about."""
+    """Return the part of a recorded request that partitions and QoS limit."""
     gpus = spec.gpus_per_node
     return RunRequest.of(
         Path(),
@@ -377,7 +377,7 @@ def _takes(site: Site, spec: RunRequest) -> bool:
 
 
 def _excluded(record: Record) -> list[str]:
-    """Return the nodes that the request excludes already: the option given anew takes their place."""
+    """Return the nodes that the request excludes already: the option in the next submission takes their place."""
     options = record.request.spec.sbatch if record.request else ()
     return [node for option, value in options if option == "--exclude" for node in hosts(value)]
 

@@ -20,7 +20,7 @@ OF_A_TASK = ("SLURM_PROCID", "SLURM_NTASKS")  # variables by which a script know
 class JobRequest(NamedTuple):
     """What a run asks of its scheduler.
 
-    ``spec`` is the request with the site's defaults in it, ``asked`` as the user gave it: what stands there is
+    ``spec`` is the request with the site's defaults in it, ``asked`` as the user gave it: what it names is
     overridden by no profile. ``signal_lead`` is how many seconds before the time limit the batch script gets SIGUSR1.
     ``roles`` are those of the run's kind, which the batch script starts beside the supervisor.
     """
@@ -77,7 +77,7 @@ class JobState(NamedTuple):
     """A job as its scheduler sees it, in Slurm's words.
 
     ``state`` is UNKNOWN if there is no such job any more (``reason`` may say how that is known), and UNREADABLE if the
-    answer told neither (``reason`` is then a sentence). Of a job that waits ``reason`` says why for people, ``wait``
+    answer said neither (``reason`` is then a sentence). Of a job that waits ``reason`` says why for people, ``wait``
     says it for code, and ``start`` when it may begin. ``exit`` is its ``status:signal`` if it said one. ``asked`` is
     False of a job that was not asked for alone, where the answer for many could not be read.
     """
@@ -196,7 +196,7 @@ class Submission(NamedTuple):
         return f"{self.pid} {self.started}" if self.pid else job
 
     def as_json(self) -> dict[str, object]:
-        """Return what it says as a JSON-ready mapping."""
+        """Return its facts as a JSON-ready mapping."""
         return {name: value for name, value in self._asdict().items() if value}
 
 
@@ -222,7 +222,7 @@ class Submitter(Protocol):
         """
 
     def submit(self, site: Site, run: RunPaths) -> Submission:
-        """Submit the run's batch script once; return what names the job, which the caller writes to submission.json.
+        """Submit the run's batch script once; return its submission, which the caller writes to submission.json.
 
         The run's directory is complete but for submission.json, signals to this process wait, and no second call comes
         for this run. SiteError (the answer was no) and SlurmUnreachableError (no answer, nothing done): there is no
@@ -232,13 +232,13 @@ class Submitter(Protocol):
         """
 
     def check(self, script: Path) -> str:
-        """Return what the scheduler says of a script that it is only shown, for ``--check``.
+        """Return the scheduler's answer to a script that it is only shown, for ``--check``.
 
         The script is in a temporary folder. After a failure (UsageError: it checks none) there is no job either.
         """
 
     def cancel(self, job: str) -> str:
-        """Send SIGTERM to a run and end it; return what was cancelled, in words, empty if there was nothing any more.
+        """Send SIGTERM to a run and end it; return the cancelled things in words, empty if there was nothing any more.
 
         ``job`` is the key of a Submission; a job with the same id but of another run is left alone. The caller then
         notes the time in submission.json. SlurmUnreachableError: nothing is noted, the job may go on, and a second call
@@ -250,7 +250,7 @@ class Teller(Protocol):
     """What says how runs are: asked by status, ls, wait and why. Nothing on disk changes, whatever a call returns."""
 
     def find(self, run_ids: Sequence[str], clusters: str = "") -> dict[str, Submission]:
-        """Return what ``submit`` would have, of runs whose answer was lost, or that a person submitted.
+        """Return the answers of ``submit``, of runs whose answer was lost, or that a person submitted.
 
         ``clusters`` are those that the runs asked for (``a,b``), empty for the login node's own.
         A run without a job is left out; of several jobs one that has not ended counts. The caller writes what is found
@@ -265,7 +265,7 @@ class Teller(Protocol):
         """
 
     def end(self, job: str) -> JobEnd:
-        """Return what the scheduler says of how a job ended; nothing, instead of an error, where nobody answers."""
+        """Return the scheduler's record of a job's end; nothing, instead of an error, where nobody answers."""
 
 
 class Surroundings(Protocol):
@@ -292,10 +292,10 @@ class Adviser(Protocol):
     """
 
     def prospect(self, script: Path, partition: str, seconds: float) -> Prospect:
-        """Return what it says of a script that is only shown, and of a partition if one is named; else nothing."""
+        """Return the prospect of a script that is only shown, and of a partition if one is named; else nothing."""
 
     def has_partition(self, name: str, seconds: float) -> bool:
-        """Return whether it has a partition, True also without an answer."""
+        """Return True if it has a partition, True also without an answer."""
 
     def with_variables(self, spec: RunRequest, overridden: Callable[[str], bool]) -> RunRequest:
         """Return a request with what the user's variables for the scheduler say where the command line says nothing.
@@ -337,7 +337,7 @@ class OtherJobs(Protocol):
     """
 
     def most_tasks(self) -> int:
-        """Return how many tasks an array may have whose first index is 0; 0 without arrays."""
+        """Return the most tasks of an array whose first index is 0; 0 without arrays."""
 
     def array_options(
         self, directives: Sequence[tuple[str, str]], count: int, at_once: int
@@ -369,7 +369,7 @@ class OtherJobs(Protocol):
 
 
 def find_adviser(name: str) -> Adviser | None:
-    """Return what a scheduler knows before a submission, by the scheduler's name; None if it knows nothing."""
+    """Return the adviser of a scheduler before a submission, by the scheduler's name; None if it knows nothing."""
     from hpcml.schedulers import slurm
 
     modules: dict[str, Adviser] = {"slurm": slurm}
@@ -383,7 +383,7 @@ def with_variables(name: str, spec: RunRequest, overridden: Callable[[str], bool
 
 
 def find_nodes(name: str) -> Nodes | None:
-    """Return what a scheduler does on the nodes of its jobs, by the scheduler's name; None without nodes."""
+    """Return the functions of a scheduler on the nodes of its jobs, by the scheduler's name; None without nodes."""
     from hpcml.schedulers import allocation, slurm
 
     modules: dict[str, Nodes] = {"slurm": slurm, "allocation": allocation, "hold": allocation}
@@ -391,7 +391,7 @@ def find_nodes(name: str) -> Nodes | None:
 
 
 def nodes_of(name: str) -> Nodes | None:
-    """Return how programs start on a run's nodes, None if they are this machine; SiteError if there is no way."""
+    """Return the starter of programs on a run's nodes, None if they are this machine; SiteError if there is no way."""
     nodes = find_nodes(name)
     if nodes is None and not get(name).ONE_MACHINE:
         hint = "Log in to the node with ssh, if the site allows this."
@@ -410,7 +410,7 @@ def in_hold(name: str) -> str:
 
 
 def find_other_jobs(name: str) -> OtherJobs | None:
-    """Return what a scheduler offers for jobs that are no runs, by the scheduler's name; None without it."""
+    """Return the functions of a scheduler for jobs that are no runs, by the scheduler's name; None without it."""
     from hpcml.schedulers import slurm
 
     modules: dict[str, OtherJobs] = {"slurm": slurm}
@@ -418,7 +418,7 @@ def find_other_jobs(name: str) -> OtherJobs | None:
 
 
 def other_jobs(name: str) -> OtherJobs:
-    """Return what a scheduler offers for jobs that are no runs, by the scheduler's name; SiteError without it."""
+    """Return the functions of a scheduler for jobs that are no runs, by the scheduler's name; SiteError without it."""
     if jobs := find_other_jobs(name):
         return jobs
     raise SiteError(
@@ -464,12 +464,12 @@ def state(submission: Submission) -> JobState:
 
 
 def end(submission: Submission) -> JobEnd:
-    """Return what a run's scheduler says of how its job ended."""
+    """Return the end of a run's job by its scheduler."""
     return get(submission.scheduler).end(submission.key)
 
 
 def readable(state: JobState) -> JobState:
-    """Return a job's state if the scheduler's answer told one, else raise SlurmUnreachableError."""
+    """Return a job's state if the scheduler's answer had one, else raise SlurmUnreachableError."""
     if state.state == UNREADABLE:
         hint = "Try again in some minutes. Running jobs are not affected."
         unreachable = SlurmUnreachableError if state.asked else NotAskedError

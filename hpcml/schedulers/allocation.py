@@ -1,4 +1,4 @@
-"""An allocation that is there (salloc, or the user's own batch script): a run is one step of it, on the first node.
+"""An existing allocation (salloc, or the user's own batch script): a run is one step of it, on the first node.
 
 The batch script that Slurm would have been given is the command of that step, and starts the roles as steps beside it.
 """
@@ -95,7 +95,7 @@ def current() -> Allocation:
 
 
 def of_job(job: str, cluster: str = "") -> Allocation:
-    """Return the allocation of a job that runs; one question to Slurm, with errors as for :func:`current`."""
+    """Return the allocation of a job that runs; SiteError if it is gone, else errors as for :func:`current`."""
     answer = slurm.ask(slurm.for_clusters(cluster, ["scontrol", "--details", "--oneliner", "show", "job", job]))
     if answer.code != 0:
         if "Invalid job id" in answer.text:
@@ -105,7 +105,7 @@ def of_job(job: str, cluster: str = "") -> Allocation:
 
 
 def parse(job: str, text: str) -> Allocation:
-    """Return the allocation that ``scontrol --details --oneliner show job`` tells of."""
+    """Return the allocation that ``scontrol --details --oneliner show job`` shows; SiteError if that is unusable."""
     # of an array's first task it tells all tasks
     text = next((line for line in text.splitlines() if line.startswith(f"JobId={job} ")), text)
     fields = dict(word.split("=", 1) for word in text.split() if "=" in word)
@@ -132,12 +132,12 @@ def parse(job: str, text: str) -> Allocation:
         min(int(memory) for _, _, memory, _ in kinds),
         gpus.pop(),
         _seconds(fields.get("EndTime", "")),
-        tuple(sorted({one.type for *_, text_of_node in kinds for one in gres.gpus(text_of_node)} - {""})),
+        tuple(sorted({gpu.type for *_, text_of_node in kinds for gpu in gres.gpus(text_of_node)} - {""})),
     )
 
 
 def _count(ids: str) -> int:
-    """Return how many numbers a list as ``0-3,8`` names."""
+    """Return the number of entries of a list as ``0-3,8``."""
     spans = [span.split("-") for span in ids.split(",")]
     return sum(int(span[-1]) - int(span[0]) + 1 for span in spans)
 
@@ -164,7 +164,7 @@ def _steps(options: Sequence[str]) -> list[tuple[str, str, str]]:
 
 
 def lay_out(site: Site, request: JobRequest) -> JobLayout:
-    """Return the launchers of the steps, with all that the allocation has on each node."""
+    """Return the launchers of steps, with all that the allocation has on each node; UsageError for MPI in a part."""
     spec = request.spec
     roles = (*request.roles, slurm_options.SUPERVISOR, slurm_options.STAGE)
     part = request.asked.place.part
@@ -191,7 +191,7 @@ def lay_out(site: Site, request: JobRequest) -> JobLayout:
 
 
 def _launcher(site: Site, request: JobRequest, role: Role) -> Launcher:
-    """Return srun as a submission has it, and what its batch script inherits from the directives said outright."""
+    """Return srun as a submission has it, and what its batch script inherits from the directives as options."""
     launcher = slurm_options.launcher(site, request, role)
     memory = int(request.spec.size.memory_per_node) // 1024**2
     asked = (f"--mem={memory}M",) if memory else ()
@@ -205,7 +205,7 @@ def _launcher(site: Site, request: JobRequest, role: Role) -> Launcher:
 
 
 def _process(role: Role) -> Launcher:
-    """Return what starts a role in the run's first step, which has a part of a node, as no other step of it has."""
+    """Return the launcher of a role in the run's first step, which has a part of a node, as no other step of it has."""
     name = paths.SCRIPT if role == slurm_options.SUPERVISOR else role.name
     log = f"{name}-$HPCML_NODE.log" if role.every_node else f"{name}.log"
     output = "" if role == slurm_options.STAGE else f' >>"$HPCML_RUN_DIR/logs/{log}" 2>&1'
@@ -230,9 +230,9 @@ def taken(site: Site, part: Sequence[held.Part]) -> tuple[str, ...]:
 
 
 def submit(site: Site, run: RunPaths) -> Submission:
-    """Start the run's step, and return when its batch script has begun.
+    """Start the run's step, and return the submission when its batch script has begun.
 
-    SiteError if that is not within ``deadlines.scheduler``, or srun refuses.
+    SiteError if that is not within ``deadlines.scheduler``, or srun refuses; SlurmUnreachableError without srun.
     """
     given = current()
     lifeline = subprocesses.lifeline()
@@ -290,19 +290,19 @@ def _not_started(job: str, run: RunPaths, problem: str) -> HpcmlError:
 
 
 def _of_the_job(given: Allocation) -> dict[str, str]:
-    """Return what srun and the roles need to know of the job; in a step the variables tell of the step's own nodes."""
+    """Return the job's variables for srun and the roles; in a step the variables tell of the step's own nodes."""
     environment = process_environment()
     cluster = {name: environment[name] for name in ("SLURM_CLUSTER_NAME",) if name in environment}
     return cluster | {"SLURM_JOB_ID": given.job, NODE_NAMES: ",".join(given.nodes)}
 
 
 def line(run: RunPaths) -> str:  # noqa: ARG001
-    """Refuse: there is no command to type."""
+    """Raise UsageError: there is no command to type."""
     raise UsageError("hpcml run does not submit a job", place="--prepare", hint="Remove --prepare.")
 
 
 def states(jobs: Sequence[str]) -> dict[str, JobState]:
-    """Return how runs stand: one whose step is there runs, of others the allocation's end tells."""
+    """Return the states of runs: one whose step is there runs, of others the allocation's end tells."""
     keys = {key: key.partition(" ") for key in jobs}
     running = {name for _, name, _ in _steps(["--me"])}
     by_key = {key: JobState(State.RUNNING) for key, (_, _, folder) in keys.items() if Path(folder).name in running}
@@ -334,7 +334,7 @@ def requested_memory(job: str) -> float:
 
 
 def check(script: Path) -> str:  # noqa: ARG001
-    """Refuse: nothing is asked for."""
+    """Raise UsageError: nothing is asked for."""
     raise UsageError("hpcml run requests nothing from Slurm", place="--check", hint="Remove --check.")
 
 

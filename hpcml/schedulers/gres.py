@@ -29,7 +29,7 @@ class Resource(NamedTuple):
 
 
 def is_slice(gpu_type: str) -> bool:
-    """Return whether GPUs of a type are parts of a GPU (MIG)."""
+    """Return True if GPUs of a type are parts of a GPU (MIG)."""
     return bool(_SLICE.search(gpu_type))
 
 
@@ -57,14 +57,14 @@ def _read(item: str) -> Resource:
 def gpus(text: str) -> tuple[Resource, ...]:
     """Return the GPUs among the resources of a text, each type once."""
     by_type: dict[str, Resource] = {}
-    for one in read(text):
-        if one.name.lower() == "gpu":
-            by_type[one.type] = one._replace(
-                number=one.number + (by_type[one.type].number if one.type in by_type else 0)
+    for resource in read(text):
+        if resource.name.lower() == "gpu":
+            by_type[resource.type] = resource._replace(
+                number=resource.number + (by_type[resource.type].number if resource.type in by_type else 0)
             )
     return tuple(by_type.values())
 
 
 def total(resources: Iterable[Resource]) -> int:
-    """Return how many there are in all."""
-    return sum(one.number for one in resources)
+    """Return the number of all of them."""
+    return sum(resource.number for resource in resources)

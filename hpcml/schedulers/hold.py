@@ -43,7 +43,7 @@ class Hold:
         return self.of_steps.lay_out(site, request)
 
     def submit(self, site: Site, run: RunPaths) -> Submission:
-        """Put the run into the hold; SiteError if the hold takes none any more."""
+        """Put the run into the hold; SiteError if it takes none any more, StorageError if it cannot be written."""
         plan = records.on_demand(RecordedPlan, files.read_json(run.plan))
         hold = RunPaths(Path(plan.hold))
         start = held.Start(held.batch_script(run), slurm.clean_environment())
@@ -73,11 +73,11 @@ class Hold:
         )
 
     def line(self, run: RunPaths) -> str:  # noqa: ARG002
-        """Refuse: there is no command to type."""
+        """Raise UsageError: there is no command to type."""
         raise UsageError("A run in a hold is not a job", place="--prepare", hint="Remove --prepare.")
 
     def check(self, script: Path) -> str:  # noqa: ARG002
-        """Refuse: nothing is asked for."""
+        """Raise UsageError: nothing is asked for."""
         raise UsageError("A run in a hold requests nothing from Slurm", place="--check", hint="Remove --check.")
 
     def find(self, run_ids: Sequence[str], clusters: str = "") -> dict[str, Submission]:  # noqa: ARG002
@@ -85,7 +85,7 @@ class Hold:
         return {}
 
     def states(self, jobs: Sequence[str]) -> dict[str, JobState]:
-        """Return how runs are: what is in the hold's folder counts while the hold's job is there."""
+        """Return the states of runs: what is in the hold's folder counts while the hold's job is there."""
         parts = {job: job.split("\n") for job in jobs}
         of_holds = self.of_holds.states(sorted({key for key, *_ in parts.values()}))
         return {job: _state(of_holds[key], Path(hold), Path(run)) for job, (key, hold, run) in parts.items()}
@@ -109,7 +109,7 @@ class Hold:
 
 
 def _state(hold: JobState, folder: Path, run: Path) -> JobState:
-    """Return how a run is in a hold whose job is in a state."""
+    """Return the state of a run in a hold whose job is in a state."""
     paths = RunPaths(folder)
     if not (hold.pending or hold.active):
         return _GONE if hold.state == State.UNKNOWN else hold

@@ -1,4 +1,4 @@
-"""The machine at hand as a scheduler: a run is a process group of its own, known by its pid and start time."""
+"""The local machine as a scheduler: a run is a process group of its own, known by its pid and start time."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _GONE = JobState(
 
 
 def lay_out(site: Site, request: JobRequest) -> JobLayout:
-    """Return that the run's nodes are all this machine."""
+    """Return the layout of a run whose nodes are all this machine; SiteError for GPUs on several nodes, or for MPI."""
     count = request.spec.size.nodes
     if count > 1 and request.spec.size.gpus_per_node:
         hint = "Use one node. Set the number of GPUs with --gpus-per-node."
@@ -56,7 +56,7 @@ def lay_out(site: Site, request: JobRequest) -> JobLayout:
 
 
 def submit(site: Site, run: RunPaths) -> Submission:
-    """Start the batch script in the background, or what waits for other runs and then becomes it."""
+    """Start the batch script in the background, or what waits and then becomes it; NotFoundError without bash."""
     command, blocked = ["bash", str(run.script)], []
     if records.on_demand(RecordedPlan, files.read_json(run.plan)).after:
         command = [sys.executable, "-P", "-c", _WAIT, str(assets.package_root()), str(run.directory)]
@@ -72,7 +72,7 @@ def submit(site: Site, run: RunPaths) -> Submission:
 
 
 def line(run: RunPaths) -> str:
-    """Refuse: there is no command to type."""
+    """Raise UsageError: there is no command to type."""
     raise UsageError(
         "The local site has no sbatch",
         place="--prepare",
@@ -86,7 +86,7 @@ def find(run_ids: Sequence[str], clusters: str = "") -> dict[str, Submission]:
 
 
 def states(jobs: Sequence[str]) -> dict[str, JobState]:
-    """Return which of the batch scripts are there still."""
+    """Return the states of the batch scripts that still run."""
     return {job: JobState(State.RUNNING) if _lives(job) else _GONE for job in jobs}
 
 
@@ -118,5 +118,5 @@ def cancel(job: str) -> str:
 
 
 def check(script: Path) -> str:
-    """Refuse: there is nobody to ask."""
+    """Raise UsageError: there is nobody to ask."""
     raise UsageError("The local site has no Slurm", place="--check", hint="Remove --check.")

@@ -55,10 +55,10 @@ class Machine(Protocol):
     """
 
     def read(self, user: str) -> Tables:
-        """Return all that a user on a login node is told; SlurmUnreachableError if nothing answers."""
+        """Return all facts that a user on a login node gets; SlurmUnreachableError if nothing answers."""
 
     def kinds_of_nodes(self, text: str) -> tuple[Kind, ...]:
-        """Return the kinds of nodes by what a node itself was told of them."""
+        """Return the kinds of nodes by what a node itself was asked about them."""
 
     def configuration(self, timeout: float) -> Fields | str:
         """Return the scheduler's configuration."""
@@ -70,7 +70,7 @@ class Machine(Protocol):
         """Return the user's associations."""
 
     def room(self, directives: Sequence[tuple[str, str]], timeout: float) -> int | None:
-        """Return how many more jobs with these directives may be submitted; None without a limit."""
+        """Return the number of further jobs with these directives that may be submitted; None without a limit."""
 
 
 def amounts(text: str) -> Fields:

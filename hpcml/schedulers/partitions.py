@@ -1,6 +1,6 @@
 """A request in a partition, by what the profile says: whether it keeps the limits, and how much of a node it takes.
 
-A limit that the profile has from hearsay refuses nothing. A request may name several partitions (``a,b``): the job
+A limit that the profile has unconfirmed refuses nothing. A request may name several partitions (``a,b``): the job
 runs in the first that can start it, so it must fit all of them.
 """
 
@@ -23,16 +23,16 @@ class _Misfit(NamedTuple):
 
 
 def misfit(site: Site, name: str, spec: RunRequest) -> str:
-    """Return why a request cannot have a partition; nothing if it can, as far as the profile surely knows."""
-    return next((one.text for one in _misfits(site, name, spec) if not site.doubtful(one.key)), "")
+    """Return the reason why a request cannot have a partition; nothing if it can, as far as the profile is sure."""
+    return next((found.text for found in _misfits(site, name, spec) if not site.doubtful(found.key)), "")
 
 
 def doubtful_misfits(site: Site, name: str, spec: RunRequest) -> list[str]:
-    """Return the limits that a request exceeds if they are as the profile has them from hearsay."""
+    """Return the limits that a request exceeds if they are as the profile has them, unconfirmed."""
     return [
-        f"{one.text}; the profile's limit is only {how}, so Slurm decides"
-        for one in _misfits(site, name, spec)
-        if (how := site.doubtful(one.key))
+        f"{found.text}; the profile's limit is only {how}, so Slurm decides"
+        for found in _misfits(site, name, spec)
+        if (how := site.doubtful(found.key))
     ]
 
 
@@ -62,7 +62,7 @@ def _choices(site: Site, name: str, spec: RunRequest) -> Iterator[str]:
 
 def qos_of(site: Site, name: str, spec: RunRequest) -> str:
     """Return the QoS of a request in a partition, the first of several; may be empty."""
-    return spec.place.qos or next((one.qos for one in _named(site, name)), "") or site.defaults.qos
+    return spec.place.qos or next((partition.qos for partition in _named(site, name)), "") or site.defaults.qos
 
 
 def _named(site: Site, names: str) -> tuple[Partition, ...]:
@@ -111,7 +111,7 @@ def _unlike(terms_by_name: dict[str, Terms]) -> UsageError:
     """Return the refusal of a list of partitions whose jobs are not alike, with a line for each of them."""
     every = [*terms_by_name.values()]
     words = {"account": "--account {}", "qos": "--qos {}", "gpu_type": "--gpus-per-node {}:N"}
-    unlike = [name for name in Terms._fields if len({getattr(one, name) for one in every}) > 1]
+    unlike = [name for name in Terms._fields if len({getattr(terms, name) for terms in every}) > 1]
     lines = []
     for name, one in terms_by_name.items():
         options = [words[key].format(value) for key in unlike if key in words and (value := getattr(one, key))]
@@ -230,7 +230,7 @@ class _Limits(NamedTuple):
 
 
 def _sizes(by_partition: _Limits, by_qos: _Limits, spec: RunRequest) -> Iterator[_Misfit]:
-    """Yield what is wrong with nodes and time: a limit of the QoS stands in the place of the partition's."""
+    """Yield the misfits of nodes and time: a limit of the QoS replaces the partition's."""
 
     def stated(limit: str) -> tuple[int, str, str]:
         whose = by_qos if getattr(by_qos.limits, limit) else by_partition
@@ -262,29 +262,29 @@ class NodePart(NamedTuple):
         return 0 < self.gpus < self.of and not self.whole
 
     def share(self, amount: int) -> int:
-        """Return what goes with the GPUs out of an amount that a node has, at least 1; all of it where none is left."""
+        """Return the part for the GPUs out of an amount that a node has, at least 1; all of it where none is left."""
         return max(1, amount * self.gpus // self.of) if amount and self.partial else amount
 
 
 def node_part(site: Site, partition: str, spec: RunRequest) -> NodePart:
-    """Return what a request takes of each node of a partition."""
+    """Return the part that a request takes of each node of a partition."""
     qos = qos_of(site, partition, spec)
     alone = dict(spec.place.sbatch).get("--exclusive") == ""
-    extra = (*site.slurm.extra, *(line for one in _named(site, partition) for line in one.extra))
+    extra = (*site.slurm.extra, *(line for row in _named(site, partition) for line in row.extra))
     alone = alone or "--exclusive" in (line.strip() for line in extra)
     whole = alone or site.resources.exclusive or gives_whole_nodes(site, partition, qos)
     return NodePart(spec.size.gpus_per_node, gpus_of_node(site, partition, spec), whole)
 
 
 def gives_whole_nodes(site: Site, names: str, qos: str) -> bool:
-    """Return whether each of some partitions, or the QoS, gives whole nodes, whatever a job asks for."""
+    """Return True if each of some partitions, or the QoS, gives whole nodes, whatever a job asks for."""
     named = _named(site, names)
-    by_partition = bool(named) and all(one.whole_nodes for one in named) and len(named) == len(names.split(","))
+    by_partition = bool(named) and all(row.whole_nodes for row in named) and len(named) == len(names.split(","))
     return by_partition or site.qos.get(qos, Qos()).whole_nodes
 
 
 def gpus_of_node(site: Site, partition: str, spec: RunRequest) -> int:
-    """Return how many GPUs each node of a request has; 0 if it has none, or the profile does not say."""
+    """Return the number of GPUs on each node of a request; 0 if there are none, or the profile does not say."""
     if site.partitions:
         return min(kind.gpus_per_node for kind in nodes_for(site, partition, spec))
     if site.qos.get(qos_of(site, partition, spec), Qos()).without_gpus:
@@ -326,7 +326,7 @@ def _all_of_nodes(site: Site, partition: str, spec: RunRequest) -> str | None:
     """
     size = spec.size
     kinds = nodes_for(site, partition, spec) if site.partitions else (site.resources,)
-    cpus, memory = smallest(one.cpus_per_node for one in kinds), smallest(int(one.memory_per_node) for one in kinds)
+    cpus, memory = smallest(kind.cpus_per_node for kind in kinds), smallest(int(kind.memory_per_node) for kind in kinds)
     has_all = {
         "CPUs": 0 < cpus <= (size.cpus_per_node or cpus),
         "memory": 0 < memory <= (int(size.memory_per_node) or memory),

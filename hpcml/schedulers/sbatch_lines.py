@@ -129,13 +129,13 @@ def count(option: Option | None) -> int:
 
 
 def nodes(stated: dict[str, Option]) -> int:
-    """Return how many nodes lines ask for, as far as they say it: 1 where Slurm decides."""
+    """Return the number of nodes that lines ask for, as far as they say it: 1 where Slurm decides."""
     total, each = (count(stated.get(name)) for name in ("--ntasks", "--ntasks-per-node"))
     return count(stated.get("--nodes")) or (-(-total // each) if total and each else 1)
 
 
 def of_node(lines: Sequence[str], nodes: int) -> dict[str, str]:
-    """Return what lines ask for, by option: CPUs and GPUs those of a node, 0 CPUs if the lines leave it to Slurm."""
+    """Return the requests of lines, by option: CPUs and GPUs those of a node, 0 CPUs if the lines leave it to Slurm."""
     stated = all_options(lines)
     tasks = -(-count(stated.get("--ntasks")) // nodes) or count(stated.get("--ntasks-per-node")) or 1
     of_task = f"gpu:{stated['--gpus-per-task'].value}" if "--gpus-per-task" in stated else ""
@@ -173,7 +173,7 @@ def array(text: str) -> Array:
 
 
 def gpus(stated: dict[str, Option]) -> int:
-    """Return how many GPUs of a node lines ask for, as far as they say it; else 0."""
+    """Return the number of GPUs of a node that lines ask for, as far as they say it; else 0."""
     said = [stated[name].value for name in ("--gpus-per-node", "--gpus") if name in stated]
     texts = [",".join(f"gpu:{part}" for part in text.split(",")) for text in said]  # as --gres has it
     texts += [stated["--gres"].value] if "--gres" in stated else []

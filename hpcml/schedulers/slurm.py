@@ -159,7 +159,7 @@ def ignored_defaults() -> list[str]:
 
 
 def ask(command: list[str], timeout: float = TIMEOUT, *, umask: int = -1) -> Answer:
-    """Return what one of Slurm's commands answers, without the user's defaults for it."""
+    """Return the answer of one of Slurm's commands, without users' defaults; SlurmUnreachableError if it is missing."""
     try:
         return run(command, timeout, program=HPCML, environment=clean_environment(), umask=umask, apart=True)
     except CommandMissingError as error:
@@ -191,7 +191,7 @@ def user_clusters() -> str:
 
 
 def submit(site: Site, run: RunPaths) -> Submission:
-    """Submit a run's batch script, and look for the job by its comment if the answer is lost or doubtful."""
+    """Submit a run's batch script; after a lost answer look for the job by its comment; HpcmlError if there is none."""
     timeout, run_id = float(site.slurm.timeout), run.directory.name
     try:
         return _confirmed(sbatch(str(run.script), timeout, umask=_umask(run))._replace(run=run_id))
@@ -243,7 +243,7 @@ def _look_again(run_id: str, seconds: float, clusters: str) -> Submission | None
 def sbatch(script: str, timeout: float = TIMEOUT, chosen: str = "", *, umask: int = _UMASK) -> Submission:
     """Submit a job script and return the job id, the cluster's name (often empty), and what else sbatch says.
 
-    It raises AnswerLostError if the request may have arrived but the answer did not, or names several jobs.
+    AnswerLostError if the request may have arrived but no answer that names one job; HpcmlError if it was refused.
     """
     answer = ask(for_clusters(chosen, ["sbatch", "--parsable", script]), timeout, umask=umask)
     if _is_silent(answer) or (answer.code != 0 and re.search(_MAYBE_SENT, answer.text)):
@@ -316,7 +316,7 @@ def _test_only(script: Path, timeout: float) -> Answer:
 
 
 def prospect(script: Path, partition: str, seconds: float) -> Prospect:
-    """Return when Slurm would start a script, and how a partition's jobs are billed if one is named.
+    """Return the time when Slurm would start a script, and the billing of a partition's jobs if one is named.
 
     ``--test-only`` says so of the queue as it is at this moment.
     """
@@ -341,7 +341,7 @@ def prospect(script: Path, partition: str, seconds: float) -> Prospect:
 
 
 def has_partition(name: str, seconds: float) -> bool:
-    """Return whether Slurm has a partition, True also if it gives no answer within a deadline."""
+    """Return True if Slurm has a partition, also if it gives no answer within a deadline."""
     try:
         answer = ask(["scontrol", "show", "partition", name], seconds)
     except SlurmUnreachableError:
@@ -350,7 +350,7 @@ def has_partition(name: str, seconds: float) -> bool:
 
 
 def mpi_kinds(seconds: float) -> tuple[str, ...]:
-    """Return what ``srun --mpi=list`` names, nothing without an answer within a deadline."""
+    """Return the kinds that ``srun --mpi=list`` names, nothing without an answer within a deadline."""
     try:
         answer = ask(["srun", "--mpi=list"], seconds)
     except SlurmUnreachableError:
@@ -365,7 +365,7 @@ def line(run: RunPaths) -> str:
 
 
 def find(run_ids: Sequence[str], clusters: str = "", timeout: float = TIMEOUT) -> dict[str, Submission]:
-    """Return the records of runs' jobs, which carry the run's id as their comment.
+    """Return the records of runs' jobs, with the run's id as comment; SlurmUnreachableError if squeue fails.
 
     squeue knows waiting, running and recently ended jobs; sacct is asked as well where there is accounting.
     """
@@ -380,15 +380,15 @@ def find(run_ids: Sequence[str], clusters: str = "", timeout: float = TIMEOUT) -
             options = ["--format=JobID,State,Comment", "--starttime=now-2days"]
             accounted = _jobs_of_runs(_accounting(options, timeout, cluster) or [])
             jobs |= {run_id: accounted[run_id] for run_id in missing & accounted.keys()}
-        named = (one for one in run_ids if one in jobs)
-        found |= {one: jobs[one]._replace(cluster=cluster) for one in named}
+        named = (run_id for run_id in run_ids if run_id in jobs)
+        found |= {run_id: jobs[run_id]._replace(cluster=cluster) for run_id in named}
     return found
 
 
 def jobs_of_clusters() -> dict[str, list[str]]:
     """Return the jobs that are in the queue of this user's elastic clusters, by the cluster's id.
 
-    Each carries the cluster's id and a number of its own as its comment.
+    Each carries the cluster's id and a number of its own as its comment. SlurmUnreachableError if squeue fails.
     """
     command = ["squeue", "--noheader", f"--user={os.getuid()}", "--format=%i|%T|%k"]
     answer = ask(command)
@@ -439,7 +439,7 @@ def _accounting(options: list[str], timeout: float = TIMEOUT, cluster: str = "")
 
 
 def accounted(keys: Sequence[str], fields: str) -> dict[str, list[str]]:
-    """Return what accounting says of jobs of one cluster, by key; see :func:`_accounted`."""
+    """Return the accounting's fields of jobs of one cluster, by key; see :func:`_accounted`."""
     return _accounted(keys, fields)[0]
 
 
@@ -447,7 +447,7 @@ def _accounted(keys: Sequence[str], fields: str) -> tuple[dict[str, list[str]], 
     """Return ``fields`` of sacct for each job that it knows, and the keys for which it was not asked.
 
     If the answer for many fails, the newest are asked for alone. A number that another job had before or has now is
-    told by the comment, or, where accounting does not keep comments, by user, name and time of submission.
+    recognized by the comment, or, where accounting does not keep comments, by user, name and time of submission.
     """
     numbers, cluster = dict.fromkeys(_parts(key)[0] for key in keys), _cluster(keys[0])
     identity = ("--duplicates", f"--format=JobID,{fields},Submit,UID,JobName,Comment")
@@ -565,7 +565,7 @@ def _unread(by_job: Mapping[str, JobState]) -> list[str]:
 
 
 def _queued(jobs: Sequence[str]) -> dict[str, JobState]:
-    """Return what squeue says of jobs; what cannot be read of it is UNREADABLE."""
+    """Return the states that squeue reports of jobs; what cannot be read of it is UNREADABLE."""
     numbers = dict.fromkeys(_base(_parts(job)[0]) for job in jobs)
     each = ["--array"] if any(OF_ARRAY.fullmatch(_parts(job)[0]) for job in jobs) else []
     command = ["squeue", "--all", *each, "--states=all", f"--jobs={','.join(numbers)}", _QUEUED]
@@ -656,12 +656,12 @@ def _base(job: str) -> str:
 
 
 def _row(row: str, job: str) -> str:
-    """Return what of a row's first field names a job: of an array's task all, else the number."""
+    """Return the part of a row's first field that names a job: of an array's task all, else the number."""
     return row if OF_ARRAY.fullmatch(job) else _base(row)
 
 
 def end(job: str) -> JobEnd:
-    """Return what accounting says of how a job ended, or the controller where there is none.
+    """Return the accounting's record of a job's end, or the controller's if there is none.
 
     Slurm's Reason is not asked: it is the last thing that a job waited for.
     """
@@ -697,7 +697,7 @@ def cancel_named(name: str) -> None:
 
 
 def cancel(job: str) -> str:
-    """Cancel a job; one that has ended already is no error, and another job of a run's number is left alone."""
+    """Cancel a job, but no other job of its number; HpcmlError if Slurm refuses, no error if it has ended."""
     number, run = _parts(job)
     if run:
         where = f" --clusters={_cluster(job)}" if _cluster(job) else ""
@@ -716,7 +716,7 @@ def cancel(job: str) -> str:
 
 
 def most_tasks() -> int:
-    """Return how many tasks an array may have whose first index is 0; 0 if this Slurm has no arrays."""
+    """Return the most tasks of an array whose first index is 0; 0 if this Slurm has no arrays."""
     try:
         config = ask(["scontrol", "show", "config"]).out
     except SlurmUnreachableError:

@@ -107,7 +107,7 @@ def _log(request: JobRequest, *, of_array: bool) -> str:
 
 
 def _merged(site: Site, request: JobRequest) -> tuple[tuple[Directive, ...], tuple[str, ...], list[str]]:
-    """Return what hpcml adds, the script's lines without what an option of hpcml's replaces, and which these are."""
+    """Return the directives that hpcml adds, the script's lines without what options of hpcml's replace, and these."""
     spec, typed = request.spec, slurm_options.typed_options(request.asked)
     before = sbatch_lines.all_options(spec.code.lines)
     passed = dict(spec.place.sbatch)
@@ -154,7 +154,7 @@ def _asked(site: Site, request: JobRequest, typed: dict[str, str]) -> Iterator[D
 
 
 def _added(site: Site, request: JobRequest, stated: dict[str, sbatch_lines.Option]) -> Iterator[Directive]:
-    """Yield what hpcml adds where neither the script nor the user says it."""
+    """Yield the directives that hpcml adds where neither the script nor the user says it."""
     spec, has_output = request.spec, bool(sbatch_lines.OUTPUT & stated.keys())
     of_array = "--array" in stated or "--array" in dict(spec.place.sbatch)
     terms = partitions.terms(site, spec.place.partition, spec, with_gpus=spec.size.gpus_per_node > 0)
@@ -178,5 +178,5 @@ def _added(site: Site, request: JobRequest, stated: dict[str, sbatch_lines.Optio
 
 
 def _launcher(role: Role) -> Launcher:
-    """Return what starts the agents."""
+    """Return the launcher of the agents."""
     return Launcher("/bin/bash", '"$HPCML_RUN_DIR/agents.sh"', (role.name,))

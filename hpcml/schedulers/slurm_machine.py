@@ -105,7 +105,7 @@ def config_of(text: str) -> Fields:
 
 
 def records(text: str, first: str) -> dict[str, Fields]:
-    """Return what ``scontrol show`` tells, by name; a record begins with its field ``first``, in one line or more."""
+    """Return the records of ``scontrol show`` by name; each begins with its field ``first``, in one line or more."""
     record_by_name: dict[str, Fields] = {}
     for part in re.split(rf"(?m)^[ \t]*(?={first}=)", text):
         fields = dict(
@@ -175,7 +175,7 @@ def _of_sinfo(row: Fields) -> Fields:
 
 def _gpus(text: str) -> tuple[tuple[str, int], ...]:
     """Return the GPUs of a node by its ``Gres``: types and counts."""
-    return tuple((one.type, one.number) for one in gres.gpus(text) if one.number)
+    return tuple((gpu.type, gpu.number) for gpu in gres.gpus(text) if gpu.number)
 
 
 def _memory(text: str) -> int:
@@ -198,13 +198,13 @@ def _first(nodes: str) -> str:
 
 
 def configuration(timeout: float) -> Fields | str:
-    """Return Slurm's configuration, or the reason why it is not told."""
+    """Return Slurm's configuration, or the reason why it is unknown."""
     answer = _ask(["scontrol", "show", "config"], timeout)
     return config_of(answer.out) if answer.code == 0 else _reason(answer, timeout)
 
 
 def partition(name: str, timeout: float) -> Fields | str:
-    """Return a partition's fields, none if there is no such partition, or the reason why they are not told."""
+    """Return a partition's fields, none if there is no such partition, or the reason why they are unknown."""
     answer = _ask(["scontrol", "--oneliner", "show", "partition", name], timeout)
     if answer.code == 0:
         return dict(word.partition("=")[::2] for word in answer.out.split())
@@ -218,7 +218,7 @@ def _reason(answer: Answer, timeout: float) -> str:
 
 
 def room(directives: Sequence[tuple[str, str]], timeout: float) -> int | None:
-    """Return how many more jobs with these directives may be submitted; None where Slurm sets or tells no limit.
+    """Return the number of further jobs with these directives that may be submitted; None without a known limit.
 
     The limits of the QoS and of the association (MaxSubmitJobs) count; jobs that wait or run are taken from them.
     """

@@ -111,7 +111,7 @@ class _OfNode(NamedTuple):
 
 
 def _of_node(site: Site, request: JobRequest, name: str) -> _OfNode:
-    """Return what to ask for of each node: of what the profile says a node has, the share of the GPUs."""
+    """Return the request for each node: of what the profile says a node has, the share of the GPUs."""
     spec, asked = request.spec, request.asked
     part = partitions.node_part(site, name, spec)
     kinds = partitions.nodes_for(site, name, spec)
@@ -137,7 +137,7 @@ def _of_node(site: Site, request: JobRequest, name: str) -> _OfNode:
 
 
 def _are_whole_nodes(site: Site, directives: tuple[Directive, ...]) -> bool:
-    """Return whether no other user's job can be on the nodes; False if only a doubtful value says so.
+    """Return True if no other user's job can be on the nodes; False if only a doubtful value says so.
 
     Values of a project's file or a script's line are doubtful (:func:`hpcml.sites.lookup.load`).
     """
@@ -154,7 +154,7 @@ def _are_whole_nodes(site: Site, directives: tuple[Directive, ...]) -> bool:
 
 
 def _is_whole(site: Site, name: str, cpus: int) -> bool:
-    """Return whether a job with so many CPUs per node has the nodes of a partition alone, for certain."""
+    """Return True if a job with so many CPUs per node has the nodes of a partition alone, for certain."""
     partition, table = site.partitions.get(name, Partition()), f"partitions.{name}"
     if partition.whole_nodes and not site.doubtful(f"{table}.whole_nodes"):
         return True
@@ -186,7 +186,7 @@ def _on_shares(site: Site, request: JobRequest, name: str, directives: tuple[tup
 
 
 def _shares(site: Site, request: JobRequest, name: str, directives: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Return what the profile, not the user, had the job ask for of a node, by the option that asks for it."""
+    """Return the amounts that the profile, not the user, asked for of a node, by the option that asks for it."""
     part, share = partitions.node_part(site, name, request.spec), _of_node(site, request, name)
     all_gpus = request._replace(spec=request.spec.changed(gpus_per_node=part.of or part.gpus))
     whole, to_memory = _of_node(site, all_gpus, name), units.format_memory_for_slurm
@@ -277,7 +277,7 @@ def _directives(
 ) -> tuple[Directive, ...]:
     """Return the #SBATCH options in order, as (option, value) with an empty value for a flag.
 
-    The profile's ``extra`` replace hpcml's own, but none that stands for an option of the user's. What the user passes
+    The profile's ``extra`` replace hpcml's own, but none that represents an option of the user's. What the user passes
     to sbatch comes last.
     """
     spec = request.spec
@@ -318,7 +318,7 @@ def _remover(site: Site, partition_name: str, option: str) -> str:
 
 
 def _spoken_of(removed: set[str]) -> set[str]:
-    """Return the options of which another note speaks: memory by CPU stands in the place of --mem, if it is passed."""
+    """Return the options of which another note speaks: memory by CPU replaces --mem, if it is passed."""
     return set() if "--mem-per-cpu" in removed else {"--mem"}
 
 
@@ -401,8 +401,8 @@ def _extra(
 
 
 def dependency(spec: RunRequest) -> str:
-    """Return the jobs that have to end before, as Slurm takes them: all of them."""
-    jobs = [f"{_AFTER[one.when]}:{one.job}" for one in spec.place.after]
+    """Return the jobs that have to end before, as Slurm takes them: all of them; UsageError if ``?`` joins others."""
+    jobs = [f"{_AFTER[awaited.when]}:{awaited.job}" for awaited in spec.place.after]
     if jobs and "?" in spec.place.dependency:
         hint = "Remove --after, and write all start conditions with job ids in --dependency."
         raise UsageError(
@@ -484,7 +484,7 @@ def array_launcher(launcher: Launcher, folder: Path) -> Launcher:
 def launcher(site: Site, request: JobRequest, role: Role) -> Launcher:
     """Return srun and its options for a role; how many CPUs a task has is known in the allocation.
 
-    ``--wait=0`` and ``--kill-on-bad-exit`` are said outright, because a site's WaitTime would otherwise kill the
+    ``--wait=0`` and ``--kill-on-bad-exit`` are explicit, because a site's WaitTime would otherwise kill the
     other workers after the first one's end; ``--overlap``, because the steps share the first node.
     """
     count = request.spec.size.nodes

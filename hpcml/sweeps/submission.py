@@ -119,7 +119,7 @@ class Faults:
 
 
 def _to_run(planned: Sequence[Planned], progress: Progress, faults: Faults, only: tuple[str, ...]) -> list[Planned]:
-    """Return the points to run: what no run has ended or goes on with, or only what failed by one of some kinds.
+    """Return the points to run: those that no run has ended or is running, or only what failed by one of some kinds.
 
     What failed by the fault of a node that can be left out counts as not ended.
     """
@@ -233,7 +233,7 @@ def _not_raised(resource: str, now: str, partition: str, *, full: bool) -> str:
 
 
 def check_names(names: Collection[str], arguments: Sequence[str]) -> None:
-    """Refuse a name that the script's own arguments give already: which of the two counted would be a guess."""
+    """Raise UsageError if the script's own arguments give a name already: which of the two counted would be a guess."""
     given = {word.partition("=")[0] for word in arguments}
     if twice := sorted(name for name in names if f"--{name}" in given):
         hint = f"Remove --{twice[0]} after --, or remove {twice[0]} from the points."
@@ -252,7 +252,7 @@ def check_packages(prepared: Prepared, more: Sequence[str]) -> None:
 
 
 def check_worker_groups(prepared: Prepared) -> None:
-    """Refuse more points at once than there are workers."""
+    """Raise UsageError if more points are to run at once than there are workers."""
     inside = prepared.plan.inside
     if inside.points.at_once <= inside.worker_count:
         return

@@ -74,7 +74,7 @@ CASES = [
     Bad("rerun-with-an-option-of-the-script", ("rerun", "last", "--k", "7"), U, ("no option '--k'", "hpcml rerun RUN -- ARGS")),
     Bad("sweep-with-an-option-of-the-script", ("sweep", "job.py", "--k", "7,8"), U, ("no option '--k'", "--grid k=VALUE")),
     Bad("option-of-the-script-before-it", ("submit", "--k", "7", "job.py"), U, ("no option '--k'", "after the script")),
-    Bad("sweep-rm", ("sweep", "rm", "train"), N, ("no script 'rm'", "hpcml rm RUN")),
+    Bad("sweep-rm", ("sweep", "rm", "train"), N, ("Unknown sweep 'train'", "hpcml sweep SCRIPT")),
     Bad("ls-with-a-word", ("ls", "train"), U, ("arguments: train", "hpcml ls --grep train")),
     Bad("script-as-command", ("job.py",), U, ("no command 'job.py'", "Did you mean hpcml submit job.py?")),
     Bad("unknown-option", ("submit", "--frobnicate", "job.py"), U, ("--frobnicate", "hpcml submit --help")),

@@ -86,7 +86,7 @@ def test_nothing_is_advised_that_the_site_does_not_take(world: World) -> None:
     starved = {"exit_status": 137, "by": "script", "state": "OUT_OF_MEMORY", "message": "out of memory"}
     late = {"exit_status": 85, "by": "scheduler", "state": "TIMEOUT", "message": "the time limit was reached"}
     for more, end, expected in (
-        (("--cpus-per-node", "8"), starved, ["--set", "workers.threads=4"]),
+        (("--cpus-per-node", "8"), starved, ["--set", "workers.threads=1"]),  # of 2
         (("--cpus-per-node", "8", "--set", "workers.threads=1"), starved, ["--nodes", "4"]),
         (("--set", "workers.threads=1", "--nodes", "3"), starved, []),
         ((), late, []),

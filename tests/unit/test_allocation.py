@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
+from unittest.mock import Mock
 
 import pytest
 
@@ -19,7 +20,7 @@ from hpcml import subprocesses
 from hpcml.cli import hold, run, submit
 from hpcml.errors import REFUSED, HpcmlError, SiteError, StorageError, UsageError
 from hpcml.held import Part
-from hpcml.kinds.hold.node.holding import Holding
+from hpcml.kinds.hold.node.holding import TOLD_TO_END, Holding
 from hpcml.options.parser import Parser
 from hpcml.options.reading import request_of
 from hpcml.paths import RunPaths
@@ -311,6 +312,19 @@ def test_of_two_runs_at_the_same_moment_one_that_does_not_wait_is_refused(kept: 
     assert kept.look() == ["a-1-1-0"]
     assert json.loads((late / "status.json").read_text())["exit_status"] == REFUSED
     assert [*kept.paths.queue.iterdir()] == []
+
+
+def test_a_hold_ends_after_the_processes_that_started_ahead(kept: Kept) -> None:
+    ready = Mock(lives=True)
+    kept.holding.ahead = ready
+    kept.holding.tell_to_end()
+    assert kept.holding.poll() is None, "its directory is left"
+    kept.look()
+    ready.lives = False
+    kept.look()
+    assert kept.holding.poll() == TOLD_TO_END
+    ready.end.assert_called_once_with()
+    ready.remove.assert_called_once_with()
 
 
 def test_a_run_that_does_not_get_into_the_hold_leaves_nothing_there(tmp_path: Path) -> None:

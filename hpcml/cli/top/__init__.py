@@ -1,4 +1,4 @@
-"""``hpcml top``: a run as it stands, live or once; each module is a way to show it, or a part of one."""
+"""``hpcml top``: the state of a run, live or once; each module is a way to show it, or a part of one."""
 
 from hpcml.cli.top.live import add_options, run
 

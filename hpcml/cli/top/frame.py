@@ -169,7 +169,7 @@ def _work(view: View, width: int) -> list[Line]:
 
 
 def _tasks(work: Work, width: int, *, over: bool) -> list[Line]:
-    """Return how many tasks are done, with a bar where there is room; what is least wanted goes where there is none."""
+    """Return the number of done tasks, with a bar if there is room; what is least wanted goes where there is none."""
     if work.known is None or work.done is None:
         return []
     parts = [f"{work.done:,} of {work.known:,} done"]
@@ -192,7 +192,7 @@ def _tasks(work: Work, width: int, *, over: bool) -> list[Line]:
 
 
 class _Row(NamedTuple):
-    """A node, one of its GPUs, or all nodes; ``text`` stands in the place of the cells. Bars are fractions."""
+    """A node, one of its GPUs, or all nodes; ``text`` replaces the cells. Bars are fractions."""
 
     name: str
     sub: str = ""
@@ -239,7 +239,7 @@ def _worst_and_best(view: View, row: Callable[[Node], _Row], kept: int) -> list[
 
 
 def _rank(node: Node) -> tuple[bool, float, float, str]:
-    """Return what orders nodes, the worst first: silent ones, then by how little is used."""
+    """Return the key that orders nodes, the worst first: silent ones, then by how little is used."""
     return node.sampled and not node.silent, -node.silent, _use(node) or 0.0, node.name
 
 
@@ -255,7 +255,7 @@ def _of_node(view: View, node: Node, row: Callable[[Node], _Row]) -> _Row:
 
 
 def _trouble(view: View, node: Node) -> str:
-    """Return why there is nothing to show of a node, or what is wrong with it."""
+    """Return the reason why a node has nothing to show, or its fault."""
     if not node.sampled:
         return "no data yet" if _waits(view, node) else "no data"
     return f"no data for {duration(node.silent)}" if node.silent and not view.status.over else ""
@@ -339,7 +339,7 @@ def _all_row(nodes: Sequence[Node], with_gpus: bool) -> _Row:
 
 
 class _Titles(NamedTuple):
-    """What stands over the columns."""
+    """The titles over the columns."""
 
     sub: str
     use: str
@@ -358,7 +358,7 @@ class _Widths(NamedTuple):
 
 
 def _widths(rows: Sequence[_Row], titles: _Titles, width: int) -> _Widths:
-    """Return how wide the parts are; what there is no room for goes first at the right end, then the bars shrink."""
+    """Return the widths of the parts; what there is no room for goes first at the right end, then the bars shrink."""
     name = min(_LONGEST_NAME, max(len("node"), *(cells(shown(row.name)) for row in rows)))
     sub = max(len(titles.sub), *(len(row.sub) for row in rows)) if titles.sub else 0
     use = max(4, *(len(row.use_text) for row in rows))

@@ -102,7 +102,7 @@ class _Reader:
                     line, has_begun = own, True
                 if has_begun:
                     *lines, line = line.split(b"\n")
-                    self._views += [answers.of_view(one, self.host) for one in lines[-1:]]
+                    self._views += [answers.of_view(view_line, self.host) for view_line in lines[-1:]]
                 if len(line) > answers.LONGEST_VIEW:
                     raise answers.wrong(self.host, f"the data for hpcml top has more than {answers.LONGEST_VIEW} bytes")
         except ConfigError as error:

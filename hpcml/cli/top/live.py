@@ -166,7 +166,7 @@ def _follow(
 
 
 def _source(run: directories.Run) -> Callable[[run_status.Status], View]:
-    """Return what makes views of a run from how it stands."""
+    """Return the function that makes views of a run from its status."""
     from hpcml import kinds
     from hpcml.cli.why import cause_of
     from hpcml.runs import rank_logs, record, view
@@ -336,7 +336,7 @@ class Screen:
 
     @property
     def resized(self) -> bool:
-        """Whether the terminal has another size than what stands on it."""
+        """Whether the terminal has another size than what it shows."""
         return self.size() != self._size
 
     def draw(self, frame: Callable[[int, int], Sequence[Line]]) -> None:
@@ -409,7 +409,7 @@ class Screen:
             self._stop()
 
     def _stop(self) -> None:
-        """Give the terminal back, stop as the shell expects it, and take the terminal again when it goes on."""
+        """Give the terminal back, stop as the shell expects it, and take the terminal again when it continues."""
         self._stop_asked = False
         self._give_back()
         handler = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
@@ -418,5 +418,5 @@ class Screen:
         self._take()
 
     def _continued(self, _number: int, _frame: FrameType | None) -> None:
-        """Draw all anew after a stop that could not be noticed (SIGSTOP); what the shell wrote meanwhile is gone."""
+        """Draw all again after a stop that could not be noticed (SIGSTOP); what the shell wrote meanwhile is gone."""
         self._size = (0, 0)

@@ -70,7 +70,7 @@ class Activity(NamedTuple):
         return sums
 
     def figures(self, begin: float, end: float) -> tuple[dict[str, float], dict[str, str]]:
-        """Return what made tasks slow, each in percent of the time between two times, and words for sentences."""
+        """Return the causes of slow tasks, each in percent of the time between two times, and words for sentences."""
         seconds = self._seconds(begin, end)
         whole = seconds.pop("sampled")
         if whole < _SHORTEST:
@@ -81,8 +81,8 @@ class Activity(NamedTuple):
         work = increase(list(self.work)) or 0.0
         shares = {name: (increase(list(one)) or 0.0) / work if work else 0.0 for name, one in counters.items()}
         figures |= {name: with_tasks * share for name, share in shares.items()}
-        count = sum(one.tasks for one in self.functions)
-        mean = sum(one.seconds for one in self.functions) / count if count else 0.0
+        count = sum(function.tasks for function in self.functions)
+        mean = sum(function.seconds for function in self.functions) / count if count else 0.0
         if mean >= _TINY or not count:
             del figures["tiny_tasks"]
         texts = {"tasks": f"{count:,.0f}", "task_time": f"{1000 * mean:.2g} ms"}
@@ -94,7 +94,7 @@ class Activity(NamedTuple):
         return figures, texts
 
     def last(self) -> float | None:
-        """Return when there were tasks last; None if there were none, or it is not known."""
+        """Return the time of the last tasks; None if there were none, or it is unknown."""
         for place in range(len(self.t) - 1, -1, -1):
             before = self.done[place - 1] if place else 0.0
             now = self.done[place]
@@ -165,7 +165,7 @@ def _workers(device: Device) -> tuple[str, ...]:
 
 
 def _activity(series: Series[DaskSample]) -> Activity | None:
-    """Return what Dask did; None if there are no samples."""
+    """Return the activity of Dask; None if there are no samples."""
     if not (rows := in_order(series.samples)):
         return None
     names = dict.fromkeys(name for row in rows for name in row.workers)
@@ -210,7 +210,7 @@ def _on_files(worker: WorkerSample) -> float:
 
 def _of_threads(row: DaskSample, count: Callable[[WorkerSample], float]) -> float:
     """Return the share of the workers' threads that is counted."""
-    threads = sum(one.threads or 0 for one in row.workers.values())
+    threads = sum(worker.threads or 0 for worker in row.workers.values())
     return min(1.0, sum(map(count, row.workers.values())) / threads) if threads else 0.0
 
 

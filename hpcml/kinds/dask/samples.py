@@ -97,7 +97,7 @@ class Measurement:
         self.functions_before: dict[str, FunctionSample] = {}  # until Dask was restarted
 
     def sample(self) -> DaskSample:
-        """Return what the scheduler knows now."""
+        """Return the state of the scheduler now."""
         tasks = self._tasks()
         self.functions = self._functions()
         return DaskSample(round(time.time(), 2), tasks, *self._activity(), self._workers(), self.functions)

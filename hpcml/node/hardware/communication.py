@@ -27,7 +27,7 @@ class NoProtocolError(Exception):
 
 
 def choose_protocol(settings: Settings, without_rdma: Sequence[str] = ()) -> tuple[str, str]:
-    """Return Dask's protocol, ``tls``, ``tcp`` or ``ucx``, and the reason.
+    """Return Dask's protocol, ``tls``, ``tcp`` or ``ucx``, and the reason; NoProtocolError for UCX without its package.
 
     ``auto`` takes UCX where it has a faster transport than TCP, between the GPUs of a node or on InfiniBand, and where
     no other user reaches UCX's own TCP (:attr:`Settings.ucx`). CPU workers and a single GPU speak TLS, which also
@@ -51,7 +51,7 @@ def choose_protocol(settings: Settings, without_rdma: Sequence[str] = ()) -> tup
 
 
 def _of_several_gpus(settings: Settings, gpus: int, without_rdma: Sequence[str]) -> tuple[str, str]:
-    """Return what ``auto`` takes for GPUs whose environment has UCX, and the reason."""
+    """Return the protocol that ``auto`` takes for GPUs whose environment has UCX, and the reason."""
     if not settings.ucx:
         return "tls", "other users of the node could connect to UCX; see resources.exclusive"
     if variable := _chosen_by_user(settings.ucx):
@@ -136,7 +136,7 @@ def own_addresses(interface: str, *, single_node: bool) -> list[str]:
     by_name = sysfs.addresses()
     if interface:
         return by_name.get(interface, [])[:1]
-    return list(dict.fromkeys(one for several in by_name.values() for one in several if not one.startswith("127.")))
+    return list(dict.fromkeys(ip for several in by_name.values() for ip in several if not ip.startswith("127.")))
 
 
 def _of_own_name(host: str) -> tuple[str, str]:
@@ -179,9 +179,9 @@ def choose_address(interface: str, *, single_node: bool) -> tuple[str, str]:
                 f"interface {interface} has no IPv4 address on this node (existing interfaces: {others})"
             )
         return addresses[interface], f"interface {interface} from the profile"
-    for one in sysfs.interfaces(Path("/")):
-        if one.kind == "infiniband" and one.ipv4:
-            return one.ipv4[0], f"InfiniBand interface {one.name}"
+    for adapter in sysfs.interfaces(Path("/")):
+        if adapter.kind == "infiniband" and adapter.ipv4:
+            return adapter.ipv4[0], f"InfiniBand interface {adapter.name}"
     address, elsewhere = _of_own_name(host := socket.gethostname())
     if address:
         return address, f"address of {host}"

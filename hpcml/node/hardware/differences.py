@@ -51,7 +51,7 @@ def _others(holders: list[str], rest: int) -> str:
 
 
 def _traits(probes: Iterable[Node]) -> list[_Trait]:
-    """Return what is compared, the gravest first."""
+    """Return the traits that are compared, the gravest first."""
     nodes = list(probes)
     packages = sorted({name for node in nodes for name in node.packages.packages})
     transports = sorted({name for node in nodes for name in node.ucx.transports})

@@ -47,7 +47,7 @@ class Vendor(Protocol):
         """Return the version of the kernel's driver, None without one."""
 
     def rows(self) -> tuple[Smi, ...]:
-        """Return what the vendor's own command shows; nothing where it does not answer."""
+        """Return the rows that the vendor's own command shows; nothing where it does not answer."""
 
     def is_shared(self, root: Path) -> bool:
         """Whether a server runs that lets programs of several users share GPUs."""

@@ -57,7 +57,7 @@ class Asker:
         self.nvml, self.errors = nvml, dict[str, str]()
 
     def __call__(self, fact: str, function: str, *arguments: Any) -> Any:
-        """Return what a function answers, None if NVML refuses; the words are kept under ``fact``."""
+        """Return the answer of a function, None if NVML refuses; the words are kept under ``fact``."""
         try:
             return getattr(self.nvml, function)(*arguments)
         except (self.nvml.NVMLError, AttributeError, ValueError) as error:  # AttributeError: an older nvidia-ml-py
@@ -65,7 +65,7 @@ class Asker:
             return None
 
     def refused(self, function: str, *arguments: Any) -> bool:
-        """Call a function that answers nothing; return whether NVML refused."""
+        """Call a function that answers nothing; return True if NVML refused."""
         try:
             getattr(self.nvml, function)(*arguments)
         except (self.nvml.NVMLError, AttributeError, ValueError):
@@ -148,7 +148,7 @@ def memory_of(device: str, pid: int) -> tuple[int, int] | None:
     if amounts is None:
         return None
     processes = ask("processes", "nvmlDeviceGetComputeRunningProcesses", handle) or []
-    taken = next((one.usedGpuMemory for one in processes if one.pid == pid), None)  # None too where it may not be told
+    taken = next((entry.usedGpuMemory for entry in processes if entry.pid == pid), None)  # None too where it is hidden
     return int(amounts.used if taken is None else taken), int(amounts.free)
 
 

@@ -96,7 +96,7 @@ class Gpus:
         )
 
     def _nvlink(self, place: int) -> Traffic:
-        """Return what a GPU has received and sent over all its links."""
+        """Return the bytes that a GPU has received and sent over all its links."""
         if not self.links[place]:
             return Traffic()
         sent, received, _ = nvidia.link_bytes(self.nvml, self.gpus[place][1], self.links[place])

@@ -59,7 +59,7 @@ class Inspection:
 
 
 def demand_of(settings: Settings) -> Demand:
-    """Return what a run asks of each node; ranks judge their packages themselves."""
+    """Return the demand of a run on each node; ranks judge their packages themselves."""
     gpu, gpus = settings.workers.gpu, settings.gpus
     ucx = settings.network.protocol == "ucx"
     rapids = gpu is not None and (gpus > 0 or ucx)

@@ -81,7 +81,7 @@ def probe(
     program: str = "",
     scratch: str = "",
 ) -> Node:
-    """Return what this node has. It does not raise: what fails has its reason in ``probing.errors``.
+    """Return the record of what this node has. It does not raise: what fails has its reason in ``probing.errors``.
 
     Parameters
     ----------
@@ -225,7 +225,7 @@ def _disk(root: Path, folder: str) -> Disk:
 def _more_of(gpu: Gpus, root: Path, ports: Sequence[record.Port], *, thorough: bool) -> Gpus:
     """Return GPUs with what is known without the driver's answers, also of those that the job may not use."""
     asked = gpus.vendor()
-    gpu = gpu._replace(names=asked.names(root) or tuple(one.name for one in gpu.gpus))
+    gpu = gpu._replace(names=asked.names(root) or tuple(gpu_found.name for gpu_found in gpu.gpus))
     if not thorough:
         return gpu
     return gpu._replace(slots=tuple(_slots(root, ports)), smi=asked.rows(), mps=asked.is_shared(root))
@@ -256,7 +256,7 @@ def ask_job() -> Job:
 
 
 def _ssh(node: str, nodes: str) -> str:
-    """Return whether the job's other node lets its user in, as a sentence; nothing if there is no other."""
+    """Return the answer of the job's other node to a login of its user, as a sentence; nothing if there is no other."""
     try:
         other = next((name for name in expand_hosts(nodes) if name != node), "")
     except ValueError:

@@ -150,7 +150,7 @@ def failures(modules: tuple[str, ...]) -> dict[str, str]:
 
 
 def mounted() -> list[str]:
-    """Return where folders and files of the host are mounted over the image."""
+    """Return the places where folders and files of the host are mounted over the image."""
     places = []
     for line in pathlib.Path("/proc/self/mountinfo").read_text(encoding="utf-8").splitlines():
         before, _, after = line.partition(" - ")
@@ -161,12 +161,12 @@ def mounted() -> list[str]:
 
 
 def within(paths: Iterable[str], places: list[str]) -> list[str]:
-    """Return the paths that lie in one of these places, and are the host's and not the image's."""
+    """Return the paths that are in one of these places, and are the host's and not the image's."""
     return [path for path in paths if any(path == place or path.startswith(f"{place}/") for place in places)]
 
 
 def verbs() -> str:
-    """Return why InfiniBand's library cannot be loaded, or nothing."""
+    """Return the reason why InfiniBand's library cannot be loaded, or nothing."""
     reason = ""
     for path in ("libibverbs.so.1", f"{sys.prefix}/lib/libibverbs.so.1"):
         if path.startswith("/") and not os.path.exists(path):
@@ -192,7 +192,7 @@ def driver() -> str:
 
 
 def compute() -> str:
-    """Return why one GPU cannot add three numbers, or nothing."""
+    """Return the reason why one GPU cannot add three numbers, or nothing."""
     try:
         cudf: Any = importlib.import_module("cudf")
         total = int(cudf.Series([1, 2, 3]).sum())

@@ -69,7 +69,7 @@ def sysfs_bus_id(bus_id: str) -> str:
 
 
 def pci_of(device: Path) -> Place:
-    """Return where a device is, from its folder in sysfs or a link to it; empty if it is no PCI device, or hidden."""
+    """Return the place of a device, from its folder in sysfs or a link to it; empty if hidden, or no PCI device."""
     try:
         parts = Path(os.path.realpath(device, strict=True)).parts
         last = max((index for index, part in enumerate(parts) if _ADDRESS.fullmatch(part)), default=0)
@@ -208,7 +208,7 @@ def cpus(root: Path) -> Cpus:
 
 
 def memory(root: Path) -> int:
-    """Return the node's memory in bytes."""
+    """Return the node's memory in bytes; ValueError if Linux does not show it."""
     match = re.search(r"^MemTotal:\s*([0-9]+) kB", (root / "proc/meminfo").read_text(), re.MULTILINE)
     if match is None:
         raise ValueError("/proc/meminfo has no MemTotal")
@@ -258,7 +258,7 @@ def verbs(root: Path) -> tuple[str, ...]:
 
 
 def distance(a: Place, b: Place) -> str:
-    """Return how far two devices (:func:`pci_of`) are from each other.
+    """Return the distance between two devices (:func:`pci_of`).
 
     ``PIX``: at most one PCIe switch between them; ``PXB``: several, but not the host bridge; ``PHB``: the host bridge;
     ``NODE``: host bridges of one NUMA node; ``SYS``: NUMA nodes. Two devices without a known NUMA node count as of one.

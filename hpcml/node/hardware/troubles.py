@@ -35,7 +35,7 @@ class Trouble(NamedTuple):
 
 
 def find_troubles(node: Node, demand: Demand) -> list[Trouble]:
-    """Return what is wrong with a node for a run, the fatal first; ``node`` is its probe."""
+    """Return the faults of a node for a run, the fatal first; ``node`` is its probe."""
     found: list[Trouble] = []
     if demand.gpus:
         found += _gpus_missing(node, demand.gpus)

@@ -76,7 +76,7 @@ class Connection:
             self.selector.modify(self.socket, _READ | _WRITE if self.unsent else _READ, data)
 
     def receive(self, most: int) -> bytes:
-        """Return what has arrived, at most so many bytes; if there can be no more, ``why`` says so."""
+        """Return the bytes that have arrived, at most so many; if there can be no more, ``why`` says so."""
         try:
             data = self.socket.recv(most)
         except BlockingIOError:

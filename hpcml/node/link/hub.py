@@ -96,7 +96,7 @@ class Hub:
         return news
 
     def read_files(self) -> list[tuple[str, dict[str, Any]]]:
-        """Return what agents that cannot connect have written, and write again what a full disk did not take."""
+        """Return the messages of agents without a connection, and write again what a full disk did not take."""
         if self.folder is None:
             return []
         for node in nodes_that_write(files.listed(self.folder)) - self.by_file.keys():

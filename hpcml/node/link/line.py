@@ -85,7 +85,7 @@ class Line:
 
 
 def nonce() -> bytes:
-    """Return what the supervisor says first on a connection: the other end signs it."""
+    """Return the nonce that the supervisor sends first on a connection: the other end signs it."""
     return secrets.token_hex(_NONCE).encode() + b"\n"
 
 

@@ -138,7 +138,7 @@ class Uplink:
         parent = os.getppid()
         while time.monotonic() < until and os.getppid() == parent and not self.lost:
             self.wait(AGAIN)
-            orders = {one.get("do") for one in self.receive()}
+            orders = {order.get("do") for order in self.receive()}
             if orders & {order, "close"}:
                 return "close" not in orders
         return False
@@ -200,7 +200,7 @@ class Uplink:
         return True
 
     def _connect(self) -> bool:
-        """Open the line, and say hello; return whether there is one."""
+        """Open the line, and say hello; return True if there is one."""
         line, self.ways = connect(self.places, self.key, self.name)
         if line is None:
             return False

@@ -11,7 +11,7 @@ from hpcml.samples import Gpu
 
 
 class Beside:
-    """GPUs asked in a thread: a driver may wait for ever for one that has fallen off the bus, and the rest goes on."""
+    """GPUs asked in a thread: a driver may wait for ever for one that fell off the bus, and the rest continues."""
 
     def __init__(self, make: Callable[[], Sampler]) -> None:
         self.header: tuple[Gpu, ...] = ()

@@ -232,7 +232,7 @@ class Stopper:
 
 
 def on_stop(function: Callable[[], object], every: str | float, near: Callable[[], bool]) -> None:
-    """Have a function called before the run ends; the last one that was named counts."""
+    """Have a function called before the run ends, the last one named; RuntimeError outside the main thread."""
     global _stopper  # noqa: PLW0603 - signals have one answer in a process
     if threading.current_thread() is not threading.main_thread():
         raise RuntimeError("call hpcml.run.on_stop in the script's main thread, which receives signals")
@@ -250,5 +250,5 @@ def _seconds(every: str | float) -> float:
 
 
 def stop() -> NoReturn:
-    """End the script with the status that says: saved, to be continued."""
+    """Raise SystemExit with the status that says: saved, to be continued."""
     raise SystemExit(STOPPED)

@@ -45,7 +45,7 @@ def _environment_of_script() -> dict[str, str]:
 
 
 def current() -> dict[str, Any]:
-    """Return what a child of this process inherits, and what multiprocessing gives to one."""
+    """Return the settings that a child of this process inherits, and those that multiprocessing gives to one."""
     try:
         folder = os.getcwd()  # noqa: PTH109 - pathlib is not loaded before a script
     except FileNotFoundError:

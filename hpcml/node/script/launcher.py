@@ -340,7 +340,7 @@ def _hidden_by(top: str, library: _StandardLibrary) -> str:
 
 
 def _without_files(error: BaseException) -> str:
-    """Return the folder of a file that could not be made for want of inodes, empty if it was not that."""
+    """Return the folder of a file that could not be made without free inodes, empty if it was not that."""
     if not isinstance(error, OSError) or error.errno not in (28, 122) or not isinstance(error.filename, str):
         return ""
     folder = os.path.dirname(os.path.abspath(error.filename))  # noqa: PTH100, PTH120 - pathlib is not loaded

@@ -37,7 +37,7 @@ _LONGEST_REPORT = 1 << 20  # bytes
 
 
 def main() -> NoReturn:
-    """Import what all points need, do what the supervisor orders, and exit with the status that it chooses."""
+    """Import what all points need, do what the supervisor orders, and raise SystemExit with its status."""
     context, link = load(), Connection(int(os.environ.pop(LINK)))
     interpreter.install_kind()  # before what it replaces is imported
     with processes.long_import():

@@ -40,7 +40,7 @@ class Group(Protocol):
     """The processes of the kind that one point at a time uses."""
 
     def reset(self) -> str:
-        """Reset the group, and return why its workers were restarted, empty if they were not."""
+        """Reset the group, and return the reason why its workers were restarted, empty if they were not."""
 
 
 class Resets(Protocol):
@@ -89,7 +89,7 @@ class Resetter:
         return time.monotonic() - self.asked > ANSWER
 
     def answer(self) -> str:
-        """Return why workers were restarted, empty if they were not.
+        """Return the reason why workers were restarted, empty if they were not.
 
         Raises
         ------
@@ -245,9 +245,9 @@ def _be_script(main: Callable[[], None]) -> NoReturn:
         threading._shutdown()  # type: ignore[attr-defined] # noqa: SLF001 - as multiprocessing ends its children
         atexit._run_exitfuncs()  # noqa: SLF001 - as above
         vars(sys.modules["__main__"]).clear()
-        for one in gc.get_objects():  # those from before the fork are not among them
-            if isinstance(one, io.IOBase) and not one.closed:
-                one.flush()
+        for member in gc.get_objects():  # those from before the fork are not among them
+            if isinstance(member, io.IOBase) and not member.closed:
+                member.flush()
     finally:
         for stream in (sys.stdout, sys.stderr):
             stream.flush()

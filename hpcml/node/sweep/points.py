@@ -68,7 +68,7 @@ class Plan(NamedTuple):
 
 
 def plan(path: Path) -> Plan:
-    """Return what a run was submitted with."""
+    """Return the plan with which a run was submitted."""
     table = files.read_json(path) or {}
     points = tuple(Point(**point) for point in table["points"])
     study = Settings(**table["study"]) if table.get("study") else None
@@ -76,7 +76,7 @@ def plan(path: Path) -> Plan:
 
 
 def notes(context: Context, key: str, kind: str) -> Path:
-    """Return where a point writes for the supervisor: its error, its reports."""
+    """Return the file that a point writes for the supervisor: its error, its reports."""
     return context.attempt.directory / f"point-{key}.{kind}"
 
 
@@ -163,7 +163,7 @@ def record(context: Context, running: RunningPoint, end: End, *, is_cut: bool) -
 
 
 def _why(context: Context, key: str, error: Path, end: End, began: float) -> dict[str, Any]:
-    """Return why a point failed in some words, of which kind that is, and the rule and the nodes that show it."""
+    """Return the cause of a point's failure in some words, its kind, and the rule and the nodes that show it."""
     from hpcml.failures.cause import kind_of
 
     log = context.run.log_of(key)
@@ -180,7 +180,7 @@ def _why(context: Context, key: str, error: Path, end: End, began: float) -> dic
 
 
 def _reports(path: Path) -> dict[str, Any]:
-    """Return what a point reported: the last value of each metric, the last step, and how often it reported."""
+    """Return the summary of a point's reports: the last value of each metric, the last step, and their number."""
     metrics: dict[str, float | None] = {}
     reported: dict[str, Any] = {"metrics": metrics, "reports": 0}
     try:
@@ -203,7 +203,7 @@ def _reports(path: Path) -> dict[str, Any]:
 
 
 def _cause(note: Path, status: int) -> str:
-    """Return why a point failed, in some words; empty if that is not known."""
+    """Return the cause of a point's failure, in some words; empty if that is not known."""
     table = files.read_json(note)
     if table and table["chain"]:
         error = table["chain"][0]
@@ -216,7 +216,7 @@ def _cause(note: Path, status: int) -> str:
 
 
 def cause_of(context: Context, log: Path, error: Mapping[str, Any], end: End, began: float) -> Cause | None:
-    """Return why a point failed, by the rules of ``hpcml why``: its error, its log and what workers wrote meanwhile.
+    """Return the cause of a point's failure, by the rules of ``hpcml why``: its error, its log and its workers' logs.
 
     Parameters
     ----------

@@ -200,7 +200,7 @@ class Points(Queue):
             self._expect(-1)
 
     def check(self) -> None:
-        """End the run if the forker has owed an answer for too long; one that is stopped or blocked owes nothing."""
+        """Raise RunEndedError if the forker has owed an answer for too long; a stopped or blocked one owes nothing."""
         longest = max(LATE, self.context.settings.deadlines.workers)
         late = [slot for slot, since in self.owed.items() if self.state.clock.seconds - since > longest]
         if not late or not self.forker:
@@ -242,8 +242,8 @@ class Points(Queue):
                 self._reset_done(running, **message)
             case "signalled":
                 self.is_told = True
-                for one in self.running.values():
-                    one.tell_to_end()
+                for point in self.running.values():
+                    point.tell_to_end()
 
     def _reset_done(self, running: RunningPoint | None, slot: int, restarted: str, problem: str, **_: str) -> None:
         """Take note of a reset after a point, or before one that waits for it and does not begin after a problem."""
@@ -360,7 +360,7 @@ class Points(Queue):
         self._expect(-1)
 
     def end(self) -> End:
-        """Return how the sweep ended, if the forker ended as it was ordered."""
+        """Return the end of the sweep, if the forker ended as it was ordered."""
         end = self.outcome
         assert end is not None
         if self.is_connected:

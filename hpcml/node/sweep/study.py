@@ -1,7 +1,7 @@
 """The study of a sweep that is searched or pruned: Optuna's, in a journal file that all jobs of the sweep append to.
 
 Optuna (T. Akiba, S. Sano, T. Yanase, T. Ohta, M. Koyama: "Optuna: A Next-generation Hyperparameter Optimization
-Framework", KDD 2019) is asked for a point's values when the point begins, is told what the point reports, and says
+Framework", KDD 2019) is asked for a point's values when the point begins, gets what the point reports, and says
 whether to stop it. The process that starts the points does that for all of them.
 """
 
@@ -78,13 +78,13 @@ class Study:
         return point._replace(values=values, texts=texts, shown=f"{point.shown} {shown}")
 
     def _chosen(self, name: str, value: Any) -> Any:
-        """Return what the study has for a value of a point: of a choice its text."""
+        """Return the study's form of a point's value: of a choice its text."""
         return next(
             (text for text, one in self.settings.typed.get(name, {}).items() if repr(one) == repr(value)), value
         )
 
     def report(self, key: str, step: int | None, metrics: Mapping[str, float | None]) -> bool:
-        """Take note of a report, and return whether its point is to stop; once it is, it stays so."""
+        """Take note of a report, and return True if its point is to stop; once it is, it stays so."""
         if key in self.pruned or self.settings.metric not in metrics:
             return key in self.pruned
         self.reports[key] += 1
@@ -147,7 +147,7 @@ def mend(journal: str) -> None:
 
 
 def _part_before(line: bytes) -> int | None:
-    """Return how many bytes of a part are before the whole line in a line of the journal; None if there is no whole."""
+    """Return the bytes of a part before the whole line in a line of the journal, as a number; None without a whole."""
     for start in (0, *(match.start() for match in re.finditer(rb'{"op_code"', line))):
         with contextlib.suppress(ValueError):
             if isinstance(json.loads(line[start:]), dict):

@@ -19,7 +19,7 @@ def next_step(context: Context, note: Path) -> str:
         error = files.read_json(note)
     except (OSError, ValueError) as problem:
         return f"The reason for the script's end cannot be read: {problem}."
-    hints = (_hint(one, context.settings.job.image) for one in (error or {}).get("chain", ()))
+    hints = (_hint(error_of_chain, context.settings.job.image) for error_of_chain in (error or {}).get("chain", ()))
     return next(filter(None, hints), "")
 
 

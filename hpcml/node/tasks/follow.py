@@ -23,7 +23,7 @@ NO_FOLDER = "The folder from which you submitted must exist on the compute nodes
 
 
 def run_tasks(state: RunState, processes: Processes, queue: Queue) -> End:
-    """Run the tasks of a queue until it is closed and the last has ended; return how the run ended."""
+    """Run the tasks of a queue until it is closed and the last has ended; return the end of the run."""
     state.phase, state.script_began = SCRIPT, True
     tasks = Tasks(state, processes, queue)
     try:
@@ -73,7 +73,7 @@ class Tasks:
             running.kill()
 
     def _go_on(self) -> bool:
-        """Take note of the tasks that have ended, and start those that begin; return whether any runs, or will."""
+        """Take note of the tasks that have ended, and start those that begin; return True if any runs, or will."""
         for done, running in [*self.running.items()]:
             if (status := running.poll()) is not None:
                 self._end(done, running, status)
@@ -117,7 +117,7 @@ class Tasks:
     # -- what ends them ---------------------------------------------------------------------------------------------
 
     def _asked(self) -> End | None:
-        """Return why the run has to end before its tasks do, None if it has not to."""
+        """Return the end that the run must have before its tasks end, None if it has not to."""
         was_near = self.state.end_requests.time_limit_near
         try:
             self.state.end_requests.check(self.state.phase)
@@ -203,7 +203,7 @@ def look_for_hang(state: RunState, hang: FileSystemHang) -> None:
 
 
 def end_of(state: RunState, task: Task, running: RunningTask, status: int, must_end: End | None) -> End:
-    """Return how a task ended that exited with a status; ``must_end`` is why the run had to end before."""
+    """Return the end of a task that exited with a status; ``must_end`` is why the run had to end before."""
     why = must_end.exit_status if must_end else 0
     stopped = status == errors.STOPPED and why == errors.TIME_LIMIT
     obeyed = stopped or (status == 0 and why in (errors.TIME_LIMIT, errors.CANCELLED))
@@ -222,7 +222,7 @@ def end_of(state: RunState, task: Task, running: RunningTask, status: int, must_
 
 
 def _own_end(state: RunState, task: Task, running: RunningTask, status: int) -> End:
-    """Return how a task ended by itself, or its program of hpcml's, with the last lines of what failed."""
+    """Return the end of a task that ended by itself, or its program of hpcml's, with the last lines of what failed."""
     failed = running.failed_process()
     log = state.context.run.logs / failed.log if failed.log else task.log
     quote = () if status in (0, errors.STOPPED) else tail(log, width=300, begin=failed.log_begin)

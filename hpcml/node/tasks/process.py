@@ -63,11 +63,11 @@ class OneProcess:
         return self.killed_by_others(status) and oom_kills() > self.oom_before
 
     def failed_process(self) -> FailedProcess:
-        """Return where its output begins: the script is one process."""
+        """Return the place where its output begins: the script is one process."""
         return FailedProcess(log_begin=self.log_begin)
 
     def describe_end(self, status: int) -> str:
-        """Return how the script ended, in words."""
+        """Return the way in which the script ended, in words."""
         return self._special_end(status) or f"the script exited with status {status}"
 
     def only_exited(self, status: int) -> bool:
@@ -250,7 +250,7 @@ def variables_of_script(context: Context, environment: Mapping[str, str], error:
 
 
 def world_of_one(context: Context, path: Path) -> str:
-    """Return where MPI or JAX started as a world of one process, as a clause; empty if that was not noticed.
+    """Return the place where MPI or JAX started as a world of one process, as a clause; empty if that was not noticed.
 
     ``path`` is the file that :mod:`hpcml.node.script.worlds` writes in the script's processes.
     """

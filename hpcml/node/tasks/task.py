@@ -36,7 +36,7 @@ def of_run(context: Context) -> Task:
 class Queue(ABC):
     """The tasks of a run in their order. The supervisor calls all methods, and starts no task by itself.
 
-    The first task stands for the run: its process is shown, and its hindrance is the run's.
+    The first task represents the run: its process is shown, and its hindrance is the run's.
     """
 
     def __init__(self, state: RunState, processes: Processes, environment: Mapping[str, str]) -> None:
@@ -70,7 +70,7 @@ class Queue(ABC):
 
     @abstractmethod
     def end(self) -> End:
-        """Return how the run ended, after the last task has."""
+        """Return the end of the run, after the last task has."""
 
 
 class OneTask(Queue):
@@ -96,6 +96,6 @@ class OneTask(Queue):
         self.outcome = end
 
     def end(self) -> End:
-        """Return how the task ended."""
+        """Return the end of the task."""
         assert self.outcome is not None
         return self.outcome

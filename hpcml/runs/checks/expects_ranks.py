@@ -194,7 +194,7 @@ def launcher(spec: RunRequest) -> tuple[str, Sequence[str]]:
 
 
 def _programs(command: list[str]) -> Iterator[int]:
-    """Yield where in a command a program may be named: at its begin, and after programs that start another one.
+    """Yield the places in a command where a program may be named: its begin, and after programs that start another one.
 
     Paths give way to their names.
     """
@@ -307,7 +307,7 @@ def _modules_of(script: Path, folder: Path) -> list[modules_reached.Module]:
 
 
 def expected(script: Path, folder: Path, variables: Collection[str] = ()) -> Expected | None:
-    """Return what in a script expects ranks, None if nothing does."""
+    """Return the first thing in a script that expects ranks, None if nothing does."""
     modules = _modules_of(script, folder)
     if not any(_MENTIONED.search(module.text) for module in modules):
         return None
@@ -319,8 +319,8 @@ def expected(script: Path, folder: Path, variables: Collection[str] = ()) -> Exp
     certain = None if uses_dask else next(project.certain(set(variables)), None)
     if certain:
         return certain
-    imports = (one for part in project.parts.values() for one in part.imports())
-    return next((one for one in imports if not uses_dask or one.what.startswith("mpi4py")), None)
+    imports = (found for part in project.parts.values() for found in part.imports())
+    return next((found for found in imports if not uses_dask or found.what.startswith("mpi4py")), None)
 
 
 class _Project:
@@ -338,7 +338,7 @@ class _Project:
                     self.targets.setdefault(target, []).append((part, call))
 
     def certain(self, variables: Collection[str]) -> Iterator[Expected]:
-        """Yield what the script needs ranks for, whatever happens."""
+        """Yield the things for which the script needs ranks, whatever happens."""
         for part in self.parts.values():
             if part.always_imported:
                 yield from (*part.mpi(), *part.torch(), *part.lightning(), *part.jax(), *part.environment(variables))
@@ -377,7 +377,7 @@ class _Script:
     def torch(self) -> Iterator[Expected]:
         """Yield calls that wait for other ranks, where nothing but the environment says how many there are."""
         for call in self.calls:
-            given = {one.arg for one in call.keywords}
+            given = {word.arg for word in call.keywords}
             alone = not given & {"world_size", "rank", "store"} and not self.project.starts_ranks
             expects = (alone and not self._has_variables()) or self._reads_task()
             if _name(call.func) == "init_process_group" and expects and self._always(call):
@@ -388,14 +388,14 @@ class _Script:
         statements = [node for node in self.nodes if isinstance(node, ast.ImportFrom | ast.Import)]
         packages = {name.partition(".")[0] for node in statements for name in _modules(node)}
         for call in self.calls if packages & _LIGHTNING else ():
-            for one in call.keywords:
-                several = one.arg == "num_nodes" and isinstance(count := _constant(one.value), int) and count > 1
+            for word in call.keywords:
+                several = word.arg == "num_nodes" and isinstance(count := _constant(word.value), int) and count > 1
                 if several and _name(call.func) in ("Trainer", "Fabric") and self._always(call):
-                    what = f"{_name(call.func)}({ast.unparse(one)})"
+                    what = f"{_name(call.func)}({ast.unparse(word)})"
                     yield Expected(what, call.lineno, certain=True, file=self.file)
 
     def own_address(self) -> Iterator[Expected]:
-        """Yield where the script names its own node as the one of rank 0; processes that it starts are on that node."""
+        """Yield the lines that name the script's node as that of rank 0; processes that it starts are on that node."""
         for node in self.nodes if not self.project.starts_ranks else ():
             text = ""
             if isinstance(node, ast.Assign) and isinstance(target := node.targets[0], ast.Subscript):
@@ -410,19 +410,19 @@ class _Script:
     def jax(self) -> Iterator[Expected]:
         """Yield calls that ask the environment for the coordinator of all ranks."""
         for call in self.calls:
-            given = call.args or {one.arg for one in call.keywords} & {"coordinator_address", "num_processes", None}
+            given = call.args or {word.arg for word in call.keywords} & {"coordinator_address", "num_processes", None}
             if self._is_of_jax(call.func) and not given and self._always(call):
                 yield Expected("jax.distributed.initialize()", call.lineno, certain=True, file=self.file)
 
     def _is_of_jax(self, function: ast.expr) -> bool:
-        """Return whether an expression is the function ``jax.distributed.initialize``, by any of its names."""
+        """Return True if an expression is the function ``jax.distributed.initialize``, by any of its names."""
         statements = [node for node in self.nodes if isinstance(node, ast.ImportFrom) and node.module]
-        short = {one.asname or one.name: f"{node.module}.{one.name}" for node in statements for one in node.names} | {
-            one.asname: one.name
+        short = {ref.asname or ref.name: f"{node.module}.{ref.name}" for node in statements for ref in node.names} | {
+            ref.asname: ref.name
             for node in self.nodes
             if isinstance(node, ast.Import)
-            for one in node.names
-            if one.asname
+            for ref in node.names
+            if ref.asname
         }
         first, _, rest = ast.unparse(function).partition(".")
         return ".".join(filter(None, [short.get(first, first), rest])) == "jax.distributed.initialize"
@@ -434,29 +434,29 @@ class _Script:
         ]
         for node in (node for node in everywhere if node in self.parents):
             name = node.slice.value if isinstance(node.slice, ast.Constant) else None
-            mentioned = sum(isinstance(one, ast.Constant) and one.value == name for one in self.project.nodes)
-            plain = [one for one in everywhere if isinstance(one.ctx, ast.Load) and _constant(one.slice) == name]
+            mentioned = sum(isinstance(part, ast.Constant) and part.value == name for part in self.project.nodes)
+            plain = [use for use in everywhere if isinstance(use.ctx, ast.Load) and _constant(use.slice) == name]
             if not isinstance(name, str) or name not in VARIABLES or name in given:
                 continue
             if mentioned == len(plain) and not self.project.starts_ranks and self._always(node):
                 yield Expected(f"the variable {name}", node.lineno, certain=True, file=self.file)
 
     def _has_variables(self) -> bool:
-        """Return whether the script names a variable that init_process_group() reads: it may set it."""
+        """Return True if the script names a variable that init_process_group() reads: it may set it."""
         return any(_constant(node) in ("MASTER_ADDR", "WORLD_SIZE", "RANK") for node in self.project.nodes)
 
     def _reads_task(self) -> bool:
-        """Return whether the script takes its number from Slurm's task, as those that srun starts."""
+        """Return True if the script takes its number from Slurm's task, as those that srun starts."""
         reads = (node for node in self.nodes if isinstance(node, ast.Subscript) and _name(node.value) == "environ")
-        return not self.project.starts_ranks and any(_constant(one.slice) in schedulers.OF_A_TASK for one in reads)
+        return not self.project.starts_ranks and any(_constant(read.slice) in schedulers.OF_A_TASK for read in reads)
 
     def _knows_one_rank(self) -> bool:
-        """Return whether the script compares the number of ranks with 1, and so may do without others."""
+        """Return True if the script compares the number of ranks with 1, and so may do without others."""
         compared = [node for node in self.project.nodes if isinstance(node, ast.Compare) and len(node.comparators) == 1]
-        return any("size" in ast.unparse(one.left).lower() and _constant(one.comparators[0]) == 1 for one in compared)
+        return any("size" in ast.unparse(row.left).lower() and _constant(row.comparators[0]) == 1 for row in compared)
 
     def _always(self, node: ast.AST, seen: frozenset[str] = frozenset()) -> bool:
-        """Return whether the script comes to a node whatever happens, as far as its text tells."""
+        """Return True if the script comes to a node whatever happens, as far as its text tells."""
         while parent := self.parents.get(node):
             is_guard = isinstance(parent, ast.If) and "__name__" in ast.unparse(parent.test)
             if isinstance(parent, ast.If) and node is not parent.test and not (is_guard and self.is_main):
@@ -476,7 +476,7 @@ class _Script:
         return owner.name if function.name == "__init__" and isinstance(owner, ast.ClassDef) else function.name
 
     def _is_called(self, name: str, seen: frozenset[str]) -> bool:
-        """Return whether the script comes to a call of a function whatever happens; ``seen`` are its callers."""
+        """Return True if the script comes to a call of a function whatever happens; ``seen`` are its callers."""
         mark = f"{self.file}:{name}"
         if mark in seen:
             return False
@@ -488,12 +488,12 @@ class _Script:
 def _modules(node: ast.Import | ast.ImportFrom) -> Sequence[str]:
     """Return the modules that a statement imports, with the names that it takes from one."""
     if isinstance(node, ast.Import):
-        return [one.name for one in node.names]
-    return [node.module or "", *(f"{node.module}.{one.name}" for one in node.names)]
+        return [alias.name for alias in node.names]
+    return [node.module or "", *(f"{node.module}.{alias.name}" for alias in node.names)]
 
 
 def _connects(tree: ast.Module) -> bool:
-    """Return whether a script may call hpcml.connect(), which is for runs with a Dask cluster."""
+    """Return True if a script may call hpcml.connect(), which is for runs with a Dask cluster."""
     names = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
     names |= {node.name for node in ast.walk(tree) if isinstance(node, ast.alias)}
     return "hpcml" in modules_reached.imported(tree) and "connect" in names

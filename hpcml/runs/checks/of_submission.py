@@ -24,7 +24,7 @@ from hpcml.sites.schema import Site
 
 
 def check_request(site: Site, spec: RunRequest) -> None:
-    """Refuse a script that cannot be run, before anything is planned."""
+    """Raise an HpcmlError if a script cannot be run, before anything is planned."""
     if not spec.code.form.traits.is_script:
         return
     if spec.code.form is Form.PROGRAM:
@@ -80,7 +80,7 @@ def check_plan(loaded: LoadedSite, spec: RunRequest, made: Plan, *, dry_run: boo
 
 
 def _check_code(loaded: LoadedSite, spec: RunRequest, made: Plan, *, dry_run: bool) -> list[str]:
-    """Return what is to be noted of the script's code, as the run's interpreter will see it."""
+    """Return the notes on the script's code, as the run's interpreter will see it."""
     base = spec.code.script.parent if spec.code.staged else spec.code.cwd
     python = made.steps[-1].command[0]
     named = loaded.layers.named("runtime", "python")

@@ -111,7 +111,7 @@ def _start_of(script: Path, kind_of: str) -> bytes:
 
 
 def _other_language(script: Path, start: bytes) -> tuple[str, str] | None:
-    """Return what a file is that is no Python, and what to do; None if it may be Python."""
+    """Return the kind of a file that is no Python, and what to do; None if it may be Python."""
     if start.startswith(b"\x7fELF"):
         return "a compiled program", f"Run the program with: hpcml submit -- {_as_path(script)}."
     if (program := _interpreter(start)) and "python" not in program and script.suffix != ".py":
@@ -124,7 +124,7 @@ def _other_language(script: Path, start: bytes) -> tuple[str, str] | None:
 
 
 def _of_batch_script(start: bytes) -> str:
-    """Return what else to know of a file that has lines for sbatch."""
+    """Return the rest of what to know of a file that has lines for sbatch."""
     if not re.search(rb"^#SBATCH\s", start, re.MULTILINE):
         return ""
     return (
@@ -359,7 +359,7 @@ def lost_input(script: Path, base: Path, descriptor: int = 0) -> list[str]:
 
 
 def _nodes(script: Path) -> Iterator[ast.AST]:
-    """Yield what a script consists of; nothing of one that does not compile, of which :func:`check_code` tells."""
+    """Yield the nodes of a script; nothing of one that does not compile, which :func:`check_code` reports."""
     with contextlib.suppress(SyntaxError, ValueError, RecursionError, OSError):
         yield from ast.walk(ast.parse(script.read_bytes()))
 
@@ -451,7 +451,7 @@ def _needed(script: Path, folder: Path) -> _Imports:
 
 def _read_in_place(needed: list[_Import], environment: packages.Environment) -> list[str]:
     """Return a note on the user's own packages in the environment that an edit changes: editable installations."""
-    names = dict.fromkeys(one.name for one in needed if one.name not in (*packages.PROVIDED, *sys.stdlib_module_names))
+    names = dict.fromkeys(row.name for row in needed if row.name not in (*packages.PROVIDED, *sys.stdlib_module_names))
     places = {name: environment.place(name) for name in names} if environment.readable else {}
     own = [
         f"{name} ({place})"
@@ -472,22 +472,22 @@ def _tell_missing(
     if not environment.readable:
         return []
     certain_by_name: dict[str, bool] = {}
-    for one in needed:
-        if one.name not in certain_by_name:
-            certain_by_name[one.name] = environment.has(one.name)
+    for row in needed:
+        if row.name not in certain_by_name:
+            certain_by_name[row.name] = environment.has(row.name)
     elsewhere = {
-        one.name: one for one in reversed(needed) if certain_by_name[one.name] and one.name in _CLUSTERS_ELSEWHERE
+        row.name: row for row in reversed(needed) if certain_by_name[row.name] and row.name in _CLUSTERS_ELSEWHERE
     }
     remedy = "creates a Dask cluster outside the run; use Client() to connect to the run's cluster"
-    notes = [f"{name} ({place(base, one.file, one.line)}) {remedy}" for name, one in elsewhere.items()]
-    missing = list({one.name: one for one in reversed(needed) if not certain_by_name[one.name]}.values())[::-1]
+    notes = [f"{name} ({place(base, row.file, row.line)}) {remedy}" for name, row in elsewhere.items()]
+    missing = list({row.name: row for row in reversed(needed) if not certain_by_name[row.name]}.values())[::-1]
     if not missing:
         return notes
     refused = certain and environment.certain
-    script_imports = [one for one in missing if one.file == script]
+    script_imports = [row for row in missing if row.file == script]
     if refused and not dry_run and script_imports:
         raise _is_missing(script_imports[0], base, environment.python)
-    listed = first_of_many([f"{one.name} ({place(base, one.file, one.line)})" for one in missing], _NOTED)
+    listed = first_of_many([f"{row.name} ({place(base, row.file, row.line)})" for row in missing], _NOTED)
     where = f"the environment of {environment.python} on this machine"
     advice = ". Before you submit, install these modules, or name a Python that has them (--python PATH)"
     remedy = advice if refused else ""
@@ -495,7 +495,7 @@ def _tell_missing(
 
 
 def _is_missing(first: _Import, base: Path, python: str) -> ScriptError:
-    """Return that a script imports what its environment lacks, and how to get it."""
+    """Return the error of a script that imports what its environment lacks, with how to get it."""
     command = installed.install(python, [first.name])
     how = f"Install the package, usually with: {command}. To use another Python: --python PATH."
     folder = first.file.parent / ".venv"
@@ -510,8 +510,8 @@ def _is_missing(first: _Import, base: Path, python: str) -> ScriptError:
 
 
 def _example(path: Path) -> str:
-    """Return how to create the example that a missing script is called like, or nothing."""
-    names = [one.stem for one in assets.folder("jobs").glob("*.py")]
+    """Return the hint how to create the example that a missing script is called like, or nothing."""
+    names = [example.stem for example in assets.folder("jobs").glob("*.py")]
     near = nearest(path.stem, names, alike=0.8)
     return f"To create the example {near}: hpcml new {near}." if near else ""
 

@@ -219,7 +219,7 @@ def _other_sizes(command: list[str], texts: Mapping[str, str], nodes: int) -> It
 
 
 def _other_size(command: Sequence[str], nodes: int) -> str:
-    """Return how torchrun would wait for nodes that the run does not have, empty if it would not.
+    """Return the way in which torchrun would wait for nodes that the run lacks, empty if it would not.
 
     With the static rendezvous it waits until all nodes of the upper end of a range are there.
     """

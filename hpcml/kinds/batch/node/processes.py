@@ -67,7 +67,7 @@ class Processes(Beside):
             requests.signalled = True
 
     def _why_ended(self) -> str | None:
-        """Return why Slurm ended the job, None if it has not: the script may end its own steps and continue."""
+        """Return the reason why Slurm ended the job, None if it has not: the script may end only its own steps."""
         return why_ended(self.state.job_logs, with_steps=False)
 
     @property
@@ -88,7 +88,7 @@ class Processes(Beside):
                 self.state.warn(f"{node} is not watched: hpcml's agent {end.why.what}. The script continues.")
 
     def hindrance(self, status: int) -> Hindrance | None:
-        """Return that Slurm ended the job, if its log says so: the script had the signal before the supervisor."""
+        """Return Slurm's end of the job if its log has one: the script had the signal before the supervisor."""
         self.copies.end()
         self._name_ended_agents()
         if status == 0:

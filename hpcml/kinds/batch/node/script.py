@@ -97,7 +97,7 @@ class Copies:
                 state.warn(f"hpcml logs has no copy of the output in {path}. {problem}.")
 
     def copy(self) -> bool:
-        """Copy a piece of what is new; return whether there was any."""
+        """Copy a piece of what is new; return True if there was any."""
         pieces = []
         for descriptor, done in self.sources.items():
             begin = done if os.fstat(descriptor).st_size >= done else 0  # the script may have emptied the file

@@ -45,5 +45,5 @@ OPTIONS = KindOptions(
 
 
 def asked(request: RunRequest) -> Dask:
-    """Return what a request asks of Dask."""
+    """Return the options of a request for Dask."""
     return Dask(**request.of_kind) if request.kind == "dask" else Dask()

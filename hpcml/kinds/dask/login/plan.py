@@ -67,7 +67,7 @@ def worker_resources(site: Site) -> tuple[tuple[str, float], ...]:
 
 
 def workers(site: Site, spec: RunRequest, memory: int, cpus: int) -> Workers:
-    """Return Dask's workers of each node, which has so many bytes of memory and CPUs, 0 if that is unknown.
+    """Return Dask's workers of a node with so many bytes of memory and CPUs, 0 if unknown; UsageError for fewer than 0.
 
     Raises
     ------
@@ -115,7 +115,7 @@ def _shape(site: Site, cpus: int, memory: int) -> tuple[int, int]:
 
 
 def own(site: Site, spec: RunRequest) -> Own:
-    """Return what only Dask's processes and the script need; ConfigError if a resource is not NAME=NUMBER."""
+    """Return the settings of Dask's processes and the script alone; ConfigError if a resource is not NAME=NUMBER."""
     return Own(
         on_loss=site.workers.on_loss,
         resources=worker_resources(site),
@@ -149,7 +149,7 @@ def _check_memory(site: Site, count: int, memory: int) -> None:
 
 
 def reasons(site: Site, spec: RunRequest) -> list[str]:
-    """Return that the cluster starts only at the script's first client, if it does."""
+    """Return a reason if the cluster starts only at the script's first client."""
     return ["workers.start is late, or it is auto and the code does not name Dask"] * is_late(site, spec)
 
 
@@ -166,7 +166,7 @@ def notices(settings: Settings) -> list[str]:
 
 
 def network(settings: Settings, interface: str) -> str:
-    """Return what ``--dry-run`` shows of the network; ``interface`` is what it shows of the interface."""
+    """Return the network as ``--dry-run`` shows it; ``interface`` is the interface as it shows it."""
     network = settings.network
     protocol = f"protocol {network.protocol}" + (", not encrypted" if network.protocol == "tcp" else "")
     if network.protocol == "auto":
@@ -179,7 +179,7 @@ def network(settings: Settings, interface: str) -> str:
 
 
 def gpu_settings(site: Site, count: int) -> Gpu | None:
-    """Return what the GPU workers of a node are told; None for CPU workers.
+    """Return the settings for the GPU workers of a node; None for CPU workers.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""What the scheduler sees of its use: told to the supervisor every second, and what became of the script's tasks."""
+"""What the scheduler sees of its use: sent to the supervisor every second, and what became of the script's tasks."""
 
 from __future__ import annotations
 
@@ -71,12 +71,12 @@ class Activity:
         running = [state.status == Status.running for state in self._workers()]  # not paused for its memory
         waits = polls >= POLLS * passed and all(running) and not in_use
         self.waited = self.waited + passed if waits else 0.0
-        self.stuck = sum(len(one.unrunnable) for one in self.schedulers) if now - self.used > LOOK else 0
+        self.stuck = sum(len(state.unrunnable) for state in self.schedulers) if now - self.used > LOOK else 0
 
     def _look_at_heartbeats(self, now: float) -> None:
         """Take note of the nodes whose workers are silent, by the scheduler's own time: a suspended job is not."""
         before, workers = self.heard_of, self._workers()
-        least = SILENT_IN_QUERIES if any(one.worker_ttl == math.inf for one in self.schedulers) else SILENT
+        least = SILENT_IN_QUERIES if any(scheduler.worker_ttl == math.inf for scheduler in self.schedulers) else SILENT
         least = max(least, 10 * float(heartbeat_interval(len(workers))))
         self.heard_of, self.silent = {}, {}
         for state in workers:
@@ -139,7 +139,7 @@ class TaskEnds(SchedulerPlugin):  # type: ignore[misc]
         """Whether tasks of another collection depend on that of a block."""
         task = self.scheduler.tasks.get(key) if isinstance(key, tuple) else None
         groups = self.scheduler.task_groups.values()
-        return task is not None and any(task.group in one.dependencies for one in groups if one is not task.group)
+        return task is not None and any(task.group in group.dependencies for group in groups if group is not task.group)
 
 
 def _described(
@@ -153,7 +153,7 @@ def _described(
     script_places = [
         place for place in places if not place[0].startswith(_LIBRARIES) and "/site-packages/" not in place[0]
     ]
-    line = "".join(one if one.isprintable() else "?" for one in " ".join(error.split()))
+    line = "".join(character if character.isprintable() else "?" for character in " ".join(error.split()))
     short = line if len(line) <= _LONGEST_ERROR else f"{line[:_LONGEST_ERROR]}…"
     if not places:
         return short
@@ -162,7 +162,7 @@ def _described(
 
 
 def task_remarks(scheduler: Scheduler) -> list[str]:
-    """Return what a user has to know of the tasks of a script that ended with 0."""
+    """Return the remarks for the user on the tasks of a script that ended with 0."""
     ends: TaskEnds | None = scheduler.plugins.get(TaskEnds.name)
     said: list[str] = []
     if ends is None:  # the script took it away

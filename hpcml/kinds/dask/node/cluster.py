@@ -171,7 +171,7 @@ class Processes:
         return str(self.folders.enter_context(scratch.Folder(place)).path)
 
     def _until(self, done: Callable[[], bool], seconds: float, missing: Callable[[float], End | None]) -> None:
-        """Wait, and end the run as soon as ``missing`` says that it is in vain, at the latest at the deadline."""
+        """Wait, and end the run as soon as ``missing`` says that waiting is useless, at the latest at the deadline."""
         state = self.state
         deadline = state.clock.seconds + seconds  # a suspended job's deadlines wait too
         while not done():
@@ -352,7 +352,7 @@ class Processes:
         return script
 
     def hindrance(self, status: int) -> Hindrance | None:
-        """Return that the other nodes did nothing, where MPI or JAX started alone and no Dask client connected."""
+        """Return the hindrance of idle other nodes, where MPI or JAX started alone and no Dask client connected."""
         if status or not (alone := world_of_one(self.context, self.context.attempt.world)):
             return None
         self.step()  # what the scheduler reported up to the script's end
@@ -364,7 +364,7 @@ class Processes:
         return Hindrance(errors.START_FAILED, reason, f"{hint} More: hpcml help ranks.")
 
     def close(self) -> float:
-        """Tell the scheduler to close itself and its workers; return how many seconds that may take."""
+        """Tell the scheduler to close itself and its workers; return the seconds that this may take."""
         self.closing = True
         self.agents.order(do="close")
         longest = self.settings.deadlines.teardown * PROFILING
@@ -381,7 +381,7 @@ class Processes:
         return self.scheduler in self.agents.lost
 
     def remarks(self) -> list[str]:
-        """Return what the scheduler knows of tasks that the script did not wait for."""
+        """Return the scheduler's remarks on tasks that the script did not wait for."""
         return [] if not self.settings.code.form.traits.is_script or self.settings.points.sweep else self.of_tasks
 
 

@@ -115,8 +115,8 @@ def of_pickled(data: bytes) -> str:
 
 def name_of(error: BaseException) -> str:
     """Return the name of the CUDA error, in an error or its causes, after which no GPU can be used, else nothing."""
-    for one in _chain(error):
-        if (number := _number(one)) in _NAMES:
+    for cause in _chain(error):
+        if (number := _number(cause)) in _NAMES:
             return _NAMES[number][0]
     return ""
 

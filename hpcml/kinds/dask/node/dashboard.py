@@ -119,7 +119,7 @@ class Application(RoutingApplication):  # type: ignore[misc]
         return handler
 
     async def wake(self) -> str:
-        """Mount the dashboard's pages unless they are; return why that is impossible, or nothing."""
+        """Mount the dashboard's pages unless they are; return the reason why that is impossible, or nothing."""
         async with self.lock:
             if self.problem is None:
                 try:

@@ -68,7 +68,7 @@ class Share:
 
 
 def too_little_memory(context: Context, share: Share, workers: int, resident: int) -> str:
-    """Return why the workers' share of memory is too small to start with, empty if it is not.
+    """Return the reason why the workers' share of memory is too small to start with, empty if it is not.
 
     ``resident`` are the bytes of the process that has imported all that a worker needs: the least that a worker has.
     """
@@ -197,7 +197,7 @@ def run(context: Context, place: Slot, scratch: Path, share: Share) -> int:
 
 
 def _expected_protocol(context: Context) -> str:
-    """Return what the scheduler will most likely choose; the address tells what it did."""
+    """Return the protocol that the scheduler will most likely choose; the address tells what it did."""
     try:
         protocol, _ = choose_protocol(context.settings)
     except NoProtocolError:  # the scheduler ends the run with these words

@@ -45,7 +45,7 @@ class NoGpuError(Exception):
 def load(gpu: Gpu, *, cudf: bool) -> None:
     """Import what all GPU workers of a node need, once, before they are forked; no CUDA context is made by it.
 
-    Without ``cudf`` a worker imports cuDF when a task first needs it.
+    Without ``cudf`` a worker imports cuDF when a task first needs it. NoGpuError if dask-cuda is not installed.
     """
     os.environ["RAPIDS_NO_INITIALIZE"] = "1"
     if not _installed("dask_cuda"):
@@ -61,7 +61,7 @@ def load(gpu: Gpu, *, cudf: bool) -> None:
 def take(gpu: Gpu, index: int) -> str:
     """Make the GPU with this index the first of this process, its neighbours behind it (for cuda_ipc); return it.
 
-    The GPUs are those that Slurm gave this task, by index or UUID, the first ``count`` of them.
+    The GPUs are those that Slurm gave this task, by index or UUID, the first ``count``; NoGpuError without them.
     """
     from dask_cuda.utils import cuda_visible_devices
 
@@ -98,7 +98,7 @@ def pool_size(total: int, *, head: bool) -> int:
 
 
 def fitting(wanted: int, total: int, free: int) -> int:
-    """Return the size of a pool of which ``wanted`` bytes are wanted: no more than is free, an error if too little."""
+    """Return the size of a pool for ``wanted`` bytes: no more than is free; NoGpuError if that is too little."""
     size = _whole_pages(min(wanted, free - RESERVE // 3), total)
     if size < min(wanted, LEAST):
         raise NoGpuError(
@@ -211,7 +211,7 @@ def pinned_memory(gpu: Gpu, memory_limit: int) -> int:
 
 
 def pinning_threads(gpu: Gpu) -> int:
-    """Return how many threads of a worker pin host memory: of its share of the processors, no more than are of use."""
+    """Return the number of a worker's threads that pin host memory: of its processors, no more than are of use."""
     return max(1, min(PINNING_THREADS, cpus() // gpu.count))
 
 

@@ -229,7 +229,7 @@ async def _slowest(
         if "error" in answer:
             return {"error": f"{name}: {answer['error']}", **log}
     slowest = max(results, key=lambda answer: float(answer[key]))
-    return {**slowest, **log, "right": all(one.get("right") for one in results)}
+    return {**slowest, **log, "right": all(result.get("right") for result in results)}
 
 
 class GpuMemory:
@@ -266,7 +266,7 @@ class Transfers:
     """The handlers that a worker adds to Dask's for the check; they use Dask's own comms, as the workload will.
 
     ``logs`` is the folder with this worker's UCX and NCCL logs (:func:`log_environment`), ``device`` the GPU by index
-    or UUID, empty on a CPU worker: the buffers then lie in host memory.
+    or UUID, empty on a CPU worker: the buffers are then in host memory.
     """
 
     def __init__(self, worker: Worker, logs: Path, device: str) -> None:
@@ -320,7 +320,7 @@ class Transfers:
         return seconds
 
     def facts(self) -> dict[str, Any]:
-        """Return what this worker's UCX may use, what it wired, and the variables that steer it (`WorkerFacts`)."""
+        """Return the possible and the wired transports of this UCX, and the variables that steer it (`WorkerFacts`)."""
         transfers: dict[str, Any] = {"gpu": self.device, "environment": transport_variables(os.environ)}
         ucxx = sys.modules.get("ucxx")  # imported by Dask's UCX backend, if that is in use
         if ucxx is not None:
@@ -370,7 +370,7 @@ class Transfers:
 
 
 async def _in_thread(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """Return what ``work`` returns, or its ``error``; in a thread, as NCCL waits in C and a rank may be missing."""
+    """Return the result of ``work``, or its ``error``; in a thread, as NCCL waits in C and a rank may be missing."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[dict[str, Any]] = loop.create_future()
 

@@ -34,7 +34,7 @@ def answer(context: Context, environment: dict[str, str]) -> None:
 
 
 def have_started() -> bool:
-    """In the script or a process of it: have the cluster started if it is not; return whether this call did so.
+    """In the script or a process of it: have the cluster started if it is not; return True if this call did so.
 
     Raises
     ------

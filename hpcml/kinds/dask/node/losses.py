@@ -96,17 +96,17 @@ def of_scheduler(context: Context) -> dict[str, Any]:
 
 
 def sentences(nodes: Sequence[Missing]) -> str:
-    """Return what is known of some nodes in one line: of the first four, and how many others there are."""
+    """Return the known facts of some nodes in one line: of the first four, and how many others there are."""
     return first_of_many([node.sentence() for node in nodes], _NAMED, "; ", "; and {} more nodes")
 
 
 def _scheduler_end(context: Context) -> RoleEnd | None:
-    """Return how the scheduler's role ended, None while its step has not recorded its exit status."""
+    """Return the end of the scheduler's role, None while its step has not recorded its exit status."""
     return role_end(context, SCHEDULER, context.node, files.listed(context.attempt.exits))
 
 
 def of_the_scheduler(context: Context, closed: bool, late: float, *, step_gone: bool = False) -> End | None:
-    """Return how the run ends for want of a scheduler, None if it may still come.
+    """Return the end of a run without a scheduler, None if it may still come.
 
     It cannot come any more if it was there and has ``closed``, or with ``step_gone``; ``late`` are the seconds that
     have passed if its deadline has, else 0.
@@ -135,13 +135,13 @@ def of_the_scheduler(context: Context, closed: bool, late: float, *, step_gone: 
 
 
 def scheduler_end(context: Context) -> str:
-    """Return how the scheduler's role ended, to stand behind a sentence; nothing while its step has not recorded it."""
+    """Return the end of the scheduler's role, to follow a sentence; nothing while its step has not recorded it."""
     end = _scheduler_end(context)
     return f": it {end.why.what}" if end else ""
 
 
 def of_the_workers(absence: Absence, present: set[str], late: float) -> End | None:
-    """Return how the run ends for want of workers, None if they may still come; ``late`` as of the scheduler."""
+    """Return the end of a run without workers, None if they may still come; ``late`` as of the scheduler."""
     context, nodes = absence.context, missing_nodes(absence, present)
     final = [missing for missing in nodes if missing.final]
     if not late and not final:
@@ -203,7 +203,7 @@ class Losses:
             self.warn(f"{node.node} lost {lost} permanently: {node.why}; {total - away} of {total} workers are left.")
 
     def tell_stopped(self, node: str) -> None:
-        """Tell of a worker task that was stopped and goes on, as one of its workers said; each of them may say it."""
+        """Tell of a worker task that was stopped and continues, as one of its workers said; each of them may say it."""
         if self.clock.seconds - self.stopped.get(node, -AGAIN) < AGAIN:
             return
         self.stopped[node] = self.clock.seconds

@@ -72,7 +72,7 @@ class WorkerGroup:
         return states
 
     def reset(self) -> str:
-        """Reset the group, and return why its workers were restarted, empty if they were not."""
+        """Reset the group, and return the reason why its workers were restarted, empty if they were not."""
         left = self.client.run_on_scheduler(release, keep=self.client.id)
         if left is None:
             return ""
@@ -80,14 +80,14 @@ class WorkerGroup:
             self.client.unregister_worker_plugin(plugin)  # what the point gave the workers is undone
         states = self._states()
         deadline = time.monotonic() + RELEASED
-        while any(one["busy"] for one in states.values()) and time.monotonic() < deadline:
+        while any(state["busy"] for state in states.values()) and time.monotonic() < deadline:
             time.sleep(0.02)
             states = self._states()
         grown, on_gpus = self._grown(states), grown_gpus(states, self.before)
         if grown or on_gpus:  # not all of it may be in use
             states = self._states(trim=True)
             grown, on_gpus = self._grown(states), grown_gpus(states, self.before)
-        why = reason(left, sum(bool(one["busy"]) for one in states.values()), grown, on_gpus)
+        why = reason(left, sum(bool(state["busy"]) for state in states.values()), grown, on_gpus)
         if why:
             old = self.client.run_on_scheduler(workers)
             self.client.run(end, wait=False)
@@ -113,7 +113,7 @@ def kept_too_much(more: int, limit: int) -> bool:
 
 
 def grown_gpus(states: Mapping[str, State], before: Mapping[str, State]) -> list[int]:
-    """Return how many bytes of GPU memory workers have kept that kept more than they may.
+    """Return the bytes of GPU memory that workers have kept which kept more than they may.
 
     That is a quarter of what was free on the GPU when they were fresh, which is what lies beside their pool if they
     have one, or of the pool itself.
@@ -131,7 +131,7 @@ def grown_gpus(states: Mapping[str, State], before: Mapping[str, State]) -> list
 
 
 def reason(left: int, busy: int, grown: list[int], on_gpus: Sequence[int] = ()) -> str:
-    """Return why workers are restarted, in words; empty if they need not be."""
+    """Return the reason why workers are restarted, in words; empty if they need not be."""
     if on_gpus:
         return f"{len(on_gpus)} of the workers kept up to {max(on_gpus) >> 20} MiB of GPU memory"
     if grown:
@@ -142,7 +142,7 @@ def reason(left: int, busy: int, grown: list[int], on_gpus: Sequence[int] = ()) 
 
 
 async def release(dask_scheduler: Any, keep: str) -> int | None:
-    """On the scheduler: release what nobody who is connected holds; return how many tasks there are still.
+    """On the scheduler: release what nobody who is connected holds; return the number of tasks that are left.
 
     None means that no client has come since the last time, so that there is nothing to look at on the workers either.
     """
@@ -172,12 +172,12 @@ def plugins(dask_scheduler: Any) -> list[str]:
 
 
 def workers(dask_scheduler: Any) -> list[str]:
-    """On the scheduler: return what tells its workers from those that come after them."""
+    """On the scheduler: return the names that tell its workers from later ones."""
     return [worker.server_id for worker in dask_scheduler.workers.values()]
 
 
 async def replaced(dask_scheduler: Any, old: list[str]) -> None:
-    """On the scheduler: wait until there are as many workers as before, and none of them is an old one."""
+    """On the scheduler: wait until as many workers as before are there, and none is an old one; else TimeoutError."""
     deadline = time.monotonic() + BACK
     while set(present := workers(dask_scheduler)) & set(old) or len(present) < len(old):
         if time.monotonic() > deadline:
@@ -193,7 +193,7 @@ async def end(dask_worker: Any) -> None:  # only of such does Dask not wait for 
 
 
 def state(dask_worker: Any, *, trim: bool = False, gpu: bool = False) -> State:
-    """On a worker: return how many tasks its threads run, its memory and its limit in bytes (0: none).
+    """On a worker: return the number of tasks that its threads run, its memory and its limit in bytes (0: none).
 
     On a GPU also what it uses of its memory and what is free, by the driver, and what is kept of a pool at least.
     """
@@ -225,7 +225,7 @@ def _trim_gpu() -> None:
 
 
 def pool_kept() -> int:
-    """Return how many bytes of this process's RMM pool are kept at least, if that is more than a quarter; else 0.
+    """Return the bytes of this process's RMM pool that are kept at least, if that is more than a quarter; else 0.
 
     The driver sees a pool as used, whatever is in it, and the pool itself tells nothing but its size: so three quarters
     of it are asked for, and given back at once. A pool that had to grow for that is too full as well.

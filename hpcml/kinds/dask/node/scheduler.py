@@ -64,7 +64,7 @@ class PrivateScheduler(connection_limits.Guarded, closing.QuietClose, Scheduler)
         await super().add_client(comm, *arguments, **options)
 
     async def remove_worker(self, address: str, *, stimulus_id: str, close: bool = True, **options: Any) -> Any:
-        """Remove a worker as Dask does; one that is retired is told so, and does not come back."""
+        """Remove a worker as Dask does; one that is retired hears so, and does not come back."""
         if close and stimulus_id.startswith("retire-workers"):
             self.close_worker(self.coerce_address(address))
             close = False
@@ -88,7 +88,7 @@ class PrivateScheduler(connection_limits.Guarded, closing.QuietClose, Scheduler)
         listening.serve_at(listening.DASHBOARD, self.http_server, self.socket_path)
 
     async def register_nanny_plugin(self, *_: Any, **__: Any) -> Any:
-        """Refuse in words: hpcml's workers have no Nanny, and Dask would do nothing without a word."""
+        """Raise RuntimeError: hpcml's workers have no Nanny, and Dask would silently do nothing."""
         raise RuntimeError("workers of an hpcml run have no Nanny; use a WorkerPlugin, or [environment] in the profile")
 
 
@@ -213,7 +213,7 @@ async def _serve(context: Context, link: Uplink, host: str, interface: str) -> i
     os.umask(settings.code.umask)  # for functions that the script runs here
     link.send(event="scheduler-up", **record)
     activity = Activity(context, schedulers, link.send)
-    ended = [asyncio.create_task(one.finished()) for one in schedulers]
+    ended = [asyncio.create_task(scheduler_here.finished()) for scheduler_here in schedulers]
     early = functools.partial(_import_early, context, schedulers)
     orders = asyncio.create_task(_obey(link, lambda: interconnect.check(scheduler, context, protocol), early))
     beside = [asyncio.create_task(activity.watch()), asyncio.create_task(state_samples.watch(context, schedulers))]
@@ -226,9 +226,9 @@ async def _serve(context: Context, link: Uplink, host: str, interface: str) -> i
     for task in (orders, *beside):
         task.cancel()
     link.send(event="remarks", sentences=task_remarks(scheduler))
-    if any(one.done() for one in ended):  # the script closed it itself (client.shutdown()): its right, and no loss
+    if any(task.done() for task in ended):  # the script closed it itself (client.shutdown()): its right, and no loss
         link.send(event="scheduler-closed")
-    await asyncio.gather(*(one.close(reason="the run has ended") for one in schedulers))
+    await asyncio.gather(*(scheduler_here.close(reason="the run has ended") for scheduler_here in schedulers))
     link.close()
     return 0
 
@@ -334,7 +334,7 @@ async def _obey(
 
 
 async def _orders(link: Uplink) -> AsyncIterator[str]:
-    """Return what the supervisor orders, one after another, until the line is lost."""
+    """Return the orders of the supervisor, one after another, until the line is lost."""
     loop, arrived = asyncio.get_running_loop(), asyncio.Event()
     assert link.line  # it brought the order to start
     descriptor = link.line.connection.socket.fileno()

@@ -39,7 +39,7 @@ def add_metrics(worker: Worker) -> None:
 def threads_on_files(worker: Worker) -> int:
     """Return the number of threads with a task that wait for a file system now."""
     busy = set(worker.active_threads)
-    threads = [one.native_id for one in threading.enumerate() if one.ident in busy]
+    threads = [thread.native_id for thread in threading.enumerate() if thread.ident in busy]
     step = 1 + len(threads) // MOST_THREADS
     return min(len(threads), step * sum(map(_is_on_files, threads[::step])))
 
@@ -119,7 +119,7 @@ async def watch(context: Context, schedulers: Sequence[Scheduler]) -> None:
     while True:
         used = time.thread_time()
         try:
-            sample = merged([one.sample() for one in measurements])
+            sample = merged([measurement.sample() for measurement in measurements])
             changed = {name: one for name, one in sample.functions.items() if written.get(name) != one}
             text, written = samples.line(sample._replace(functions=changed)), sample.functions
         except Exception:  # noqa: BLE001 - Dask's insides may change; then there are no samples, and the run goes on
@@ -130,5 +130,5 @@ async def watch(context: Context, schedulers: Sequence[Scheduler]) -> None:
         try:
             await asyncio.sleep(interval(every, time.monotonic() - began, cost=used, size=len(text), per_hour=per_hour))
         except asyncio.CancelledError:
-            writer.finish(samples.line(merged([one.sample() for one in measurements])))
+            writer.finish(samples.line(merged([measurement.sample() for measurement in measurements])))
             raise

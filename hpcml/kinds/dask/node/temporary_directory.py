@@ -21,7 +21,7 @@ for attempt in 1 2 3 4 5; do rm -rf -- "$1" 2>/dev/null && exit; sleep 1; done
 
 
 def chosen(otherwise: str) -> str:
-    """Return the folder that the user told Dask to use for temporary files, another if it is no good or there is none.
+    """Return the folder that the user set in Dask for temporary files, another if it is no good or there is none.
 
     A wrong one is said, and does not end a run: it may be meant for another machine.
     """
@@ -38,7 +38,7 @@ def chosen(otherwise: str) -> str:
 
 
 def of_role(context: Context) -> str:
-    """Return where a role makes the folder for Dask's files: the profile's place, Dask's own, or the system's."""
+    """Return the place of a role's folder for Dask's files: the profile's place, Dask's own, or the system's."""
     otherwise = context.scratch()
     return otherwise if context.settings.job.scratch else chosen(otherwise)
 

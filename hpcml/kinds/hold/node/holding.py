@@ -139,8 +139,9 @@ class Holding:
         """Kill what is left of the runs."""
         for run in self.runs.values():
             run.kill()
-        for ready in self.ending:
+        for ready in (*self.ending, *([self.ahead] if self.ahead else [])):
             ready.kill()
+            ready.remove()
 
     def killed_by_others(self, status: int) -> bool:  # noqa: ARG002 - it is no process
         """Whether somebody killed it: it is no process."""
@@ -149,7 +150,7 @@ class Holding:
     out_of_memory = killed_by_others
 
     def describe_end(self, status: int) -> str:
-        """Return how it ended."""
+        """Return the words for its end."""
         return "the hold ended" if not status else "the hold had to end"
 
     def only_exited(self, status: int) -> bool:  # noqa: ARG002 - it says all
@@ -192,7 +193,7 @@ class Holding:
             self._tell()
 
     def _take(self) -> bool:
-        """Start the run that waits longest, if the nodes for it are free; return whether to look again."""
+        """Start the run that waits longest, if the nodes for it are free; return True to look again."""
         waiting = sorted(files.listed(self.paths.queue), key=lambda name: name.rsplit("-", 3)[1:])
         self.waits = bool(waiting)
         if not waiting:

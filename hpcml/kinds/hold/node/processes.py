@@ -55,7 +55,7 @@ class Processes(Beside):
         holding.lose(lost)
 
     def hindrance(self, status: int) -> Hindrance | None:  # noqa: ARG002 - it is the hold's own
-        """Return why the hold took no further run, None if it had to end."""
+        """Return the reason why the hold took no further run, None if it had to end."""
         if not self.holding or self.holding.told:
             return None
         if self.state.end_requests.time_limit_near:

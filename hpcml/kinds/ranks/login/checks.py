@@ -10,7 +10,7 @@ _ASKED_WITHIN = 2.0  # seconds for the question
 
 
 def check_mpi(asked: str, scheduler: str) -> None:
-    """Refuse a kind of PMI that the scheduler does not have, if it answers."""
+    """Raise SiteError if the scheduler answers and does not have a kind of PMI."""
     nodes = schedulers.find_nodes(scheduler) if asked else None
     kinds = nodes.mpi_kinds(_ASKED_WITHIN) if nodes else ()
     if kinds and asked not in kinds:

@@ -21,7 +21,7 @@ class Ranks(NamedTuple):
 
 
 def read(text: str, option: str) -> str:
-    """Return how many ranks a node has: ``gpu`` (one for each GPU), ``node`` (one), a number, or ``2/gpu``."""
+    """Return the ranks on a node: ``gpu`` (one for each), ``node`` (one), a number, or ``2/gpu``; else UsageError."""
     number = text.removesuffix(OF_EACH_GPU)
     if text in ("gpu", "node") or (number.isascii() and number.isdecimal() and 0 < int(number) < 10**4):
         return text
@@ -29,7 +29,7 @@ def read(text: str, option: str) -> str:
 
 
 def read_mpi(text: str, option: str) -> str:
-    """Return the kind of PMI by which MPI's ranks find each other: ``pmix`` or ``pmi2``."""
+    """Return the kind of PMI by which MPI's ranks find each other: ``pmix`` or ``pmi2``; else UsageError."""
     if text in PMI:
         return text
     hint = f"Write {option} pmix for Open MPI, or {option} pmi2 for MPICH and Intel MPI."
@@ -56,5 +56,5 @@ OPTIONS = KindOptions(
 
 
 def asked(request: RunRequest) -> Ranks:
-    """Return what a request asks of the ranks."""
+    """Return the options of a request for ranks."""
     return Ranks(**request.of_kind) if request.kind == "ranks" else Ranks()

@@ -28,7 +28,7 @@ def decided(site: Site, spec: RunRequest) -> Site:
 
 
 def count(spec: RunRequest) -> int:
-    """Return how many ranks a node has.
+    """Return the number of ranks on a node.
 
     Raises
     ------
@@ -65,7 +65,7 @@ def workers(spec: RunRequest) -> Workers:
 
 
 def reasons(spec: RunRequest) -> list[str]:
-    """Return how many ranks the run has."""
+    """Return the number of ranks of the run, in words."""
     each = count(spec)
     total = each * spec.size.nodes
     mpi = [f"srun --mpi={asked(spec).mpi} connects the ranks"] if asked(spec).mpi else []

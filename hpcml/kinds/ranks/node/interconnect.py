@@ -65,7 +65,7 @@ def reads_logs(settings: Settings) -> bool:
 
 
 def _each(settings: Settings) -> int:
-    """Return how many processes of the check a node has."""
+    """Return the number of processes of the check on a node."""
     return settings.gpus or 1
 
 
@@ -173,7 +173,7 @@ class Part:
                     last = " ".join(tail(self.log, 1, _LONGEST))
                     ended = f"the process of the interconnect check exited with status {status}"
                     self.results[rank] = {"error": f"{ended}: {last}"}
-        has_failed = any("seconds" not in one for one in self.results.values())
+        has_failed = any("seconds" not in result for result in self.results.values())
         if self.is_reported or not (has_failed or len(self.results) == len(self.children)):
             return None
         self.is_reported = True
@@ -218,7 +218,7 @@ def python_of_ranks(settings: Settings) -> list[str]:
 
 def is_complete(answers: Mapping[str, Mapping[str, Any]], nodes: int) -> bool:
     """Whether all nodes have answered, or one answer spoils the check."""
-    has_failed = any("seconds" not in one for answer in answers.values() for one in answer["results"])
+    has_failed = any("seconds" not in result for answer in answers.values() for result in answer["results"])
     return len(answers) == nodes or has_failed
 
 
@@ -228,7 +228,7 @@ def judged(context: Context, answers: Mapping[str, Mapping[str, Any]], seconds: 
     ``seconds`` is what the check took. It returns the fields of the event.
     """
     for node, answer in answers.items():
-        if missing := next((one["missing"] for one in answer["results"] if "missing" in one), ""):
+        if missing := next((result["missing"] for result in answer["results"] if "missing" in result), ""):
             line, is_required = (
                 f"the interconnect was not checked: {missing} ({node})",
                 context.settings.interconnect.require == "rdma",
@@ -248,18 +248,18 @@ def judged_by_logs(context: Context, logs: Mapping[str, Mapping[str, Any]], inte
 
 
 def measurement(context: Context, answers: Mapping[str, Mapping[str, Any]]) -> Measurement:
-    """Return what the nodes measured as one measurement; the slowest process counts."""
+    """Return the results of the nodes as one measurement; the slowest process counts."""
     settings = context.settings
-    results = [one for answer in answers.values() for one in answer["results"]]
+    results = [row for answer in answers.values() for row in answer["results"]]
     log = merge_nccl_logs([answer["log"] for answer in answers.values()])
-    failed = [(node, one["error"]) for node, answer in answers.items() for one in answer["results"] if "error" in one]
+    failed = [(node, row["error"]) for node, answer in answers.items() for row in answer["results"] if "error" in row]
     reasons = [f"{node}: {error}" for node, error in failed[:1]]
     collective: dict[str, Any] = {"log": log, "error": "; ".join([*reasons, *log["warnings"][:1]] if reasons else [])}
     if not reasons:
         size, slowest = len(results), max(results, key=lambda one: float(one["seconds"]))
         collective |= slowest
         collective["bandwidth"] = 2 * (size - 1) / size * slowest["bytes"] / slowest["seconds"]  # nccl-tests' busbw
-        if not all(one["right"] for one in results):
+        if not all(row["right"] for row in results):
             collective["error"] = "the all-reduce returned a wrong sum"
     nodes = {
         node: NodeFacts(answer["moved"], files.read_json(context.attempt.probe_of(node)))
@@ -276,7 +276,7 @@ def main() -> int:
         return 0
     context = load()
     events = context.run.events.read_text().splitlines()
-    checked = [one for one in map(json.loads, events) if one["event"] == "interconnect-checked"]
+    checked = [event for event in map(json.loads, events) if event["event"] == "interconnect-checked"]
     if not checked:
         say("A measurement needs two nodes or two GPUs. Use --nodes 2 or --gpus-per-node 2.")
         return 0

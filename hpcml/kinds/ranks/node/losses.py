@@ -44,7 +44,7 @@ def end_without(absence: Absence, missing: Sequence[str], *, late: bool) -> End 
 
 
 def _late(absence: Absence, node: str) -> Cause:
-    """Return that a node was not ready in time; where its process has started, others may have kept it away."""
+    """Return the cause for a node that was late; where its process has started, others may have kept it away."""
     reason = f"{_PARENT} was not ready within {absence.context.settings.deadlines.workers:g} s"
     lost = absence.agents.lost.get(node, "")
     return Cause(f"{reason} (its connection was lost: {lost})" if lost else reason, own_fault=not absence.mark(node))

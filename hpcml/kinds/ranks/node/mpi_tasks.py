@@ -108,7 +108,7 @@ class Tasks:
         self.callers: list[socket.socket] = []  # connections without a message
 
     def are_complete(self) -> bool:
-        """Take in what has arrived, and return whether there is a task for each rank of the node."""
+        """Take in what has arrived, and return True if there is a task for each rank of the node."""
         for _ in range(_AT_ONCE):
             try:
                 caller = self.listener.accept()[0]

@@ -34,7 +34,7 @@ IN_VAIN = 127  # the exit status of a rank that cannot be started
 
 
 def main() -> int:
-    """Start the node's ranks when the supervisor says so, and return when they have ended."""
+    """Start the node's ranks when the supervisor says so, wait for their end, and return the exit status."""
     context = load()
     node = agent.begin(context, agent.Members(RANK.name, 0, WORKERS_NEVER_CAME))
     if not os.access(context.settings.code.cwd, os.X_OK):
@@ -127,7 +127,7 @@ class Ranks:
         return False
 
     def _is_ready(self) -> bool:
-        """Whether the supervisor has to be told that this node is ready: once on each line, or by files."""
+        """Whether the supervisor has to get a report that this node is ready: once on each line, or by files."""
         is_told = self.told is (self.link.line or self.link.boxes)
         return not is_told and (not self.mpi or bool(self.tasks and self.tasks.are_complete()))
 
@@ -236,7 +236,7 @@ class Ranks:
         return environment
 
     def _take_processors(self, rank: int) -> int:
-        """Bind this process to its share of the node's processors, and return how many threads it has.
+        """Bind this process to its share of the node's processors, and return the number of its threads.
 
         Ranks with neighbouring numbers have neighbouring processors. Where there are more ranks than processors, each
         may use all of them.
@@ -305,7 +305,7 @@ def growth_of(context: Context) -> Path:
 
 
 def error_of(context: Context, rank: int) -> Path:
-    """Return where the error is written down that ends the script in a rank."""
+    """Return the file for the error that ends the script in a rank."""
     return context.attempt.directory / f"script-error-{rank}.json"
 
 

@@ -72,13 +72,13 @@ class Server:
                     rank.connection.end("it did not wait for an answer")
             while sum(map(self._advance, self.ranks)):
                 pass  # what one rank has put may be what another waits for
-            for rank in [one for one in self.ranks if one.connection.why]:
+            for rank in [row for row in self.ranks if row.connection.why]:
                 del self.ranks[rank]
                 self.entrance.drop(rank)
         self.entrance.close()
 
     def _advance(self, rank: _Rank) -> bool:
-        """Begin a rank's next command, and answer it if that is possible; return whether it was answered."""
+        """Begin a rank's next command, and answer it if that is possible; return True if it was answered."""
         if not rank.command and not self._begin(rank):
             return False
         if not (answer := self._answer(rank)):

@@ -164,7 +164,7 @@ class Processes:
         return [one for one, _ in self.hub.places if all(one in reached for reached in ways)]
 
     def _world(self) -> World:
-        """Return what all ranks share: an address that each node has reached, and free ports there."""
+        """Return the settings that all ranks share: an address that each node has reached, and free ports there."""
         if not (common := self._common()):
             ways = "; ".join(f"{node} reaches {', '.join(by)}" for node, by in list(self.reached.items())[:_NAMED])
             reason = f"no address of {self.context.node} can be reached from all nodes ({ways})"
@@ -229,7 +229,7 @@ class Processes:
     # -- what a loss means ----------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """End the run if a node does not answer, or if no rank does anything."""
+        """Raise RunEndedError if a node does not answer, or if no rank does anything."""
         now, deadlines = self.state.clock.seconds, self.settings.deadlines
         for node in self.heard:
             if self.script and self.script.over_on(node):
@@ -273,7 +273,7 @@ class Processes:
     # -- its end --------------------------------------------------------------------------------------------------
 
     def run(self, task: Task, environment: dict[str, str]) -> Ranks:  # noqa: ARG002 - the agents know both
-        """Start the task in the ranks of all nodes."""
+        """Start the task in the ranks of all nodes; RunEndedError if another program has taken a port."""
         if taken := self.ports.reserve_again():
             raise self.state.end(errors.PORT_TAKEN, taken.clause, ports.HINT)
         numbers = self.ports.numbers
@@ -285,11 +285,11 @@ class Processes:
         return self.script
 
     def hindrance(self, status: int) -> Hindrance | None:  # noqa: ARG002 - of ranks that exited with 0 too
-        """Return what kept the ranks from their work; None if nothing did."""
+        """Return the hindrance that kept the ranks from their work; None if there was none."""
         return self.script.hindrance() if self.script else None
 
     def close(self) -> float:
-        """Tell the agents to end, and return how many seconds they may take."""
+        """Tell the agents to end, and return the seconds that they may take."""
         self.agents.order(do="close")
         return CLOSE
 
@@ -422,7 +422,7 @@ class Ranks:
         return self.killed_by_others(status) and bool(self.failures[0][1]["memory"])
 
     def describe_end(self, status: int) -> str:
-        """Return how the script ended, with the rank that failed first."""
+        """Return the words for the script's end, with the rank that failed first."""
         if not self.failures and status == errors.STOPPED:
             return errors.MEANING[status]
         if not self.failures:
@@ -440,7 +440,7 @@ class Ranks:
         return len(self.failures) == 1 and not end["memory"] and not errors.signal_of_status(int(end["status"]))
 
     def hindrance(self) -> Hindrance | None:
-        """Return that the ranks did not find each other, or that another program has rank 0's port, if it is so."""
+        """Return a hindrance if the ranks did not find each other, or another program has rank 0's port."""
         if hindrance := self.alone.hindrance():
             return hindrance
         if self.taken:
@@ -448,7 +448,7 @@ class Ranks:
         return None
 
     def rest(self) -> str:
-        """Return which ranks still run, as a clause."""
+        """Return the ranks that still run, as a clause."""
         named = first_of_many([*map(str, sorted(self.left))], 2 * _NAMED)
         return f"rank{'s' if len(self.left) > 1 else ''} {named} had not ended"
 
@@ -466,7 +466,7 @@ class Ranks:
 
 
 def _how(end: dict[str, Any]) -> str:
-    """Return how a rank's process ended, as a clause."""
+    """Return the end of a rank's process as a clause."""
     status = int(end["status"])
     if end["memory"]:
         return "was killed because the node's memory limit was reached (out of memory)"
@@ -476,7 +476,7 @@ def _how(end: dict[str, Any]) -> str:
 
 
 def _with_error(end: dict[str, Any], path: Path) -> str:
-    """Return how a rank's process ended, as a clause: by the error in a file, if there is one."""
+    """Return the end of a rank's process as a clause: by the error in a file, if there is one."""
     if not (chain := script_error(path).get("chain")):
         return _how(end)
     text = f"raised {chain[0]['type']}: {chain[0].get('message')}".partition("\n")[0]

@@ -91,7 +91,7 @@ class Places(NamedTuple):
 
 
 def make_places(folder: Path) -> Places:
-    """Make the server's folders. Kernels' sockets lie in ``k``: their path is as long as a socket's may be."""
+    """Make the server's folders. Kernels' sockets are in ``k``: their path is as long as a socket's may be."""
     places = Places(folder / "jupyter.sock", folder / "k", folder / "config", folder / "data", folder / "extensions")
     for place in places[1:]:
         place.mkdir(mode=0o700)
@@ -190,7 +190,7 @@ def close_dask_labextension() -> None:
 
 
 class NoCluster:
-    """What dask-labextension makes when it is asked for a cluster: nothing, and it says why."""
+    """What dask-labextension makes when it is asked for a cluster: a RuntimeError that says why."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         raise RuntimeError(
@@ -227,7 +227,7 @@ def check(server: ServerApp, places: Places) -> None:
 
 
 def check_socket(socket: Path) -> None:
-    """Refuse a socket, once it is there, that is not 0600 and the user's own, in a folder that is 0700 and so too."""
+    """Raise UnsafeError if an existing socket is not 0600 and the user's own, in a folder that is 0700 and so too."""
     for path, mode in ((socket, stat.S_IFSOCK | 0o600), (socket.parent, stat.S_IFDIR | 0o700)):
         status = path.lstat()
         if status.st_mode != mode or status.st_uid != os.getuid():

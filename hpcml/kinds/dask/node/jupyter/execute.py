@@ -93,7 +93,7 @@ def _failed(notebook: Any) -> int:
     """Return the number of the cell with an error, from 1."""
     cells = enumerate(notebook.cells, 1)
     return next(
-        (index for index, cell in cells if any(one.output_type == "error" for one in cell.get("outputs", ()))), 0
+        (index for index, cell in cells if any(output.output_type == "error" for output in cell.get("outputs", ()))), 0
     )
 
 

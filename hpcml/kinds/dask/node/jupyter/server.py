@@ -1,7 +1,7 @@
 """The script of a Jupyter run: JupyterLab on a unix socket, with kernels that are clients of this very run.
 
 ``python -m hpcml.kinds.dask.node.jupyter.server`` is started by the supervisor in the place of a user's script. It
-ends with 0 when the user shut it down or it was idle for long, with 143 when it was told to end, with 80 when it
+ends with 0 when the user shut it down or it was idle for long, with 143 when it was signalled to end, with 80 when it
 could not start.
 
 JupyterLab's documents live in the browser, so its pages have to save them; each holds a websocket here. Idleness is not
@@ -47,7 +47,7 @@ class Session:
     """The end of the session as server and pages see it.
 
     ``state`` is ``running``, ``idle`` (it will end soon unless somebody does something), ``near`` (the time limit is
-    near) or ``ending``; ``signalled`` is whether the supervisor has told the server to end. Where it has not,
+    near) or ``ending``; ``signalled`` is whether the supervisor has signalled the server to end. Where it has not,
     ``status`` is the exit status, and ``ended`` why the session ends. ``pages`` are the websockets of the open pages,
     ``saved`` those that have saved all they hold since the end began.
     """

@@ -83,7 +83,7 @@ class Opening:
     def _of_others(self) -> list[str]:
         """Return in words what tasks of clusters that are still open get too: a run has one set of workers."""
         running = (Status.running, "running")
-        others = [one for one in _opened if one is not self.owner() and one.status in running]
+        others = [cluster for cluster in _opened if cluster is not self.owner() and cluster.status in running]
         changes = ", ".join(self.handover.changes(_last[1]))
         return (
             [f"clusters that the script opened earlier use the same workers, which now get {changes}"]
@@ -113,7 +113,7 @@ def _kind(owner: Any) -> str:
 
 
 def module_for_workers(frame: types.FrameType | None) -> str:
-    """Return when workers import the script as children of it would: "now", "asked" (for a name), empty for never.
+    """Return the time of the script's import in workers, as in children: "now", "asked" (for a name), empty for never.
 
     Only for a cluster that is opened below the main guard, in ``frame``: else an import would open it again.
     """

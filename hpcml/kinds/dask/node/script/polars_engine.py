@@ -41,7 +41,7 @@ def opened(client: Client, options: dict[str, Any]) -> Iterator[Any]:
         "raise_on_fail": True,
         **options.pop("engine_options", {}),
     }
-    hosts = {one["host"] for one in client.scheduler_info(n_workers=-1)["workers"].values()}
+    hosts = {worker["host"] for worker in client.scheduler_info(n_workers=-1)["workers"].values()}
     if len(hosts) > 1:
         print(
             "hpcml: other users can connect to cuDF-Polars' own connections between the nodes, which need no key "

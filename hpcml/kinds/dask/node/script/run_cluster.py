@@ -61,7 +61,7 @@ _noted: set[tuple[str, str, str, int]] = set()
 
 
 def replacement(kind: str, original: Any) -> Any:
-    """Return what stands for a class or function that opens a cluster; itself, where that is so already."""
+    """Return the replacement of a class or function that opens a cluster; itself, if it is one already."""
     if "of_hpcml" in vars(original):  # its own, not that of a replaced class which it is derived from
         return original
     if kind == "client":
@@ -202,7 +202,7 @@ class RunCluster(Cluster):  # type: ignore[misc]
             self.sync(_hand_over, _opening(self, "scale()", self._options, spawns=self.spawns), self.scheduler_comm)
 
     def adapt(self, *_: Any, **options: Any) -> Any:
-        """Change nothing, and return what can be stopped."""
+        """Change nothing, and return an object that can be stopped."""
         wanted = [options.get(name) or 0 for name in ("minimum", "minimum_jobs")]
         self.asked = max(self.asked, *wanted)
         self._hand_over_again()
@@ -264,7 +264,7 @@ class _Worker(dict[str, Any]):
 
 
 def _number(worker: Mapping[str, Any]) -> list[tuple[int, str]]:
-    """Return what sorts workers by node and number."""
+    """Return the key that sorts workers by node and number."""
     return [(int(part), "") if part.isdigit() else (0, part) for part in re.split(r"(\d+)", str(worker["name"]))]
 
 
@@ -428,7 +428,7 @@ def _answers(target: str | None, given: Mapping[str, Any]) -> bool:
             return False
     if not target or target == address():
         return False
-    if any(one.status == Status.running and one.address == target for one in Scheduler._instances):  # noqa: SLF001
+    if any(each.status == Status.running and each.address == target for each in Scheduler._instances):  # noqa: SLF001
         return True  # in this process too, and a connection without TLS would be a warning in its log
     protocol, _, place = target.rpartition("://")
     if protocol not in ("", "tcp", "tls", "ucx", "ucxx", "ws", "wss"):
@@ -464,7 +464,7 @@ def connect(of_client: Mapping[str, Any], of_cluster: Mapping[str, Any], backend
 
 
 def _opening(owner: Any, asked: str, options: Mapping[str, Any], *, spawns: bool) -> Opening:
-    """Return what a cluster's opening gives the workers; ``spawns``: elsewhere they are children of the script."""
+    """Return the opening that a cluster gives the workers; ``spawns``: elsewhere they are children of the script."""
     module = module_for_workers(_scripts_frame()) if spawns else ""
     return Opening(owner, asked, _place(), options, module=module, resources=_resources(options))
 
@@ -538,7 +538,7 @@ def _nothing(*_: Any, **__: Any) -> None:
 
 
 def _call(name: str, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> str:
-    """Return a call as it stands in the script, without the values that may hold a secret, cut where it is long."""
+    """Return a call as it is in the script, without the values that may hold a secret, cut where it is long."""
     shown_arguments = [*map(_shown, arguments), *(f"{key}={_shown(value)}" for key, value in options.items())]
     text = ", ".join(shown_arguments)
     return f"{name}({text if len(text) <= _LONGEST else text[: _LONGEST - 1] + '…'})"
@@ -570,7 +570,7 @@ def _size() -> str:
 
 
 def _worker_count(settings: Settings) -> int:
-    """Return how many workers the script has: all of the run, or its point's share of them."""
+    """Return the number of workers that the script has: all of the run, or its point's share of them."""
     share = json.loads(os.environ.get("HPCML_POINT", "{}")).get("workers")
     return int(share or settings.worker_count)
 
@@ -601,7 +601,7 @@ def _place() -> Place:
 
 
 def _note(asked: str, given: str, at: Place | None = None) -> None:
-    """Say on stderr, once for each line of the script, what stands for a cluster that it asked for."""
+    """Say on stderr, once for each line of the script, what replaces a cluster that it asked for."""
     path, line, is_script = at or _place()
     if (asked, given, path, line) not in _noted:
         _noted.add((asked, given, path, line))

@@ -69,7 +69,7 @@ class Handover:
         return self != Handover()
 
     def changes(self, last: Handover) -> list[str]:
-        """Return what is other than in the last one, in words."""
+        """Return the differences from the last one, in words."""
         named = [(self.environment, last.environment), (self.settings, last.settings)]
         changed = [name for mine, theirs in named for name in {**mine, **theirs} if mine.get(name) != theirs.get(name)]
         others = {"path": "sys.path", "folder": "the working directory", "argv": "sys.argv", "umask": "umask",
@@ -78,7 +78,7 @@ class Handover:
 
 
 def collect(environment: Mapping[str, str], argv: Sequence[str], *, gpus: bool) -> tuple[Handover, list[str]]:
-    """Return what this process changed since the script's start, and in words what of it workers do not get.
+    """Return the changes of this process since the script's start, and in words those that workers do not get.
 
     Parameters
     ----------
@@ -150,7 +150,7 @@ def _settings(start: Mapping[str, str], changed: Mapping[str, str | None]) -> tu
     before = {_plain(key): value for key, value in _leaves(usual)}
     now = dict(_leaves(of_variables)) | dict(_leaves(dask.config.config))
     different = {key: value for key, value in now.items() if not _equal(before.get(_plain(key), dask), value)}
-    run_keys = [key for key in different if f"{_plain(key)}.".startswith(tuple(f"{one}." for one in _RUNS_SETTINGS))]
+    run_keys = [key for key in different if f"{_plain(key)}.".startswith(tuple(f"{part}." for part in _RUNS_SETTINGS))]
     notable = [key for key in run_keys if _plain(key).startswith(_WORTH_A_WORD)]
     refused = (
         [f"Dask's {', '.join(notable)} (hpcml sets these values; change them before you submit)"] if notable else []
@@ -227,7 +227,7 @@ class HandoverPlugin(WorkerPlugin):  # type: ignore[misc]
 
 
 def apply(handover: Handover, undo: contextlib.ExitStack, first: Sequence[str] = ()) -> list[str]:
-    """Give this process variables, path, folder, arguments and Dask's settings; return what went wrong."""
+    """Give this process variables, path, folder, arguments and Dask's settings; return the problems."""
     problems = []
     for name, value in handover.environment.items():
         undo.callback(_set_variable, name, os.environ.get(name))
@@ -298,7 +298,7 @@ def _of_process(handover: Handover, undo: contextlib.ExitStack, problems: list[s
 
 
 def _set_limit(number: int, values: tuple[int, int]) -> str:
-    """Set a limit, the soft one alone where the hard one may not rise; return why neither could be set."""
+    """Set a limit, the soft one alone where the hard one may not rise; return the reason if neither could be set."""
     try:
         resource.setrlimit(number, values)
     except (OSError, ValueError):
@@ -324,13 +324,13 @@ def _of_memory(settings: Mapping[str, Any], undo: contextlib.ExitStack, worker: 
 
 
 def problems(dask_worker: Any) -> list[tuple[str, str]]:
-    """On a worker: return what of the last handover went wrong, with the node's name."""
+    """On a worker: return the problems of the last handover, with the node's name."""
     plugin = dask_worker.plugins.get(NAME)
     return [(problem, node_name()) for problem in plugin.problems] if plugin else []
 
 
 async def give(scheduler: Any, handover: Handover, *, shared: bool = False) -> list[str]:
-    """Have the scheduler and its workers take a handover up; return what went wrong, by node.
+    """Have the scheduler and its workers take a handover up; return the problems, by node.
 
     Parameters
     ----------

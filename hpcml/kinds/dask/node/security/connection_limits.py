@@ -38,12 +38,12 @@ def guard() -> None:
         registry.backends["tls"] = _Backend()
     for name in _LOGGERS:
         log = logging.getLogger(name)
-        if not any(isinstance(one, LineLimit) for one in log.filters):
+        if not any(isinstance(limit, LineLimit) for limit in log.filters):
             log.addFilter(LineLimit())
 
 
 class Guarded:
-    """A mixin for Dask's servers, whose listeners then have the limits, and which have a folder of their own.
+    """A mixin for Dask's servers, whose listeners then have the limits; ValueError without a folder of their own.
 
     Dask puts that folder first on ``sys.path``. Without one it takes ``/tmp/dask-scratch-space``, whoever made it.
     """
@@ -56,7 +56,7 @@ class Guarded:
 
 
 def too_few_files(workers: int) -> str:
-    """Return that the limit of open files is too low here for so many workers, and what to do; empty if it is not.
+    """Return a sentence if the limit of open files is too low here for so many workers, with what to do.
 
     Otherwise its listener would accept nobody once the files have run out, and the run wait for its workers' deadline.
     """
@@ -71,13 +71,13 @@ def too_few_files(workers: int) -> str:
 
 
 def most_half_open() -> int:
-    """Return how many handshakes may be under way at one listener of this process."""
+    """Return the number of handshakes that may be under way at one listener of this process."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return MOST_HALF_OPEN if soft == resource.RLIM_INFINITY else min(MOST_HALF_OPEN, soft // SHARE_OF_FILES)
 
 
 class LineLimit(logging.Filter):
-    """A logger's filter: at most so many lines a minute; the rest is counted, and told with the next line."""
+    """A logger's filter: at most so many lines a minute; the rest is counted, and reported with the next line."""
 
     minute, written, suppressed = 0.0, 0, 0
 

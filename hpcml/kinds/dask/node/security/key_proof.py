@@ -86,7 +86,7 @@ async def prove_as_connector(
 
 
 def reason(error: BaseException) -> str:
-    """Return why a proof failed, as a clause."""
+    """Return the reason why a proof failed, as a clause."""
     if isinstance(error, TimeoutError):
         return "no answer in time"
     return (
@@ -129,7 +129,7 @@ class Handshake:
         await self._send(_PROOF, _mac(key, b"client", address, mine, theirs))
 
     async def prove_as_listener(self, key: bytes, addresses: set[bytes]) -> None:
-        """Prove it to who has connected to one of the own addresses, and have it prove it; errors as above."""
+        """Prove it to who has connected to one of the own addresses, and have it prove it; RefusedError if not."""
         address, theirs = await self._receive(_HELLO)
         if address not in addresses:
             raise RefusedError(f"the peer requested {_unpack(address)}, which is not this process's address")

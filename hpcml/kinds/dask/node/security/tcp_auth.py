@@ -55,11 +55,11 @@ class Backend(TCPBackend):  # type: ignore[misc]
         self.key = key
 
     def get_connector(self) -> Any:
-        """Return what connects."""
+        """Return the connector."""
         return _Connector(self.key)
 
     def get_listener(self, loc: str, handle_comm: Any, deserialize: bool, **connection_args: Any) -> Any:
-        """Return what listens."""
+        """Return the listener."""
         listener = _Listener(loc, handle_comm, deserialize, **connection_args)
         listener.key = self.key
         return listener

@@ -57,7 +57,7 @@ _LOCK = threading.RLock()
 
 
 def install(key_file: Path) -> None:
-    """Let Dask make and accept UCX connections in this process with the run's key only.
+    """Let Dask make and accept UCX connections in this process with the run's key only; ImportError without UCX.
 
     It must come before the first connection and the first listener; again with the same key it does nothing. A
     KeyProofError if the key file is no good, if UCX was used in this process before, or if another key is installed.
