@@ -24,6 +24,9 @@ export PYTHONPATH
 node=${HPCML_NODE:-local}
 trap : HUP INT TERM USR1 USR2   # the role handles signals; this shell must outlive the role
 exits=$HPCML_RUN_DIR/attempts/$HPCML_ATTEMPT/exit
+# find_run: set run to the run's directory. If this role started before its run, attempts is now a link into that directory.
+# NFS looks again when a folder is listed.
+find_run() { run=$(ls "$HPCML_RUN_DIR" >/dev/null; readlink "$HPCML_RUN_DIR/attempts") || run=$HPCML_RUN_DIR/attempts; run=${run%/attempts}; }
 killed=0
 # The role imports hpcml's modules only from the file that the first node has (HPCML_LIBRARY).
 library=$HPCML_RUN_DIR/lib.zip
@@ -45,6 +48,7 @@ fi
 while [ "$role" = worker ] && [ "$status" -gt 128 ] && [ "$status" -lt 193 ] && [ "$killed" -lt "${HPCML_RESTARTS:-0}" ] &&
   [ ! -e "${exits%/exit}/ended" ] && [ ! -e "${exits%/exit}/terminate" ]; do
   killed=$((killed + 1))
+  find_run; [ "$run" = "$HPCML_RUN_DIR" ] || { HPCML_RUN_DIR=$run; unset HPCML_AHEAD; }   # the run has begun: wait for no other
   printf '%s\n' "$status" >"$exits/.killed@$node" && mv "$exits/.killed@$node" "$exits/killed@$node@$killed"
   "$@"; status=$?
 done
@@ -53,5 +57,5 @@ done
 [ "$role" = supervisor ] && [ -s "${exits%/exit}/lost" ] && read -r status <"${exits%/exit}/lost"   # Dask's scheduler ended the supervisor
 new=$exits/.$role@$node.$$   # all MPI tasks of a node write the file
 printf '%s\n' "$status" >"$new" && mv "$new" "$exits/$role@$node"
-[ "$role" = supervisor ] && [ -e "$HPCML_RUN_DIR/sweep.sh" ] && bash "$HPCML_RUN_DIR/sweep.sh" "$(cd "$exits/../../.." && pwd -P)"   # only in a run without Slurm
+[ "$role" = supervisor ] && [ -e "$HPCML_RUN_DIR/sweep.sh" ] && find_run && bash "$HPCML_RUN_DIR/sweep.sh" "$run"   # only in a run without Slurm
 exit "$status"

@@ -142,7 +142,7 @@ def _meant(options: Namespace) -> tuple[directories.Run, str, str]:
     """Return the run and the role of the log that is meant, and the role's word for messages."""
     from hpcml.runs import handle
 
-    if point := re.fullmatch(rf"{handle.OF_POINT}(\d+)", options.role or options.run):
+    if point := re.fullmatch(rf"{handle.OF_POINT}(\d{{1,9}})", options.role or options.run):
         return *_of_point(options, int(point[1])), point[0]
     role = _role(options)
     return common.find_run(options), role, role

@@ -135,7 +135,7 @@ def fitted(spec: RunRequest, given: Allocation, place: str = "") -> RunRequest:
 def _other_type(spec: RunRequest, given: Allocation, lines: dict[str, tuple[str, str]], place: str) -> dict[str, str]:
     """Return the script's line that asks for another type of GPU; UsageError if the command line asks for it."""
     kind = spec.size.gpu_type
-    if not (kind and given.gpus and spec.size.gpus_per_node) or kind in given.gpu_types:
+    if not (kind and given.gpus and spec.size.gpus_per_node) or {*given.gpu_types} == {kind}:
         return {}
     if line := lines.get("--gpus-per-node"):
         return {"gpu_type": "{} ({})".format(*line)}

@@ -44,7 +44,7 @@ def wait(settings_files: Iterable[Path] = ()) -> None:
 
 
 def _line() -> str:
-    """Read a line from standard input, and nothing of the next: a role that is started again reads that."""
+    """Read a line from standard input, and nothing beyond."""
     line = b""
     while (byte := os.read(0, 1)) not in (b"", b"\n"):
         line += byte

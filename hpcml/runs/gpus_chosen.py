@@ -167,7 +167,7 @@ def _uses(code: Code) -> list[_Use]:
     if file is None or code.form not in (Form.SCRIPT, Form.MODULE):
         return []
     folder = code.script.parent if code.form is Form.MODULE else file.resolve().parent
-    trees = (module.tree for module in modules_reached.reached_and_packages(file, folder))
+    trees = (module.tree for module in modules_reached.readable(file, folder))
     return list(dict.fromkeys(use for tree in trees for use in _of_tree(tree)))
 
 

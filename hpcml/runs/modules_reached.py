@@ -77,15 +77,19 @@ def reached(script: Path, folder: Path) -> Iterator[Module]:
                     perhaps += files
 
 
+def readable(script: Path, folder: Path) -> Iterator[Module]:
+    """Yield those of :func:`reached`, as far as they can be parsed; nothing of what is not Python."""
+    if script.suffix != ".ipynb":
+        with contextlib.suppress(*_UNREADABLE):  # reported where the script is checked
+            yield from reached(script, folder)
+
+
 def reached_and_packages(script: Path, folder: Path) -> Iterator[Module]:
-    """Yield those of :func:`reached` and then the other modules of its packages; nothing of what is not Python."""
-    if script.suffix == ".ipynb":
-        return
+    """Yield those of :func:`readable` and then the other modules of its packages."""
     seen: list[Path] = []
-    with contextlib.suppress(*_UNREADABLE):  # reported where the script is checked
-        for module in reached(script, folder):
-            seen.append(module.path)
-            yield module
+    for module in readable(script, folder):
+        seen.append(module.path)
+        yield module
     tops = dict.fromkeys(folder / path.relative_to(folder).parts[0] for path in seen[1:] if path.parent != folder)
     for top in tops:
         for other in [path for path in sorted(_python_files(top)) if path not in seen][:MOST_FILES]:
@@ -264,11 +268,11 @@ def top_level(tree: ast.Module) -> Iterator[tuple[str, int]]:
 
 
 def imported(tree: ast.Module) -> set[str]:
-    """Return the top-level names of all that a file imports, wherever it does."""
+    """Return the top-level names of all that a file imports, wherever it does, but not for type checkers alone."""
     names: set[str] = set()
-    for node in ast.walk(tree):
+    for node in imports(tree):
         if isinstance(node, ast.Import):
             names |= {alias.name.partition(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+        elif node.module and not node.level:
             names.add(node.module.partition(".")[0])
     return names

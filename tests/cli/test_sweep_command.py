@@ -475,6 +475,7 @@ def test_the_log_of_a_point_is_that_of_the_run_that_ran_it_last(world: World) ->
     assert world.run("logs", "job", "point:2").stdout == "second try\n"
     world.submit("--name", "plain")
     assert world.run("logs", "plain", "point:1").returncode == errors.USAGE
+    assert world.run("logs", "job", f"point:{'9' * 5000}").returncode == errors.USAGE
     assert world.run("logs", "none", "point:1").returncode == errors.NOT_FOUND
 
 

@@ -43,10 +43,11 @@ def held(here: Here) -> Iterator[Path]:
 
 
 def run(here: Here, value: int, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run the script with a helper module that has a value."""
+    """Run the script with a helper module that has a value, with more restarts than a pipe has room for lines."""
     (here.folder / "helper.py").write_text(HELPER.format(value))
-    return subprocess.run([HPCML, "run", "--in", "last", here.script(USES), *words], cwd=here.folder, check=False,
-                          env=here.environment | variables, capture_output=True, text=True, timeout=120)  # fmt: skip
+    return subprocess.run([HPCML, "run", "--in", "last", "--set", "workers.restarts=2000", here.script(USES), *words],
+                          cwd=here.folder, check=False, env=here.environment | variables, capture_output=True,
+                          text=True, timeout=120)  # fmt: skip
 
 
 def newest(here: Here) -> Path:

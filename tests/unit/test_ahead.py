@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
-from hpcml import held
+from hpcml import assets, held
+from hpcml.kinds.hold import END
 from hpcml.kinds.hold.node import ahead
 from hpcml.paths import RunPaths
 
@@ -60,9 +63,18 @@ def test_what_would_start_in_another_way_is_named(tmp_path: Path, change: dict[s
     assert ahead.difference(parts(first), now) == said
 
 
+def test_a_variable_that_is_not_utf_8_is_compared_like_any_other(tmp_path: Path) -> None:
+    """An error here would end the hold's supervisor, and with it all runs of the hold."""
+    first, second, third = (made(tmp_path / f"a-20260101-00000{index}-0000") for index in range(3))
+    for run, value in ((first, b"\xff"), (second, b"\xff"), (third, b"\xfe")):
+        run.variables.write_bytes(b"export NAME='" + value + b"'\n")
+    assert ahead.difference(parts(first), parts(second)) == ""
+    assert ahead.difference(parts(first), parts(third)) == "options or settings changed since the last run"
+
+
 @pytest.mark.parametrize("changes", [False, True])
 def test_a_process_that_waits_gets_its_run_and_imports_again_what_has_changed(tmp_path: Path, changes: bool) -> None:
-    """It reads one line alone, as a role that is started again reads the next."""
+    """It reads one line alone."""
     module = tmp_path / "settled.py"
     module.write_text("VALUE = 'old'\n")
     (tmp_path / "waits.py").write_text(WAITS)
@@ -81,6 +93,40 @@ def test_a_process_that_waits_gets_its_run_and_imports_again_what_has_changed(tm
         "hpcml: a package or a file of settings has changed: this process imports all modules again.\nimported edited\n"
     )
     assert said == (f"{again}/runs/a edited  None\n" if changes else "/runs/a old  None\n")
+
+
+def test_a_batch_script_that_waits_reads_its_run_whole() -> None:
+    """It looks at its processes each second, also when that second ends within the line."""
+    text = (assets.folder("templates") / "batch.sh.j2").read_text()
+    reads = text[text.index("  directory=\n") : text.index('  [ -n "$directory" ]')]
+    script = f'ahead=0; gone() {{ echo looks; return 1; }}\n{reads}\necho "<$directory>"'
+    with subprocess.Popen(["bash", "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin
+        assert process.stdout
+        process.stdin.write("/runs")
+        process.stdin.flush()
+        assert process.stdout.readline() == "looks\n"
+        process.stdin.write("/a b\n")
+        process.stdin.flush()
+        assert process.stdout.read().splitlines()[-1] == "</runs/a b>"
+
+
+@pytest.mark.parametrize("ignores", [False, True])
+def test_a_hold_does_not_wait_long_for_processes_that_do_not_end(ignores: bool) -> None:
+    """Else their node is paid for until the time limit of the hold, which has no run and takes none."""
+    stays = f"{'trap : TERM; ' if ignores else ''}echo here; while :; do sleep 0.1; done"
+    ready = ahead.Ahead.__new__(ahead.Ahead)
+    with subprocess.Popen(["bash", "-c", stays], stdout=subprocess.PIPE, start_new_session=True) as ready.process:
+        try:
+            assert ready.process.stdout
+            assert ready.process.stdout.readline() == b"here\n"
+            ready.lifeline, ready.since = -1, time.monotonic()
+            assert not ready.has_ended()
+            ready.since -= END * (2 if ignores else 1)
+            assert ready.has_ended() == ignores
+            assert ready.process.wait(30) == -(signal.SIGKILL if ignores else signal.SIGTERM)
+        finally:
+            ready.process.kill()
 
 
 def test_a_process_for_which_no_run_comes_ends(tmp_path: Path) -> None:

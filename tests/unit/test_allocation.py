@@ -110,7 +110,8 @@ def test_what_the_script_s_lines_ask_for_is_left_out(capsys: pytest.CaptureFixtu
 def test_another_type_of_gpu_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     """The number alone would be met; in a script's own lines it is left out with a note."""
     asked = spec(gpus_per_node=2, gpu_type="h100")
-    for given, has in ((GIVEN, "a100"), (GIVEN._replace(gpu_types=()), "no type")):
+    mixed = GIVEN._replace(gpu_types=("a100", "h100"))  # of which Slurm may choose the other
+    for given, has in ((GIVEN, "a100"), (GIVEN._replace(gpu_types=()), "no type"), (mixed, "a100 and h100")):
         with pytest.raises(UsageError, match=f"h100.*{has}"):
             run.fitted(asked, given, "hold-1")
     assert run.fitted(asked.changed(gpu_type="a100"), GIVEN).size.gpus_per_node == 2

@@ -31,6 +31,9 @@ USES = {
     'import xgboost\nxgboost.dask.train(client, {"device": "cuda:0"})': ("XGBoost's device cuda",),
     "import beside": ("cuML",),
     "import dask\nimport numpy as cupy  # cuml": (),
+    "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import cupy": (),
+    "import mine.cpu": (),
+    "import mine.gpu": ("CuPy",),
     '"""Like cudf."""\nimport hpcml\nhpcml.connect(backend="cpu")': (),
     'import torch\ntorch.device("cuda")': (),
     "def broken(": (),
@@ -69,7 +72,10 @@ def choose(interpreter: str, *settings: str, site: str = "leonardo", **asked: An
 
 def test_which_scripts_can_use_gpus(world: Path, subtests: pytest.Subtests) -> None:
     (world / "beside.py").write_text(CUML)
-    mine = python(world / "mine", *PACKAGES, "dask_cudf", "cudf_polars", "xgboost")
+    (world / "mine").mkdir()
+    for name, text in (("__init__", ""), ("cpu", "import dask"), ("gpu", "import cupy")):
+        (world / f"mine/{name}.py").write_text(text)
+    mine = python(world / "environment", *PACKAGES, "dask_cudf", "cudf_polars", "xgboost")
     for text, names in USES.items():
         with subtests.test(text):
             (world / "job.py").write_text(text)

@@ -51,6 +51,31 @@ def test_a_worker_task_that_was_killed_starts_again_unless_the_run_has_ended(tmp
         assert (done.returncode, done.stdout.count("started")) == (137, starts), name
 
 
+def began_before(folder: Path) -> tuple[Path, Path]:
+    """Return the directory of processes that started ahead, and that of the run which they have become."""
+    ahead, run = folder / "ahead", folder / "the run"
+    (run / "attempts/0/exit").mkdir(parents=True)
+    ahead.mkdir()
+    (ahead / "attempts").symlink_to(run / "attempts")
+    return ahead, run
+
+
+def test_a_worker_task_that_started_ahead_starts_again_in_the_run(tmp_path: Path) -> None:
+    """It does not wait for its run once more: nobody names the run a second time."""
+    ahead, run = began_before(tmp_path)
+    killed = 'echo "$HPCML_RUN_DIR:${HPCML_AHEAD-}"; kill -KILL $$'
+    done = step(ahead, "worker", "sh", "-c", killed, HPCML_RESTARTS="1", HPCML_AHEAD="1")
+    assert done.stdout == f"{ahead}:1\n{run}:\n", done.stderr
+
+
+def test_what_is_left_of_a_run_is_looked_for_in_the_run_that_the_supervisor_has_become(tmp_path: Path) -> None:
+    ahead, run = began_before(tmp_path)
+    (ahead / "sweep.sh").write_text('echo "sweeps $1"\n')
+    assert step(ahead, "supervisor", "true", HPCML_AHEAD="1").stdout == f"sweeps {run}\n"
+    (tmp_path / "sweep.sh").write_text('echo "sweeps $1"\n')
+    assert step(tmp_path, "supervisor", "true").stdout == f"sweeps {tmp_path}\n"
+
+
 def test_a_role_starts_only_with_the_first_node_s_library(tmp_path: Path) -> None:
     """Also not with one that is whole, but another: a node may have an older copy of the file."""
     library, good = RunPaths(tmp_path).library, b"x" * 99

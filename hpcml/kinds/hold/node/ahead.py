@@ -12,10 +12,12 @@ import os
 import shutil
 import signal
 import subprocess
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
 from hpcml import held
+from hpcml.kinds.hold import END
 from hpcml.node import files
 from hpcml.paths import RunPaths
 
@@ -54,7 +56,8 @@ def parts(run: RunPaths, start: held.Start, nodes: int) -> _Parts:
     variables = {f"the variable {name}": value for name, value in start.environment.items() if name not in _OF_SHELL}
     shell = []
     for path in sorted(run.directory.glob("*.sh")):
-        lines = path.read_text().replace(run.directory.name, "RUN").splitlines()
+        text = path.read_bytes().decode(errors="surrogateescape")  # a variable may be no UTF-8
+        lines = text.replace(run.directory.name, "RUN").splitlines()
         shell += [path.name, *(line for line in lines if not line.startswith("#"))]
     library = hashlib.sha256(run.library.read_bytes()).hexdigest()
     return {**variables, _NODES: str(nodes), _OPTIONS: "\n".join(shell), _HPCML: library}
@@ -85,6 +88,7 @@ class Ahead:
         command = tuple(word.replace(last.directory.name, name) for word in start.command)
         started = start._replace(command=(*command, held.AHEAD))
         self.process, self.lifeline = launched(started, nodes, self.paths.job_log)
+        self.since = float("inf")  # when they had to end
 
     @property
     def lives(self) -> bool:
@@ -114,13 +118,20 @@ class Ahead:
         """Tell them to end: no run will come."""
         if self.lifeline >= 0:
             os.close(self.lifeline)
-            self.lifeline = -1
+            self.lifeline, self.since = -1, time.monotonic()
 
-    def kill(self) -> None:
+    def has_ended(self) -> bool:
+        """Whether they have ended as they had to; kill them if that takes too long, and then wait for them no more."""
+        late = time.monotonic() - self.since
+        if self.lives and late > END:
+            self.kill(signal.SIGKILL if late > 2 * END else signal.SIGTERM)
+        return late > 2 * END or not self.lives
+
+    def kill(self, number: int = signal.SIGTERM) -> None:
         """Kill what is left of them."""
         self.end()
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGTERM)
+            os.killpg(self.process.pid, number)
 
     def remove(self) -> None:
         """Remove the directory in which they began."""

@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from hpcml import errors, held, records
@@ -37,6 +38,7 @@ class HeldRun:
         self.name, self.nodes, self.start, self.ready = name, nodes, start, ready
         self.paths = RunPaths(context.run.directory.parent / name)
         self.part, settings = Recorded(self.paths).plan.part, Recorded(self.paths).plan.inside
+        self.image = settings.job.image  # which is entered with folders of one run
         self.lead, self.grace = settings.job.signal_lead, settings.deadlines.script_grace + settings.deadlines.teardown
         limit = 0 if settings.job.one_machine else settings.job.time_limit  # there the run keeps it itself
         self.ends = time.monotonic() + limit if limit else float("inf")
@@ -98,6 +100,7 @@ class Holding:
     def __init__(self, state: RunState) -> None:
         self.state, self.context = state, state.context
         self.paths, self.runs = self.context.run, dict[str, HeldRun]()
+        self.paths.queue.mkdir(mode=0o700, exist_ok=True)  # a hold that Slurm has requeued had renamed it
         self.paths.held.mkdir(mode=0o700, exist_ok=True)
         self.paths.told.mkdir(mode=0o700, exist_ok=True)
         job, names, self.keeps = self.context.settings.job, self.context.node_names, self.context.settings.code.keeps
@@ -111,6 +114,8 @@ class Holding:
         self.ahead: Ahead | None = None
         self.ending: list[Ahead] = []  # those that are to end, as no run has them
         self.count = 0
+        shutil.rmtree(self.paths.ahead, ignore_errors=True)  # of a supervisor before this one
+        self.patient: set[str] = set()  # runs behind the one that waits longest that may wait too
         self._tell()
 
     # -- as a task --------------------------------------------------------------------------------------------------
@@ -198,7 +203,8 @@ class Holding:
         count, free = plan.inside.job.nodes, self._free_for(plan.part)
         left = len(free) + len(self.parts.keys() - {*free})
         left += sum(len(run.nodes) for run in self.runs.values() if not run.part)
-        if len(free) < count <= left and not plan.no_wait:
+        waits = len(free) < count <= left and not plan.no_wait
+        if waits and not (name := self._hasty(waiting[1:])):  # one that is not to wait may not overtake: it is refused
             return False
         entry = self.paths.held / name
         try:
@@ -211,11 +217,7 @@ class Holding:
             entry.unlink(missing_ok=True)
             return True
         entry.write_text("")  # the variables may be secret
-        problem, status = "", errors.START_FAILED
-        if count > left:
-            problem = f"only {left} nodes of the hold answer"
-        elif count > len(free):
-            problem, status = "its nodes are in use, and --no-wait refuses to wait", errors.REFUSED
+        problem, status = _problem(count, len(free), left, behind=name != waiting[0])
         try:
             if not problem:
                 self._begin(self._start(name, tuple(free[:count]), start))
@@ -226,6 +228,14 @@ class Holding:
             self._never_began(name, End(status, "queued", "hpcml", message))
             entry.unlink(missing_ok=True)
         return True
+
+    def _hasty(self, waiting: Sequence[str]) -> str:
+        """Return the first of these runs that is not to wait, empty if all may; each is read once."""
+        for name in waiting:
+            if name not in self.patient and Recorded(RunPaths(self.paths.directory.parent / name)).plan.no_wait:
+                return name
+            self.patient.add(name)
+        return ""
 
     def _begin(self, run: HeldRun) -> None:
         """Take note of a run that has begun, and of its nodes or its part of one."""
@@ -250,10 +260,12 @@ class Holding:
         if not self.keeps or not self.ended:
             return HeldRun(self.context, name, nodes, start, None)
         run, why = RunPaths(self.paths.directory.parent / name), "the last run has only just ended"
+        if Recorded(run).plan.inside.job.image:
+            why = "the run has an image"
         if ready:
             why = "the run has a part of a node" if Recorded(run).plan.part else self._lacking(ready)
-            why = why or difference(ready.parts, parts(run, start, len(nodes)))
             try:
+                why = why or difference(ready.parts, parts(run, start, len(nodes)))
                 if not why:
                     files.write_json(run.kept, {"not_ahead": ""})
                     return HeldRun(self.context, name, ready.nodes, start, ready)
@@ -293,7 +305,7 @@ class Holding:
 
     def _keep_ahead(self) -> None:
         """Start the processes of the next run when a run has ended and none waits; let them go at the hold's end."""
-        for ready in [ready for ready in self.ending if not ready.lives]:
+        for ready in [ready for ready in self.ending if ready.has_ended()]:
             ready.remove()
             self.ending.remove(ready)
         if self.ahead and not (self.is_closed or self.ahead.lives):
@@ -326,7 +338,7 @@ class Holding:
             if not self.parts.get(node):
                 self.parts.pop(node, None)
                 self.free.insert(0, node)
-        self.last = run if self.keeps and not run.part else None
+        self.last = run if self.keeps and not (run.part or run.image) else None
         self.ended += 1
         self.used = self.waits_since = time.monotonic()
         self._tell()
@@ -388,3 +400,13 @@ class Holding:
         """Write down how a run ended that did not begin."""
         paths = RunPaths(Path(self.paths.directory.parent / name))
         full_disk.write_end(paths, paths.status, end._replace(time=round(time.time(), 3), over=True).as_json())
+
+
+def _problem(count: int, free: int, left: int, *, behind: bool) -> tuple[str, int]:
+    """Return the reason why a run does not start, empty if it does, and the exit status that this means."""
+    if count > left:
+        return f"only {left} nodes of the hold answer", errors.START_FAILED
+    if count > free:
+        how = "another run waits" if behind else "its nodes are in use"
+        return f"{how}, and --no-wait refuses to wait", errors.REFUSED
+    return "", errors.START_FAILED
