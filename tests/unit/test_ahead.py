@@ -28,6 +28,8 @@ if os.environ.get("HPCML_AHEAD"):
 print(os.environ["HPCML_RUN_DIR"], settled.VALUE, sys.stdin.read(), os.environ.get("HPCML_AHEAD"), flush=True)
 """
 
+SINCE = "changed since the last run"
+
 
 def made(folder: Path, text: str = "echo\n") -> RunPaths:
     folder.mkdir()
@@ -49,10 +51,10 @@ def test_two_runs_of_one_shell_start_in_the_same_way(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"variables": {"OMP_NUM_THREADS": "4"}}, "the variable OMP_NUM_THREADS changed since the last run"),
-        ({"text": "module load cuda\n"}, "options or settings changed since the last run"),
-        ({"nodes": 2, "variables": {"X": ""}}, "number of nodes changed since the last run (and 1 more)"),
-        ({"library": b"other"}, "hpcml changed since the last run"),
+        ({"variables": {"OMP_NUM_THREADS": "4"}}, f"the variable OMP_NUM_THREADS {SINCE}"),
+        ({"text": "module load cuda\n"}, f"options or settings {SINCE}"),
+        ({"nodes": 2, "variables": {"X": ""}}, f"number of nodes {SINCE} (and 1 more)"),
+        ({"library": b"other"}, f"hpcml {SINCE}"),
     ],
 )
 def test_what_would_start_in_another_way_is_named(tmp_path: Path, change: dict[str, object], said: str) -> None:
@@ -69,7 +71,7 @@ def test_a_variable_that_is_not_utf_8_is_compared_like_any_other(tmp_path: Path)
     for run, value in ((first, b"\xff"), (second, b"\xff"), (third, b"\xfe")):
         run.variables.write_bytes(b"export NAME='" + value + b"'\n")
     assert ahead.difference(parts(first), parts(second)) == ""
-    assert ahead.difference(parts(first), parts(third)) == "options or settings changed since the last run"
+    assert ahead.difference(parts(first), parts(third)) == f"options or settings {SINCE}"
 
 
 @pytest.mark.parametrize("changes", [False, True])
