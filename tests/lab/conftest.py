@@ -110,6 +110,11 @@ def left_of_containers(cluster: Cluster) -> list[str]:
     return processes + mounts
 
 
+ENDED = {
+    "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "REVOKED", "TIMEOUT",
+}  # fmt: skip
+
+
 class Cluster:
     """What the tests do on the lab, as alice on the login node unless they say otherwise."""
 
@@ -238,11 +243,12 @@ class Cluster:
 
     def job_end(self, job: str, seconds: float = 30) -> dict[str, str]:
         """Wait until a job holds nothing any more; return what scontrol knows of it."""
-        held = ("squeue", "--noheader", "--jobs", job, "--states", "PENDING,RUNNING,COMPLETING,SUSPENDED")
+        # All states: with some flags, as SIGNALING, a filter does not find a running job.
+        asked = ("squeue", "--noheader", "--jobs", job, "--states", "all", "--format", "%T")
 
         def has_ended() -> bool:
-            asked = self.run(*held)  # of a busy controller squeue learns nothing
-            return not asked.stdout.strip() and (asked.returncode == 0 or "Invalid job id" in asked.stderr)
+            done = self.run(*asked)  # of a busy controller squeue learns nothing
+            return {*done.stdout.split()} <= ENDED and (done.returncode == 0 or "Invalid job id" in done.stderr)
 
         if not wait_for(has_ended, seconds, 0.1):
             pytest.fail(f"job {job} holds its nodes: {self.job(job)}")
