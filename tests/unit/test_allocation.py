@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import time
 from argparse import Namespace
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
-from unittest.mock import Mock
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
 from hpcml import subprocesses
 from hpcml.cli import hold, run, submit
-from hpcml.errors import REFUSED, HpcmlError, SiteError, StorageError, UsageError
+from hpcml.errors import HpcmlError, SiteError, StorageError, UsageError
 from hpcml.held import Part
-from hpcml.kinds.hold.node.holding import TOLD_TO_END, Holding
 from hpcml.options.parser import Parser
 from hpcml.options.reading import request_of
 from hpcml.paths import RunPaths
@@ -33,7 +29,6 @@ from hpcml.sites.schema import Site, SlurmOptions
 from hpcml.units import TimeLimit
 
 if TYPE_CHECKING:
-    from hpcml.node.run_state import RunState
     from hpcml.runs.holds import Hold
 
 SHOWN = (
@@ -245,86 +240,6 @@ def test_parts_fit_beside_each_other_until_one_amount_is_used_up() -> None:
     assert not quarter.fits([quarter] * 4, NODE)
     assert not Part(1, 2, 801).fits([quarter] * 3, NODE)
     assert not Part(0, 3, 1).fits([quarter] * 3, NODE)
-
-
-class Kept:
-    """A hold of one node as its supervisor has it, with runs that only wait."""
-
-    def __init__(self, folder: Path) -> None:
-        self.paths = RunPaths(folder / "hold-1")
-        self.paths.queue.mkdir(parents=True)
-        job = SimpleNamespace(one_machine=False, nodes=1)
-        context = SimpleNamespace(
-            run=self.paths, node_names=("n1",),
-            settings=SimpleNamespace(job=job, code=SimpleNamespace(idle=0.0, keeps=False)),
-        )  # fmt: skip
-        self.events: list[dict[str, Any]] = []
-        events = SimpleNamespace(write=lambda _, **facts: self.events.append(facts))
-        state = SimpleNamespace(context=context, events=events, end_requests=SimpleNamespace(time_limit_near=False))
-        self.holding = Holding(cast("RunState", state))
-
-    def put(self, name: str, **plan: object) -> Path:
-        """Put a run into the queue; return its directory."""
-        directory = self.paths.directory.parent / name
-        (directory / "logs").mkdir(parents=True)
-        (directory / "plan.json").write_text(json.dumps({"inside": {"job": {"nodes": 1}}} | plan))
-        (self.paths.queue / name).write_text(json.dumps({"command": ["sleep", "600"], "environment": dict(os.environ)}))
-        return directory
-
-    def look(self) -> list[str]:
-        """Let the hold look for runs; return those that are in it."""
-        self.holding.looked = 0.0
-        self.holding.step()
-        return [*self.holding.runs]
-
-
-@pytest.fixture
-def kept(tmp_path: Path) -> Iterator[Kept]:
-    made = Kept(tmp_path)
-    yield made
-    for started in made.holding.runs.values():
-        started.kill()
-        started.close()
-
-
-def test_runs_share_a_node_and_one_that_wants_all_of_it_waits(kept: Kept) -> None:
-    quarter, node = [1, 2, 800], [4, 8, 3200]
-    part = [dict(zip(Part._fields, amounts, strict=True)) for amounts in (quarter, node)]
-    for number in range(3):
-        kept.put(f"a-1-{number}-0", part=part)
-    assert len(kept.look()) == 3
-    kept.put("b-1-3-0")
-    kept.put("c-1-4-0", part=part)
-    assert len(kept.look()) == 3, "runs start in their order"
-    (kept.paths.queue / "b-1-3-0").unlink()
-    assert "c-1-4-0" in kept.look()
-    kept.put("b-1-5-0")
-    for started in kept.holding.runs.values():
-        started.kill()
-        started.process.wait()
-    assert kept.look() == ["b-1-5-0"]
-    assert kept.holding.parts == {}
-
-
-def test_of_two_runs_at_the_same_moment_one_that_does_not_wait_is_refused(kept: Kept) -> None:
-    kept.put("a-1-1-0", no_wait=True)
-    late = kept.put("b-1-2-0", no_wait=True)
-    assert kept.look() == ["a-1-1-0"]
-    assert json.loads((late / "status.json").read_text())["exit_status"] == REFUSED
-    assert [*kept.paths.queue.iterdir()] == []
-
-
-def test_a_hold_ends_after_the_processes_that_started_ahead(kept: Kept) -> None:
-    ready = Mock(lives=True)
-    kept.holding.ahead = ready
-    kept.holding.tell_to_end()
-    assert kept.holding.poll() is None, "its directory is left"
-    kept.look()
-    ready.lives = False
-    kept.look()
-    assert kept.holding.poll() == TOLD_TO_END
-    ready.end.assert_called_once_with()
-    ready.remove.assert_called_once_with()
 
 
 def test_a_run_that_does_not_get_into_the_hold_leaves_nothing_there(tmp_path: Path) -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace as Some
 from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 
@@ -35,10 +38,14 @@ def hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> holding.Holding:
     """Return a hold of two nodes, in which runs start without processes."""
     monkeypatch.setattr(holding, "HeldRun", Fake)
     monkeypatch.setitem(globals(), "HOLD", tmp_path / "hold-20260101-000000-0000")
-    run = RunPaths(HOLD)
+    return holding_of(RunPaths(HOLD), "n1", "n2")
+
+
+def holding_of(run: RunPaths, *nodes: str) -> holding.Holding:
+    """Return a hold of these nodes as its supervisor has it."""
     run.queue.mkdir(parents=True)
-    settings = Some(job=Some(one_machine=False, nodes=2), code=Some(keeps=False, idle=0))
-    context = Some(run=run, settings=settings, node_names=("n1", "n2"))
+    settings = Some(job=Some(one_machine=False, nodes=len(nodes)), code=Some(keeps=False, idle=0))
+    context = Some(run=run, settings=settings, node_names=nodes)
     state = Some(context=context, events=Some(write=lambda *_, **__: None), end_requests=Some(time_limit_near=False))
     return holding.Holding(cast("Any", state))
 
@@ -122,3 +129,74 @@ def test_a_hold_that_slurm_has_requeued_takes_runs_again(hold: holding.Holding) 
     assert not hold.paths.ahead.exists()
     again._close()
     assert [*hold.paths.closed.iterdir()] == []
+
+
+class Kept:
+    """A hold of one node as its supervisor has it, with runs that only wait."""
+
+    def __init__(self, folder: Path) -> None:
+        self.paths = RunPaths(folder / "hold-1")
+        self.holding = holding_of(self.paths, "n1")
+
+    def put(self, name: str, **plan: object) -> Path:
+        """Put a run into the queue; return its directory."""
+        directory = self.paths.directory.parent / name
+        (directory / "logs").mkdir(parents=True)
+        (directory / "plan.json").write_text(json.dumps({"inside": {"job": {"nodes": 1}}} | plan))
+        (self.paths.queue / name).write_text(json.dumps({"command": ["sleep", "600"], "environment": dict(os.environ)}))
+        return directory
+
+    def look(self) -> list[str]:
+        """Let the hold look for runs; return those that are in it."""
+        self.holding.looked = 0.0
+        self.holding.step()
+        return [*self.holding.runs]
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> Iterator[Kept]:
+    made = Kept(tmp_path)
+    yield made
+    for started in made.holding.runs.values():
+        started.kill()
+        started.close()
+
+
+def test_runs_share_a_node_and_one_that_wants_all_of_it_waits(kept: Kept) -> None:
+    quarter, node = [1, 2, 800], [4, 8, 3200]
+    part = [dict(zip(held.Part._fields, amounts, strict=True)) for amounts in (quarter, node)]
+    for number in range(3):
+        kept.put(f"a-1-{number}-0", part=part)
+    assert len(kept.look()) == 3
+    kept.put("b-1-3-0")
+    kept.put("c-1-4-0", part=part)
+    assert len(kept.look()) == 3, "runs start in their order"
+    (kept.paths.queue / "b-1-3-0").unlink()
+    assert "c-1-4-0" in kept.look()
+    kept.put("b-1-5-0")
+    for started in kept.holding.runs.values():
+        started.kill()
+        started.process.wait()
+    assert kept.look() == ["b-1-5-0"]
+    assert kept.holding.parts == {}
+
+
+def test_of_two_runs_at_the_same_moment_one_that_does_not_wait_is_refused(kept: Kept) -> None:
+    kept.put("a-1-1-0", no_wait=True)
+    late = kept.put("b-1-2-0", no_wait=True)
+    assert kept.look() == ["a-1-1-0"]
+    assert json.loads((late / "status.json").read_text())["exit_status"] == errors.REFUSED
+    assert [*kept.paths.queue.iterdir()] == []
+
+
+def test_a_hold_ends_after_the_processes_that_started_ahead(kept: Kept) -> None:
+    ready = Mock(lives=True)
+    kept.holding.ahead = ready
+    kept.holding.tell_to_end()
+    assert kept.holding.poll() is None, "its directory is left"
+    kept.look()
+    ready.lives = False
+    kept.look()
+    assert kept.holding.poll() == holding.TOLD_TO_END
+    ready.end.assert_called_once_with()
+    ready.remove.assert_called_once_with()
