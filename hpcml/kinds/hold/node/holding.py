@@ -21,7 +21,7 @@ from hpcml.node import files, full_disk
 from hpcml.node.run_state import RunState
 from hpcml.node.settings import Context
 from hpcml.paths import AttemptPaths, RunPaths
-from hpcml.recorded import Recorded
+from hpcml.recorded import Recorded, RecordedPlan
 from hpcml.states import State
 
 LOOK = 0.1  # seconds between two looks for runs
@@ -37,7 +37,8 @@ class HeldRun:
     ) -> None:
         self.name, self.nodes, self.start, self.ready = name, nodes, start, ready
         self.paths = RunPaths(context.run.directory.parent / name)
-        self.part, settings = Recorded(self.paths).plan.part, Recorded(self.paths).plan.inside
+        plan = Recorded(self.paths).plan
+        self.part, settings = plan.part, plan.inside
         self.image = settings.job.image  # which is entered with folders of one run
         self.lead, self.grace = settings.job.signal_lead, settings.deadlines.script_grace + settings.deadlines.teardown
         limit = 0 if settings.job.one_machine else settings.job.time_limit  # there the run keeps it itself
@@ -220,7 +221,7 @@ class Holding:
         problem, status = _problem(count, len(free), left, behind=name != waiting[0])
         try:
             if not problem:
-                self._begin(self._start(name, tuple(free[:count]), start))
+                self._begin(self._start(name, plan, tuple(free[:count]), start))
         except OSError as error:
             problem = str(error.strerror)
         if problem:
@@ -254,16 +255,16 @@ class Holding:
         shared = [node for node, taken in self.parts.items() if part and part[0].fits(taken, part[1])]
         return [node for node in (*shared, *self.free) if node not in self.lost]
 
-    def _start(self, name: str, nodes: tuple[str, ...], start: held.Start) -> HeldRun:
+    def _start(self, name: str, plan: RecordedPlan, nodes: tuple[str, ...], start: held.Start) -> HeldRun:
         """Start a run, with the processes that started ahead if it would start the same; else it says why not."""
         ready, self.ahead = self.ahead, None
         if not self.keeps or not self.ended:
             return HeldRun(self.context, name, nodes, start, None)
         run, why = RunPaths(self.paths.directory.parent / name), "the last run has only just ended"
-        if Recorded(run).plan.inside.job.image:
+        if plan.inside.job.image:
             why = "the run has an image"
         if ready:
-            why = "the run has a part of a node" if Recorded(run).plan.part else self._lacking(ready)
+            why = "the run has a part of a node" if plan.part else self._lacking(ready)
             try:
                 why = why or difference(ready.parts, parts(run, start, len(nodes)))
                 if not why:
