@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from hpcml.kinds.dask.node import gpus, script_imports, worker_environment
+from hpcml.kinds.dask.node import script_imports, worker_environment
 from hpcml.kinds.dask.roles import WORKER
 from hpcml.node.settings import Context
 
@@ -15,7 +15,7 @@ from hpcml.node.settings import Context
 _MODULES = {
     "supervisor": ("hpcml.kinds.dask.node.cluster", "cryptography.x509", "distributed"),
     "scheduler": ("hpcml.kinds.dask.node.scheduler",),
-    "worker": ("distributed.versions", "hpcml.kinds.dask.node.dask_worker"),
+    "worker": ("hpcml.kinds.dask.node.dask_worker",),
 }
 
 
@@ -27,12 +27,8 @@ def import_for(role: str, context: Context) -> Sequence[Path]:
     for name in _MODULES[role]:
         importlib.import_module(name)
     if role == WORKER.name:
-        from distributed.versions import get_versions
-
-        get_versions()
         imported = script_imports.of_script(settings)
-        if settings.workers.gpu:
-            gpus.load(settings.workers.gpu, cudf=script_imports.may_use_cudf(imported, settings.workers.gpu))
+        script_imports.import_libraries(imported, settings.workers.gpu)
         script_imports.import_all(script_imports.early(imported), "before the run")
     import dask.config
 

@@ -80,6 +80,17 @@ def _within(name: str, package: str) -> bool:
     return name == package or name.startswith(f"{package}.")
 
 
+def import_libraries(names: Collection[str], gpu: Gpu | None) -> None:
+    """Import what all workers of a node need, once, before they are forked; a gpus.NoGpuError without RAPIDS."""
+    from distributed.versions import get_versions
+
+    from hpcml.kinds.dask.node import gpus
+
+    get_versions()  # every worker tells the scheduler; Dask keeps the answer
+    if gpu:
+        gpus.load(gpu, cudf=may_use_cudf(names, gpu))
+
+
 def import_all(modules: Sequence[str], when: str) -> None:
     """Import modules; the log says ``when`` and how long it took.
 

@@ -39,15 +39,11 @@ def main() -> int:
     imported = script_imports.of_script(context.settings)
     with long_import():  # after the sign of life; before the fork, for all workers
         worker_environment.set_variables(os.environ)
-        from distributed.versions import get_versions
-
         from hpcml.kinds.dask.node import dask_worker, gpus
 
-        get_versions()  # every worker tells the scheduler; Dask keeps the answer
         try:
             try:
-                if gpu := context.settings.workers.gpu:
-                    gpus.load(gpu, cudf=script_imports.may_use_cudf(imported, gpu))
+                script_imports.import_libraries(imported, context.settings.workers.gpu)
             finally:
                 inspection.end()  # what it finds wrong with the node goes before what the environment lacks
             folder = scratch.Folder(temporary_directory.of_role(context))
