@@ -79,6 +79,7 @@ class FailedProcess(NamedTuple):
     log: str = ""  # the file of its output in the run's folder of logs
     log_begin: int = 0  # bytes of that file, or of the script's log, that earlier attempts wrote
     others: tuple[OtherEnd, ...] = ()  # that failed with it, in another way
+    killed_ranks: tuple[int, ...] = ()  # that had to be killed although others had exited with 0
 
 
 class RunningTask(Protocol):

@@ -281,13 +281,13 @@ COMPLEX = {
 }
 # The lines of each package, which may only fall: a commit that raises a number says what this buys.
 MOST_LINES = {
-    ".": 6119,
+    ".": 6120,
     "api": 1023,
     "cli": 8030,
     "doctor": 1543,
-    "failures": 3140,
+    "failures": 3158,
     "images": 1048,
-    "kinds": 11772,
+    "kinds": 11783,
     "node": 12104,
     "options": 2264,
     "plan": 891,

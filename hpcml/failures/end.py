@@ -3,13 +3,15 @@
 # No `from __future__ import annotations`: hpcml/records.py reads the types of fields, and from texts that takes long.
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from hpcml import earlier_names, errors, records
 from hpcml.states import State
+from hpcml.units import first_of_many
 
 _STATES = {errors.TIME_LIMIT: State.TIMEOUT, errors.CANCELLED: State.CANCELLED, errors.PREEMPTED: State.PREEMPTED}
 SLURM = "scheduler"  # in ``by``: the batch scheduler, which may be hpcml itself on this machine
+_NAMED = 8  # ranks in a sentence
 _NEEDED = ("over", "state", "exit_status", "by", "message", "hint")
 
 
@@ -107,6 +109,7 @@ class End(NamedTuple):
     others: tuple[OtherEnd, ...] = ()  # ranks that failed with ``rank``, in another way; one of each way
     reason: str = ""  # of Reason; empty: the exit status says all
     points: PointEnds = PointEnds()  # of a sweep
+    killed_ranks: tuple[int, ...] = ()  # that had not ended when the run did, although others had exited with 0
 
     @property
     def state(self) -> str:
@@ -121,6 +124,18 @@ class End(NamedTuple):
     def failed(self) -> bool:
         """Whether there is a failure to explain."""
         return bool(self.exit_status) or self.state != State.COMPLETED
+
+    @property
+    def killed(self) -> str:
+        """The ranks that were killed although others had exited with 0, as a clause; empty if there are none."""
+        if len(self.killed_ranks) == 1:
+            return f"rank {self.killed_ranks[0]} was killed before it finished"
+        named = first_of_many([*map(str, self.killed_ranks)], _NAMED)
+        return f"ranks {named} were killed before they finished" if named else ""
+
+    def with_killed_ranks(self) -> Self:
+        """Return the end with these ranks in its message, if the run ended because of something else."""
+        return self._replace(message=f"{self.message}; {self.killed}") if self.killed and self.by != "script" else self
 
     def as_json(self) -> dict[str, Any]:
         """Return the end as a JSON-ready table, which :func:`parse` reads."""

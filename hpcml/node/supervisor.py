@@ -90,7 +90,7 @@ def _supervise(context: Context, kind: Kind) -> int:
         if anew := next_attempt.waits_anew(context):
             state.warn(anew)
         outcome = or_a_full_disk(end_cause.from_slurm(context, _run(state, processes), state.job_logs), context)
-        outcome = next_attempt.decided(context, outcome)
+        outcome = next_attempt.decided(context, outcome.with_killed_ranks())
         was_written = tear_down(state, processes, outcome)
     if outcome.by != "script":
         report_end(outcome, context)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from homes import Here, here
+from hpcml import errors
 
 pytestmark = pytest.mark.local
 
@@ -160,6 +161,33 @@ def test_a_rank_that_fails_at_once_in_another_way_is_named_beside_the_first(here
     assert done.returncode == [1, 7][status["rank"]]
     for command in ("status", "why"):
         assert f"also       rank {other} on local {clauses[other]}\n" in here.run(command).stdout
+
+
+# Rank 0 ends at once, and rank 1 never.
+HALF = """
+import os, time
+if os.environ["RANK"] == "0":
+    with open("first", "w") as file:
+        file.write(str(os.getpid()))
+    os.rename("first", "ended")
+    os._exit(0)
+while not os.path.exists("ended") or os.path.exists("/proc/" + open("ended").read()): time.sleep(0.05)
+open("waits", "w").close()
+time.sleep(600)
+"""
+
+
+def test_a_run_that_is_cancelled_after_rank_0_has_ended_is_no_success(here: Here) -> None:
+    first = here.started(HALF, "--ranks", "2")
+    here.until((here.folder / "waits").exists, 60)
+    _, second = here.detach("print(1)", "--after", first.name)
+    here.run("cancel", first.name)
+    assert here.run("wait", first.name).returncode == errors.CANCELLED
+    status = here.status(first.name)
+    assert (status["state"], status["killed_ranks"]) == ("CANCELLED", [1])
+    shown = here.run("status", first.name).stdout + here.run("why", first.name).stdout
+    assert shown.count("rank 1 was killed before it finished") == 2
+    assert here.ended(second)["exit_status"] == errors.CANCELLED, "it waited for a run that did not succeed"
 
 
 def test_a_rank_begins_once_whatever_its_exit_status(here: Here) -> None:

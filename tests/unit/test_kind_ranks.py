@@ -20,8 +20,10 @@ from typing import Any, cast
 import pytest
 
 from absences import absence_of
-from hpcml.errors import IMAGE, STOPPED, HpcmlError
-from hpcml.failures.end import OtherEnd
+from hpcml.errors import CANCELLED, IMAGE, STOPPED, TIME_LIMIT, HpcmlError
+from hpcml.failures import judgement
+from hpcml.failures.cause import Case
+from hpcml.failures.end import End, OtherEnd, parse
 from hpcml.forms import Form
 from hpcml.kinds.ranks import KIND
 from hpcml.kinds.ranks.node import interconnect, losses, mpi_tasks, rapidsmpf_server
@@ -33,6 +35,7 @@ from hpcml.node.link import line as line_of
 from hpcml.node.link.connections import Connection
 from hpcml.node.link.hub import Hub
 from hpcml.node.settings import Context
+from hpcml.node.tasks.follow import end_of
 from hpcml.options.reading import request_of
 from hpcml.paths import AttemptPaths, RunPaths
 from hpcml.plan.plan import RunLocation, plan
@@ -345,6 +348,7 @@ class Ended:
 
     def __init__(self, folder: Path) -> None:
         (folder / "logs").mkdir()
+        self.folder = folder
         self.orders: list[dict[str, Any]] = []
         self.warnings: list[str] = []
         self.events: list[tuple[str, dict[str, Any]]] = []
@@ -403,7 +407,7 @@ def test_the_first_rank_that_fails_is_named_and_the_others_are_told_to_end(ended
     assert not ended.ranks.killed_by_others(7)
     assert not ended.ranks.only_exited(7)  # it also tells of the other rank
     also = OtherEnd(3, "n2", 1, "exited with status 1")
-    assert ended.ranks.failed_process() == (2, "n2", "rank-n2-2.log", 0, (also,))
+    assert ended.ranks.failed_process() == (2, "n2", "rank-n2-2.log", 0, (also,), ())
     assert (tmp_path / "script-error.json").exists()
 
 
@@ -469,7 +473,54 @@ def test_a_node_that_does_not_answer_does_not_keep_the_run(ended: Ended) -> None
         ended.end(rank, 0)
     ended.ranks.kill()
     ended.clock.seconds += ENDING + 1
-    assert ended.ranks.poll() == 0
+    assert (ended.ranks.poll(), ended.ranks.failed_process().killed_ranks) == (137, (2, 3))
+
+
+# What each of four ranks ended with (None: nothing was heard of it), those that ended before the run had to, by what
+# that told them, the run's exit status, and the ranks that are named.
+CUT_OFF: dict[str, tuple[list[int | None], int, str, int, tuple[int, ...]]] = {
+    "one is killed": ([0, 143, 0, 0], 1, "hpcml", TIME_LIMIT, (1,)),
+    "Slurm's signal was quicker": ([0, 143, 143, 0], 3, "hpcml", CANCELLED, (1, 2)),
+    "one is lost": ([0, 0, 0, None], 3, "hpcml", CANCELLED, (3,)),
+    "one obeys with an error": ([0, 0, 3, 0], 2, "hpcml", TIME_LIMIT, (2,)),
+    "only one has saved": ([STOPPED, 143, 143, 143], 0, "hpcml", TIME_LIMIT, (1, 2, 3)),
+    "none had ended": ([143, 143, 143, 143], 0, "hpcml", CANCELLED, ()),
+    "all obey": ([0, 0, 0, 0], 0, "script", 0, ()),
+    "all save": ([STOPPED, 0, STOPPED, 0], 0, "script", STOPPED, ()),
+    "one had failed": ([0, 7, 143, 0], 2, "hpcml", CANCELLED, (2,)),
+}
+
+
+@pytest.mark.parametrize("case", CUT_OFF)
+def test_a_run_that_was_cut_off_is_no_success_and_names_the_ranks_that_were_killed(case: str, ended: Ended) -> None:
+    """Rank 0 may have exited with 0 long before; a rank that obeyed with 0 was not killed."""
+    statuses, before, by, exit_status, killed = CUT_OFF[case]
+    why = End(TIME_LIMIT if exit_status in (TIME_LIMIT, STOPPED) else CANCELLED, "script", "hpcml", "it had to end")
+    for rank, status in enumerate(statuses):
+        if rank == before:
+            ended.ranks.tell_to_end()
+        if status is not None:
+            ended.end(rank, status)
+    ended.ranks.kill()
+    ended.clock.seconds += ENDING + 1
+    status = ended.ranks.poll()
+    assert status is not None
+    task: Any = SimpleNamespace(error=ended.folder / "error", log=ended.folder / "out", code=SimpleNamespace(form=""))
+    kind = SimpleNamespace(programs={})
+    state: Any = SimpleNamespace(
+        context=ended.ranks.state.context, kind=kind, end_requests=SimpleNamespace(time_limit_near=False)
+    )
+    end = end_of(state, task, ended.ranks, status, why).with_killed_ranks()
+    assert (end.by, end.exit_status, end.killed_ranks) == (by, exit_status, killed)
+    assert parse(end.as_json()).killed_ranks == killed
+    assert end.message.endswith(in_words(killed)) is bool(killed) or by == "script"
+    cause = judgement.judge(Case(end, KIND), [])
+    assert (in_words(killed) in cause.what if cause else by == "script") or not killed
+
+
+def in_words(ranks: tuple[int, ...]) -> str:
+    who = f"rank {ranks[0]} was" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))} were"
+    return f"; {who} killed before {'it' if len(ranks) == 1 else 'they'} finished"
 
 
 def inside_of(folder: Path, **given: Any) -> Any:

@@ -213,7 +213,7 @@ def end_of(state: RunState, task: Task, running: RunningTask, status: int, must_
         must_end = End(errors.TIME_LIMIT, SCRIPT, SLURM, reason)
     # The kernel can take a role in the same moment as the script: then memory is the cause, and not the loss.
     if must_end and not obeyed and not (starved and why == errors.ROLE_LOST):
-        return must_end
+        return must_end._replace(killed_ranks=running.failed_process().killed_ranks)
     ended_as = must_end.state if must_end and obeyed else State.OUT_OF_MEMORY if starved else ""
     if state.end_requests.time_limit_near and status == errors.STOPPED:
         ended_as = State.TIMEOUT

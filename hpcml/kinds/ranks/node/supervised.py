@@ -43,6 +43,9 @@ IDLE = 0.005  # of a processor, below which a node's ranks do nothing
 CLOSE = 2.0  # seconds in which the agents end by themselves
 _SHOWN = 40  # lines at the end of rank 0's log in which a port that is taken is looked for
 _NAMED = 4
+_GOOD = (0, errors.STOPPED)  # exit statuses of a rank that did its work
+_KILLED = 128 + signal.SIGKILL
+_BY_SIGNAL = (_KILLED, 128 + signal.SIGTERM)  # of a rank that had to end with the run
 _LONGEST = 300  # characters of an error's message in a clause
 EVENTS: Events = {  # of the agents of ranks, beside those of every kind
     "ready": {},
@@ -330,7 +333,7 @@ class Ranks:
         self.alone.take(node, rank, str(end.get("alone", "")))
         if not self.first_end:
             self.first, self.first_end = rank, now
-        if status not in (0, errors.STOPPED) and not self.told:
+        if status not in _GOOD and not self.told:
             self.failures.append((rank, end))
             if rank == 0 and ports.IN_USE.search("\n".join(tail(self.state.context.run.script_log, _SHOWN))):
                 self.taken = self.processes.ports.taken()
@@ -373,8 +376,8 @@ class Ranks:
         if self.failures:
             self._keep_error(self.failures[0][0])
             return int(self.failures[0][1]["status"])
-        stopped = errors.STOPPED in self.statuses.values()
-        return self.statuses.get(0, 128 + signal.SIGKILL) or (errors.STOPPED if stopped else 0)
+        statuses = [self.statuses.get(rank, _KILLED) for rank in range(self.world.size)]
+        return next((status for status in statuses if status not in _GOOD), max(statuses))
 
     def _keep_error(self, rank: int) -> None:
         """Put a rank's error into the file where it is looked for."""
@@ -385,11 +388,19 @@ class Ranks:
     def failed_process(self) -> FailedProcess:
         """Return the rank that failed first."""
         if not self.failures:
-            return FailedProcess()
+            return FailedProcess(killed_ranks=self._killed())
         rank, end = self.failures[0]
         node = self.node_by_rank[rank]
         log = log_of(self.state.context, rank, node).name
-        return FailedProcess(rank, node, log, int(end.get("log_begin", 0)), self._others())
+        return FailedProcess(rank, node, log, int(end.get("log_begin", 0)), self._others(), self._killed())
+
+    def _killed(self) -> tuple[int, ...]:
+        """Return the ranks that ended only because the run did, or of which nothing is known, if others ended well."""
+        if not any(status in _GOOD for status in self.statuses.values()):
+            return ()
+        failed = {rank for rank, end in self.failures if int(end["status"]) not in _BY_SIGNAL}
+        ended = {rank for rank, status in self.statuses.items() if status in _GOOD}
+        return tuple(sorted({*range(self.world.size)} - ended - failed))
 
     def _others(self) -> tuple[OtherEnd, ...]:
         """Return the ranks that failed after the first, in each other way that is no consequence."""
@@ -426,7 +437,7 @@ class Ranks:
         if not self.failures and status == errors.STOPPED:
             return errors.MEANING[status]
         if not self.failures:
-            return f"{'all ranks' if status == 0 else 'rank 0'} exited with status {status}"
+            return f"all ranks exited with status {status}"
         rank, end = self.failures[0]
         others = len(self.failures) - 1
         followed = f"; {others} other rank{'s' if others > 1 else ''} failed later" if others else ""
