@@ -8,6 +8,7 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,6 +19,7 @@ from lab_nodes import call
 from lab_paths import namespace
 from lab_state import wait_for
 from test_losses import parents, roles, shell
+from test_ranks_on_nodes import kinds_of_pmi
 
 pytestmark = [pytest.mark.lab]
 
@@ -111,3 +113,59 @@ def test_a_node_without_network_is_named_and_no_rank_goes_on(cluster: Cluster, n
         assert wait_for(lambda: not any("-u -c" in line for _, line in cluster.processes()), 60), cluster.processes()
     assert (status, message) == (errors.ROLE_LOST, words)
     cluster.wait_gone(directory, 120)
+
+
+# Rank 0 ends with 0, deaf to signals until then, and rank 1 never ends.
+HALF = """
+import os, pathlib, signal, time
+import hpcml
+mark = hpcml.run.out / "ended"
+if os.environ["RANK"] == "0":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    mark.touch()
+    os._exit(0)
+while not mark.exists(): time.sleep(0.05)
+print("waits", flush=True)
+time.sleep(1000)
+"""
+
+
+def test_whatever_ends_a_run_whose_rank_0_has_ended_it_is_no_success(cluster: Cluster) -> None:
+    """The others were killed, whoever did it, and are named unless the supervisor was killed."""
+    half = (*SMALL, "--ranks", "1")
+    hold = cluster.run("hpcml", "hold", "--json", *SMALL, "--time", "10", "--name", "half")
+    assert hold.returncode == 0, hold.stderr
+    waiting = [cluster.detach(HALF, *half)[1] for _ in range(3)]
+    waiting += [cluster.detach(HALF, *half, "--mpi", kind)[1] for kind in ("pmi2",) if kind in kinds_of_pmi(cluster)]
+    done = cluster.run("hpcml", "run", "--in", "half", "--detach", "--json", "--ranks", "1", *cluster.command(HALF)[2:])
+    assert done.returncode == 0, done.stderr
+    held = Path(json.loads(done.stdout)["directory"])
+    seen: dict[str, tuple[int, tuple[int, ...]]] = {}
+
+    def end(directory: Path, how: str) -> None:
+        assert wait_for(lambda: any("waits" in log.read_text() for log in directory.glob("logs/rank-*-1.log")), 120)
+        if how == "scancel":
+            cluster.run("scancel", (directory / "job").readlink().name)
+        elif how == "scancel --signal":
+            cluster.run("scancel", "--signal=TERM", (directory / "job").readlink().name)
+        elif how.startswith("SIG"):
+            os.kill(roles(cluster, directory, "supervisor", "n1")[0], signal.Signals[how])
+        else:
+            assert cluster.run("hpcml", "cancel", directory.name).returncode == 0
+        status = cluster.run("hpcml", "status", directory.name, "--json")
+        assert wait_for(lambda: said(directory)["over"], 120), status.stdout
+        facts = said(directory)
+        seen[how] = facts["exit_status"], tuple(facts["killed_ranks"])
+        if facts["killed_ranks"]:
+            assert "rank 1 was killed before it finished" in facts["message"]
+            assert "rank 1 was killed before it finished" in cluster.run("hpcml", "why", directory.name).stdout
+
+    def said(directory: Path) -> dict[str, Any]:
+        facts: dict[str, Any] = json.loads(cluster.run("hpcml", "status", directory.name, "--json").stdout)
+        return facts | {"over": facts["phase"] == "ended"}
+
+    for directory, how in zip(waiting, ("scancel", "scancel --signal", "SIGKILL", "with MPI"), strict=False):
+        end(directory, how)
+    end(held, "in a hold")
+    assert seen.pop("SIGKILL")[0]
+    assert seen == dict.fromkeys(seen, (errors.CANCELLED, (1,)))
