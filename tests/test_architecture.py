@@ -296,7 +296,7 @@ MOST_LINES = {
     "report": 2350,
     "request": 570,
     "runs": 9673,
-    "schedulers": 3736,
+    "schedulers": 3758,
     "sites": 1536,
     "survey": 1209,
     "sweeps": 1437,

@@ -13,6 +13,7 @@ from hpcml.errors import NotFoundError, SiteError, UsageError
 from hpcml.origins import HPCML
 from hpcml.paths import RunPaths
 from hpcml.recorded import RecordedPlan
+from hpcml.request.options import OPTIONS
 from hpcml.schedulers import JobEnd, JobLayout, JobRequest, JobState, Submission, slurm
 from hpcml.sites.schema import Site
 from hpcml.states import State
@@ -29,6 +30,7 @@ sys.path.append(sys.argv[1])
 from hpcml.runs import waiting
 waiting.main(pathlib.Path(sys.argv[2]))
 """
+_IGNORED = ("account", "partition", "qos", "clusters", "cpus_per_node", "memory_per_node")  # what Slurm would do
 _GONE = JobState(
     State.UNKNOWN, "the run's processes exited without writing a status (they were killed, or the machine stopped)"
 )
@@ -45,13 +47,18 @@ def lay_out(site: Site, request: JobRequest) -> JobLayout:
         raise SiteError("--mpi needs srun, which the local site does not have", place="--mpi", hint=hint)
     reason = f"the local site has one machine: this machine runs the processes of all {count} requested nodes"
     prologue = ("export HPCML_NODE=local HPCML_NODE_NAMES=local",)
-    passed = ", ".join(option for option, _ in request.spec.place.sbatch)
+    given = request.asked.given()
+    ignored = [OPTIONS[name].word for name in _IGNORED if name in given]
+    ignored += [option for option, _ in request.spec.place.sbatch]
+    notice = f"the local site ignores {', '.join(ignored)}"
+    if "memory_per_node" in given:
+        notice += ". To limit the memory of each Dask worker: --set workers.memory_limit=SIZE"
     return JobLayout(
         prologue=prologue,
         one_machine=ONE_MACHINE,
         whole_nodes=site.resources.exclusive and not site.doubtful("resources.exclusive"),
         reasons=(reason,) if count > 1 else (),
-        notices=(f"the local site ignores the sbatch options {passed}",) if passed else (),
+        notices=(notice,) if ignored else (),
     )
 
 

@@ -9,6 +9,7 @@ from hpcml.errors import UsageError
 from hpcml.kind import Role
 from hpcml.paths import task_of_array
 from hpcml.request.options import OPTIONS
+from hpcml.request.record import RunRequest
 from hpcml.schedulers import JobLayout, JobRequest, Launcher, partitions, sbatch_lines, slurm_options
 from hpcml.schedulers.slurm_options import Directive, filename_pattern
 from hpcml.sites.schema import Site
@@ -32,6 +33,11 @@ def lay_out(site: Site, request: JobRequest) -> JobLayout:
     stated = sbatch_lines.all_options(lines)
     array = _array(request)
     has_account = "--account" in stated or "--account" in dict(directives)
+    has_partition = "--partition" in stated or bool(request.asked.place.partition)
+    notices = [] if has_partition else _on_default_partition(site, request.spec, reasons)
+    if site.slurm.account_required and not has_account:
+        needs = f"site {site.name} needs an account, but the script has no --account line"
+        notices.append(f"{needs}. {slurm_options.ADD_ACCOUNT}".removesuffix("."))
     return JobLayout(
         directives=directives,
         directive_word="#SBATCH",
@@ -49,16 +55,25 @@ def lay_out(site: Site, request: JobRequest) -> JobLayout:
         may_put_back=slurm_options.MAY_PUT_BACK,
         put_back=slurm_options.PUT_BACK,
         reasons=tuple(reasons),
-        notices=()
-        if has_account or not site.slurm.account_required
-        else (
-            f"site {site.name} needs an account, but the script has no --account line. "
-            f"{slurm_options.ADD_ACCOUNT}".removesuffix("."),
-        ),
+        notices=tuple(notices),
         array=array.tasks,
         at_once=array.at_once,
         index_word='"$SLURM_ARRAY_TASK_ID"',
     )
+
+
+def _on_default_partition(site: Site, spec: RunRequest, reasons: list[str]) -> list[str]:
+    """Return a note if the profile's default partition has GPUs that the script does not request; add it as reason."""
+    name = site.defaults.partition
+    if not name or spec.place.partition != name or "--partition" in dict(spec.place.sbatch):
+        return []
+    reasons.append(f"partition {name}: the site's default (defaults.partition), because the script names none")
+    if spec.size.gpus_per_node or not partitions.gpus_of_node(site, name, spec):
+        return []
+    others = [other for other in site.partitions if not partitions.gpus_of_node(site, other, spec)]
+    fitting = next((other for other in others if not partitions.misfit(site, other, spec)), "")
+    way = f". Choose a partition without GPUs: --partition {fitting}" if fitting else ""
+    return [f"the nodes of partition {name} have GPUs, and the script requests none{way}"]
 
 
 def of_hold(layout: JobLayout, request: JobRequest) -> JobLayout:

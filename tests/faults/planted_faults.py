@@ -348,6 +348,8 @@ FAULTS = (
     F("hpcml/kinds/ranks/node/supervised.py", "self.statuses.get(rank, _KILLED)", "self.statuses.get(rank, 0)", "ranks of which nothing is known count as ended with 0"),
     F("hpcml/node/tasks/follow.py", "return must_end._replace(killed_ranks=running.failed_process().killed_ranks)", "return must_end", "a run that is cut off does not name the ranks that were killed"),
     F("hpcml/failures/judgement.py", 'clause = "; ".join(filter(None, (f"{rule.cause} {phase}", case.end.killed)))', 'clause = f"{rule.cause} {phase}"', "why of a run at its time limit does not name the ranks that were killed"),
+    F("hpcml/schedulers/local.py", "ignored = [OPTIONS[name].word for name in _IGNORED if name in given]", "ignored = []", "the local site ignores a memory limit silently"),
+    F("hpcml/schedulers/slurm_batch.py", "if spec.size.gpus_per_node or not partitions.gpus_of_node(site, name, spec):", "if True:", "a batch script without GPUs goes to a partition with GPUs silently"),
     F("hpcml/kinds/ranks/node/supervised.py", "awaited = self.left - self.lost", "awaited = self.left", "a run waits for the ranks of a lost node"),
     F("hpcml/schedulers/local.py", "for other in subprocesses.session(pid):", "for other in ():", "a stopped local run cannot be cancelled", True),
     F("hpcml/node/sweep/study.py", "file.truncate(place)", "pass", "a search cannot go on after a full disk"),

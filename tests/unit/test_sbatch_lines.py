@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import stat
 import subprocess
 from pathlib import Path
@@ -268,6 +269,22 @@ def test_a_dry_run_names_the_tasks_of_an_array_and_a_missing_account(capsys: pyt
     asks = prepared("#SBATCH --time=5", "--set", "slurm.account_required=true").plan.notices
     assert [one for one in asks if "needs an account" in one]
     assert prepared("#SBATCH -A a", "--set", "slurm.account_required=true").plan.notices == ()
+
+
+@pytest.mark.parametrize(("lines", "words", "warned"), [
+    ("#SBATCH --time=5", (), True), ("#SBATCH -N1 --time=5", ("--partition", "gpu_a100"), False),
+    ("#SBATCH -p gpu_a100 --time=5", (), False), ("#SBATCH --gpus-per-node=4 --time=5", (), False),
+    ("#SBATCH --time=5", ("--gpus-per-node", "1"), False),
+])  # fmt: skip
+def test_a_default_partition_with_gpus_that_a_script_does_not_request_is_named(
+    lines: str, words: tuple[str, ...], *, warned: bool
+) -> None:
+    """A Python file would go to the partition without GPUs; a batch script goes where the profile says."""
+    plan = prepared(lines, "--account", "a", *words, site="snellius").plan
+    pattern = r"of partition gpu_a100 have GPUs.*--partition rome$"
+    assert any(re.search(pattern, note) for note in plan.notices) is warned
+    by_default = words[:1] != ("--partition",) and "-p " not in lines
+    assert any("partition gpu_a100: the site's default" in reason for reason in plan.reasons) == by_default
 
 
 def test_a_task_is_run_again_alone(monkeypatch: pytest.MonkeyPatch) -> None:

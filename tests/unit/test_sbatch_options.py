@@ -89,7 +89,11 @@ def test_options_are_passed_on_and_replace_the_profiles() -> None:
 
 def test_the_local_site_says_that_it_passes_nothing_on() -> None:
     made = planned({"scheduler": "local"}, "-C", "fast", "--exclusive")
-    assert made.notices == (says("sbatch options --constraint, --exclusive"),)
+    assert made.notices == (says("ignores --constraint, --exclusive"),)
+    made = planned({"scheduler": "local"}, "--mem", "300M", "--cpus-per-node", "1", "-q", "x", "-C", "fast")
+    assert made.notices == (
+        says("ignores --qos, --cpus-per-node, --memory-per-node, --constraint. ", "workers.memory_limit"),
+    )
 
 
 @pytest.mark.parametrize(("words", "hint"), [
