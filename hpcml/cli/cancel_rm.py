@@ -154,7 +154,7 @@ def add_rm_options(parser: ArgumentParser) -> None:
         "Without RUN, hpcml removes the runs that match all given options. hpcml also removes files that an "
         "interrupted hpcml rm or hpcml submit left. hpcml keeps runs that may still be active. "
         "If Slurm does not answer, hpcml also keeps runs whose state only Slurm knows. "
-        "hpcml keeps a run with files that only its folder code/ has, unless you add --yes. "
+        "If a file exists only in a run's code/, hpcml keeps the run. Add --yes to delete it. "
         "A sweep keeps its list of points: hpcml sweep rm NAME removes it too."
     )
     parser.add_argument("run", metavar="RUN", nargs="*", help=common.RUN)

@@ -111,7 +111,7 @@ def _processes(made: Plan, kind: Kind) -> str:
     """Return the processes of the run's kind beside the script, and what each of those on every node has."""
     inside, workers = made.inside, made.inside.workers
     if not inside.worker_count:
-        return f"{kind.name}: none beside those that the script starts"
+        return f"{kind.name}: only those that the script starts"
     each = (
         f"{workers.per_node} on each node" if inside.job.nodes > 1 else "",
         "one GPU each" if workers.gpu else "",

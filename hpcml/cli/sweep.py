@@ -84,7 +84,7 @@ def add_options(parser: Parser) -> None:
     text = "metric for search, pruner and table order (default for tables: the first reported metric)"
     add("--metric", metavar="NAME", default="", help=text)
     add("--maximize", action="store_true", help="maximize the metric (default: minimize it)")
-    add("--dry-run", action="store_true", help="show the points (rm: the runs); change nothing")
+    add("--dry-run", action="store_true", help="show the points (of rm: runs); change nothing")
     text = "run only failed points: all, or those with these causes: oom, timeout, node, error, unknown"
     add("--only-failed", nargs="?", const="all", default="", metavar="CAUSE,…", help=text)
     text = "points that a job runs in parallel (default: 1)"
@@ -112,7 +112,7 @@ def add_options(parser: Parser) -> None:
     parser.describe({"--profile": SUPPRESS})  # refused: a sweep has many scripts
     parser.epilog = (
         "A point is one combination of values. hpcml adds a point's values as options: SCRIPT ARGS… --lr 0.1 --k 16. "
-        "To report a metric, call hpcml.run.report(NAME=VALUE) in the script. To wait for the points: --wait."
+        "To report a metric, call hpcml.run.report(NAME=VALUE) in the script. Add --wait to wait for all points."
     )
     parser.set_defaults(prepare=False, check=False)
 

@@ -49,7 +49,7 @@ def add_options(parser: ArgumentParser) -> None:
         "--to",
         metavar="PORT[@NODE]",
         default="",
-        help="port of the run to open, on its first node, or on NODE or rank:N after @",
+        help="port to open. PORT: on the run's first node. PORT@n2 or PORT@rank:3: on that node.",
     )
     parser.add_argument("--open", action="store_true", help="open the address in a browser")
     parser.add_argument("--port", metavar="PORT", default="", help="local port (default: one fixed port per run)")

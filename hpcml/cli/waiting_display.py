@@ -104,7 +104,7 @@ def _past(status: Status) -> list[_Line]:
         _Line("ok", "nodes", ", ".join(nodes), "allocated", "seen"),
         *([_Line("ok", "processes", "started before the run", "allocated")] if reported.ahead else []),
         *([_Line("wait", "processes", f"restart: {reported.not_ahead}", "allocated")] if reported.not_ahead else []),
-        _Line("wait", "cluster", f"none: {NO_CLUSTER}", "cluster-waits"),
+        _Line("wait", "cluster", f"not started: {NO_CLUSTER}", "cluster-waits"),
         _stage_line(status, first),
         *([_Line("wait", "security", cluster.security, first.end)] if is_open else []),
         _Line("ok", runtime, reported.versions, "environment-ready", "allocated"),

@@ -188,6 +188,8 @@ def tear_down(state: RunState, processes: Processes, outcome: End) -> bool:
     page.begin()
     cause = _cause(state, outcome)
     page.end()
+    if page.missed:
+        state.warn(page.missed)
     if unused := unused_gpus(context):
         state.warn(unused)
     if state.end_requests.batch.state == "T":
@@ -251,8 +253,10 @@ def _wait(state: RunState, processes: Processes, deadline: float) -> None:
 class ReportProcess:
     """The process: it imports what it needs while the roles are ordered to close, and makes the report when they have.
 
-    Nothing of it can fail the run: what goes wrong is said in the job's log, with how to make the report later.
+    Nothing of it can fail the run: what goes wrong is a warning, with how to make the report later.
     """
+
+    missed = ""  # the warning
 
     def __init__(self, context: Context) -> None:
         self.context = context
@@ -295,7 +299,5 @@ class ReportProcess:
             self._missed(last or f"the report process ended with exit status {self.process.returncode}")
 
     def _missed(self, why: str) -> None:
-        say(
-            self.context,
-            f"the report was not written ({why}). Write it with: hpcml report {self.context.run.directory.name}",
-        )
+        name = self.context.run.directory.name
+        self.missed = f"The report was not written ({why}). Write the report: hpcml report {name}."

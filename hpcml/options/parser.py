@@ -58,6 +58,7 @@ class Parser(argparse.ArgumentParser):
 
     def show_site_defaults(self, site: str, settings: Iterable[str]) -> None:
         """Put the site's own defaults into the help, if a site is recognised and its settings are valid."""
+        from hpcml import schedulers
         from hpcml.options import table
         from hpcml.sites import layers, lookup
 
@@ -68,7 +69,7 @@ class Parser(argparse.ArgumentParser):
         for action in self._actions:
             option = table.BY_WORD.get("".join(action.option_strings[:1]))
             if option and action.help == option.help():
-                action.help = option.help(loaded.site)
+                action.help = option.help(loaded.site, has_slurm=not schedulers.get(loaded.site.scheduler).ONE_MACHINE)
 
     def error(self, message: str) -> NoReturn:
         """Raise UsageError instead of exiting, so that every error is printed in one place."""

@@ -21,6 +21,7 @@ from hpcml.schedulers import batch_variables
 from hpcml.terminal import json_text, shown
 
 _SHELLS = re.compile(r"#![ \t]*(?:\S*/)?(?:env[ \t]+)?(?:ba|da)?sh((?:[ \t]+-[euvx]+)*)[ \t]*")
+_OPTION_OF_BASH = re.compile(r"#![ \t]*(?:\S*/)?(?:env[ \t]+)?(?:ba|da)?sh(?:[ \t]+-[euvx]+)*[ \t]+(-\S+)")
 _PRINT = {
     "echo", "printf", "date", "hostname", "pwd", "whoami", "env", "printenv", "which", "type", VENDOR.tool, "lscpu",
     "free", "uptime", "ls", "df", "id", "uname", "nproc", "squeue", "sinfo", "sacct", "sstat", "scontrol", "true", ":",
@@ -138,7 +139,8 @@ def translate(
         The first line that hpcml has no word for.
     """
     if not (match := _SHELLS.fullmatch(text.partition("\n")[0])):
-        raise UntranslatedError(1, "another shell, or options of the shell that change what lines do")
+        option = _OPTION_OF_BASH.match(text)
+        raise UntranslatedError(1, f"the option {option[1]} of the shell" if option else "another shell")
     asked = read(text)
     made = layout(asked, str(typed.get("nodes") or ""))
     if (number := str(typed.get("gpus_per_node") or "").rpartition(":")[2]).isdecimal():

@@ -29,7 +29,9 @@ CONTINUED = frozenset(["submit", "rerun", "lines", "python"])
 def whole(text: str, option: str) -> int:
     """Return an option's whole number; UsageError if it is none."""
     if not (text.isascii() and text.isdecimal() and len(text) < 10):
-        raise UsageError(f"'{text}' is not a whole number", place=option, hint=f"Write {option} 4.")
+        raise UsageError(
+            f"'{text}' is not a whole number", place=option, hint=f"Write a whole number, for example {option} 4."
+        )
     return int(text)
 
 
@@ -115,6 +117,7 @@ class Option(NamedTuple):
     passed: bool = False  # sbatch gets it as it is
     default: str = ""  # the key of the site's settings that has its default
     otherwise: str = ""  # the default where that key has no value
+    by_slurm: bool = False  # whether only a site with Slurm has that default
     common: frozenset[str] = frozenset()  # the verbs whose --help shows it; --help-all shows all options
     alone: str = ""  # the value that it has if none is written; one is then written after "=" only
 
@@ -123,16 +126,17 @@ class Option(NamedTuple):
         """The option on the command line."""
         return as_word(self.name)
 
-    def help(self, site: object = None) -> str:
+    def help(self, site: object = None, *, has_slurm: bool = True) -> str:
         """Return the option's line in the help; with a site, its own default in the place of the key."""
         key = self.default if "." in self.default else ""  # the site's name is no setting
-        here, default = "", ", else ".join(filter(None, (key, self.otherwise)))
+        otherwise = self.otherwise if has_slurm or not self.by_slurm else "none on this site"
+        here, default = "", ", else ".join(filter(None, (key, otherwise)))
         if site and self.default:
             value = functools.reduce(getattr, self.default.split("."), site)
             text = format_time_limit(value) if isinstance(value, TimeLimit) else getattr(value, "text", value)
             usual = f"default on this site: {shown(text)}" if key else f"default: {shown(text)}"
             usual = "always on at this site" if value is True else usual
-            here, default = (usual, "") if value else ("", self.otherwise)
+            here, default = (usual, "") if value else ("", otherwise)
         default = f"default: {default}" if default else ""
         notes = "; ".join(filter(None, (here, default, "repeatable" if self.several else "")))
         return (f"{self.does} ({notes})" if notes else self.does).replace("%", "%%")

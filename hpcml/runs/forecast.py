@@ -165,7 +165,10 @@ def ask_scheduler(prepared: Prepared, partition: str, seconds: float) -> schedul
 
 def ask_budget(command: Sequence[str], row: str, account: str, seconds: float, named: Named) -> Budget | str:
     """Return the account's grant by the site's command, or the reason why it is not known."""
-    answer = subprocesses.run(command, seconds, program=named)
+    try:
+        answer = subprocesses.run(command, seconds, program=named)
+    except subprocesses.CommandMissingError:
+        return f"hpcml cannot read the budget: the command {command[0]} does not exist here"
     if answer.code != 0:
         how = f"with exit status {answer.code}" if answer.code else "to answer in time"
         return f"the profile's budget command {command[0]} failed {how}"

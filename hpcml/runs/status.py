@@ -251,7 +251,7 @@ class Status(NamedTuple):
     @property
     def no_cluster(self) -> str:
         """Why there is no Dask cluster where the script runs alone, for people."""
-        return "none: " + ("the script opened no Dask client" if self.over else NO_CLUSTER)
+        return "none: the script opened no Dask client" if self.over else f"not started: {NO_CLUSTER}"
 
     @property
     def over(self) -> bool:

@@ -192,6 +192,9 @@ def prepare(
         staged,
         RunLocation(directory, sys.executable, __version__, layers.user_umask(), pythons.origin(loaded)),
     )
+    if made.inside.workers.late:
+        why = "workers.start is late" if loaded.site.workers.start == "late" else "the code does not name Dask"
+        made = made._replace(reasons=(*made.reasons, f"the Dask cluster starts only with the script's client: {why}"))
     for check_plan in hooks.added("check of a plan"):
         with _noted(chosen.notes):
             checked: Checked = check_plan(loaded, spec, made, dry_run=dry_run)

@@ -82,18 +82,35 @@ def _check_files(made: Translation) -> None:
 def in_words(script: Path, arguments: Sequence[str], typed: Mapping[str, Any], partition: str) -> str:
     """Return hpcml's line for a batch script, or the first line of it that hpcml has no word for."""
     try:
-        return of_file(script, arguments, typed, partition, slurm=True).line
+        made = of_file(script, arguments, typed, partition, slurm=True)
     except UntranslatedError as error:
-        return f"none: line {error.number} of {script.name} has {error.what}"
+        return f"hpcml cannot translate line {error.number} of {script.name}: it has {error.what}"
+    given = {*filter(typed.get, typed), *(taken.words[0].removeprefix("--") for taken in made.options)}
+    if given & {"ranks", "python"}:
+        return made.line
+    problem = _lacks_python(made, RunRequest(programs.code(["--", *made.command], layers.here())), script)
+    return f"hpcml cannot translate line {made.number} of {script.name}: {problem}" if problem else made.line
+
+
+def _lacks_python(made: Translation, spec: RunRequest, script: Path) -> str:
+    """Return the problem of workers that would not have the Python of a script's lines, empty if there is none."""
+    prepares = any("runtime.setup" in word for taken in made.options for word in taken.words)
+    if not (prepares and not spec.python and kinds.get(spec.kind).has_cluster and dask_named.names_dask(spec)):
+        return ""
+    return f"{spec.code.script.name} uses Dask, whose workers would not have the Python that {script.name} prepares"
 
 
 def hint(script: Path, arguments: Sequence[str]) -> str:
     """Return the line to type on a site without Slurm."""
     try:
-        line = of_file(script, arguments, {}, "", slurm=False).line
+        made = of_file(script, arguments, {}, "", slurm=False)
     except UntranslatedError as error:
         why = f"hpcml has no line that does the same: line {error.number} has {error.what}."
         return f"{why} To start it on one node: hpcml submit -- bash {shlex.quote(script.name)}. More: {_PAGE}."
+    if any(taken.words[0] == "--mpi" for taken in made.options):  # which the site would refuse
+        way = "Choose a site with Slurm (--site), or start mpirun: hpcml submit -- mpirun -n N PROGRAM"
+        return f"Only Slurm's srun connects the MPI tasks of line {made.number}. {way}. More: {_PAGE}."
+    line = made.line
     return f"Add --translate, or type: {line}. More: {_PAGE}."
 
 
@@ -140,8 +157,6 @@ def request(
     if made.command[0] == "bash" and not given.get("name"):
         given["name"] = job_name(RunRequest.of(script))
     spec = request_of(given, code._replace(batch_words=(str(script), *arguments[1:])))._replace(origins=origins)
-    prepares = any("runtime.setup" in word for taken in made.options for word in taken.words)
-    if prepares and not spec.python and kinds.get(spec.kind).has_cluster and dask_named.names_dask(spec):
-        problem = f"{code.script.name} uses Dask, whose workers would not have the Python that {script.name} prepares"
+    if problem := _lacks_python(made, spec, script):
         raise UsageError(problem, place=f"line {made.number} of {script.name}", hint="Add --python PATH or NAME.")
     return spec, made

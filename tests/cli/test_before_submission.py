@@ -91,11 +91,17 @@ def test_a_dry_run_is_a_summary(priced: World) -> None:
         ),
         "start": "Slurm would start the job now",
         "processes": says("client, dask: 1 scheduler, 8 workers", "4 on each node"),
-        "because": says("workers.start"),
+        "because": says("does not name Dask"),
         "network": "hpcml chooses the protocol on the nodes",
         "script": "--dry-run=script prints the batch script",
     }
     assert priced.left() == []
+
+
+def test_a_budget_command_that_does_not_exist_is_named(priced: World) -> None:
+    (priced.bin / "grants").unlink()
+    done = priced.run("submit", "--site", "slurm", "--account", "astro", "--dry-run", "job.py")
+    assert done.stdout == says("not known", "cannot read the budget", "the command grants does not exist here")
 
 
 def test_a_partition_with_grants_of_its_own_is_asked_for_them(priced: World) -> None:

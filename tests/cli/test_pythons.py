@@ -10,7 +10,7 @@ from pathlib import Path
 
 from hpcml import errors
 from remote_world import Laptop
-from tests.said import in_order
+from tests.said import says
 from world import World
 
 LOCK = 'version = 1\n[[package]]\nname = "x"\nsource = { git = "y" }\n'  # of a package that must be built
@@ -96,7 +96,7 @@ def test_a_program_s_name_is_that_of_the_job_after_its_modules(world: World) -> 
     assert recorded(world.submit(*words)) == (f"{apps}/bin/python", "--python")
     done = world.run("submit", *SLURM, *words[:2], "--set", 'runtime.modules=["other"]', *words[4:], "job.py")
     assert done.returncode == errors.USAGE
-    in_order(" ".join(done.stderr.split()), "runtime.setup and runtime.modules failed", "(--python python)")
+    assert " ".join(done.stderr.split()) == says("runtime.setup and runtime.modules failed", "(--python python)")
     assert "| loading" in done.stderr
     world.script.with_name("hpcml.toml").write_text(f"[runtime]\nsetup = [{json.dumps(setup)}]\nmodules = ['own']\n")
     path = f"{environment(world.home / 'shell')}/bin:{world.environment['PATH']}"

@@ -13,7 +13,7 @@ import pytest
 
 from hpcml import errors
 from remote_world import Laptop
-from tests.said import in_order, says
+from tests.said import says
 from world import World
 
 JOB = """#!/bin/bash
@@ -25,8 +25,9 @@ srun python job.py "$1"
 echo done
 """
 SOURCES = "#!/bin/bash\n#SBATCH -N 1 -n 2\nsource more.sh\nsrun python job.py\n"
-ACTIVATES = "#!/bin/bash\n#SBATCH -n 1\nconda activate env\npython cluster.py\n"
 CLUSTER = "from distributed import Client\nClient()\n"
+OF_MPI = "#!/bin/bash\n#SBATCH -N 1 -n 4\nmodule load openmpi\nsrun ./a\n"
+LOGIN_SHELL = "#!/bin/bash -l\n#SBATCH -n 1\npython own.py\n"
 HOSTILE = "$(: >started)`: >started`;: >started '\\\"\nrm -r x"
 AS_WORDS = "hpcml() { printf '%s\\0' \"$@\"; }; hpcml"
 ONE_TASK = "#!/bin/bash\n#SBATCH -n 1 -J '$(: >started)'\n"
@@ -45,7 +46,7 @@ def test_a_dry_run_shows_the_line_and_the_table_where_each_line_went(world: Worl
     as_it_is = world.run("submit", "--site", "slurm", "--dry-run", "job.sh", "a b")
     assert as_it_is.returncode == 0, as_it_is.stderr
     assert f"\nin hpcml   hpcml submit --site slurm {LINE}\n" in as_it_is.stdout
-    assert "batch: none beside" in as_it_is.stdout
+    assert "batch: only those that the script starts" in as_it_is.stdout
     done = world.run("submit", "--site", "slurm", "--dry-run", "--translate", "job.sh", "a b")
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
@@ -90,20 +91,39 @@ def test_a_python_that_a_line_prepares_is_found_in_the_job(world: World, job: Pa
         assert ("python runs the script" in done.stderr) == bool(row)
 
 
+def test_a_dry_run_names_each_reason_why_a_script_has_no_line(world: World, job: Path) -> None:
+    """Those of --translate, also of the Python that Dask's workers would not have; and the option of the shell."""
+    (world.project / "own.py").write_text(CLUSTER)
+    for text, said in (
+        (f"{ACTIVATES}python own.py\n", ("line 4 of job.sh", "own.py uses Dask")),
+        (LOGIN_SHELL, ("line 1 of job.sh", "the option -l of the shell")),
+        ("#!/bin/csh\n#SBATCH -n 1\npython own.py\n", ("line 1 of job.sh", "another shell")),
+    ):
+        job.write_text(text)
+        done = world.run("submit", "--site", "slurm", "--dry-run", "job.sh")
+        assert " ".join(done.stdout.split()) == says("in hpcml hpcml cannot translate", *said)
+        refused = world.run("submit", "--site", "slurm", "--translate", "job.sh")
+        assert (refused.returncode, said[-1] in refused.stderr) == (errors.USAGE, True)
+    job.write_text(OF_MPI)
+    refused = world.run("submit", "--site", "local", "job.sh")
+    assert "--mpi" not in refused.stderr
+    assert refused.stderr == says("line 4", "--site", "mpirun")
+
+
 def test_the_first_line_without_a_word_is_named(world: World, job: Path) -> None:
     job.write_text(f"{JOB}srun other\n")
     done = world.run("submit", "--site", "slurm", "--dry-run", "job.sh")
-    assert says(done.stdout, "none: line 6 of job.sh has $1")
+    assert done.stdout == says("hpcml cannot translate line 8", "it has a second command")
     refused = world.run("submit", "--site", "slurm", "--translate", "job.sh", "a")
     assert refused.returncode == errors.USAGE
-    in_order(refused.stderr, "second command", "line 8 of job.sh", "hpcml submit job.sh")
+    assert refused.stderr == says("second command", "line 8 of job.sh", "hpcml submit job.sh")
     assert not world.jobs()
 
 
 def test_a_site_without_slurm_names_the_option_and_the_line(world: World, job: Path) -> None:
     done = world.run("submit", "--site", "local", "job.sh", "a b")
     assert done.returncode == errors.USAGE
-    in_order(" ".join(done.stderr.split()), "'local'", "--translate", LINE)
+    assert " ".join(done.stderr.split()) == says("'local'", "--translate", LINE)
 
 
 def test_the_run_records_what_was_typed_and_rerun_repeats_the_line(world: World, job: Path) -> None:
@@ -134,10 +154,10 @@ def test_a_laptop_sends_the_script_and_the_login_node_translates_it(laptop: Lapt
     inside = json.loads((laptop.far / ".hpcml/runs" / run / "plan.json").read_text())["inside"]
     assert (inside["kind"], inside["code"]["arguments"]) == ("ranks", ["a b"])
     assert (laptop.far / ".hpcml/runs" / run / "code/job.py").is_file()
-    (laptop.world.project / "job.sh").write_text(JOB.replace("srun python job.py", "srun torchrun"))
+    (laptop.world.project / "job.sh").write_text(JOB.replace("srun python job.py", "srun sleep"))
     refused = laptop.run("submit", "--translate", "job.sh", "a b")
     assert refused.returncode == errors.USAGE
-    in_order(refused.stderr, "A laptop sends only", "line 6 of job.sh")
+    assert refused.stderr == says("A laptop sends only", "line 6 of job.sh")
     assert laptop.staged() == []
 
 
@@ -160,12 +180,12 @@ def test_what_a_line_prepares_must_fit_what_hpcml_starts(world: World, job: Path
     job.write_text(SOURCES)
     refused = world.run("submit", "--site", "slurm", "--translate", "--dry-run", "job.sh")
     assert refused.returncode == errors.USAGE
-    in_order(refused.stderr, "more.sh", "srun", "line 3 of job.sh")
+    assert refused.stderr == says("more.sh", "srun", "line 3 of job.sh")
     (world.project / "cluster.py").write_text(CLUSTER)
-    job.write_text(ACTIVATES)
+    job.write_text(f"{ACTIVATES}python cluster.py\n")
     refused = world.run("submit", "--site", "slurm", "--translate", "--dry-run", "job.sh")
     assert refused.returncode == errors.USAGE
-    in_order(refused.stderr, "cluster.py uses Dask", "line 4 of job.sh", "--python")
+    assert refused.stderr == says("cluster.py uses Dask", "line 4 of job.sh", "--python")
 
 
 def test_another_user_s_script_starts_nothing_here(world: World, job: Path) -> None:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import pytest
 
 from homes import Here, here, home
+from tests.said import says
 
 pytestmark = pytest.mark.local
 IDIOMS = Path(__file__).parent / "idioms"
@@ -47,7 +48,7 @@ LACKING = {
     ]
 }
 APART = ", in separate processes: tasks cannot change the script's variables"
-GIVEN = "this run's 2 workers on 2 nodes are used"
+GIVEN = "hpcml uses this run's 2 workers on 2 nodes"
 
 # The names of classes that slurm_cluster.py pickles are those of the script that was submitted: its text stands between
 # these two. Before it nothing imports Dask: children.py forks.
@@ -108,7 +109,7 @@ class Ran(NamedTuple):
     def notes(self, name: str) -> list[str]:
         """Return what hpcml said of a script, with the place as it is named to a script that was submitted itself."""
         notes = [line.removeprefix("hpcml: ") for line in self.said[name] if line.startswith("hpcml: ")]
-        return [note.replace(f" in {name}.py, line ", " in line ") for note in notes]
+        return [note.replace(f" in {name}.py, line ", " in line ").removeprefix(f"{name}.py, ") for note in notes]
 
 
 def outputs(text: str) -> dict[str, list[str]]:
@@ -146,9 +147,9 @@ def test_a_script_that_opens_its_own_cluster_gets_the_runs(ran: Ran, name: str) 
     assert "result True" in said, said
     used = [note for note in notes if "workers do not get" not in note and "which now get" not in note]
     assert [re.sub(r"\([^:]*\) in", " in", note) for note in notes if note not in used] == LACKING.get(name, [])
-    assert [re.sub(r"\(.*\) in line", "", note.rpartition(": this")[0]) for note in used] == NOTES[name]
+    assert [re.sub(r"line (\d+): instead of ([\w.]+)\(.*\), hpcml.*", r"\2 \1", note) for note in used] == NOTES[name]
     given = f"{GIVEN}{APART}." if name == "threads" else f"{GIVEN}."
-    assert all(note.endswith(f": {given}") for note in used)
+    assert all(note.endswith(f", {given}") for note in used)
     text = "\n".join(said)
     # what Dask itself logs where a client closes before its last message has left
     text = re.sub(
@@ -180,9 +181,9 @@ def test_a_scheduler_by_hand_is_used_and_has_no_page_for_everybody(ran: Ran) -> 
 def test_a_script_that_looks_into_the_scheduler_is_told_where_it_is(ran: Ran) -> None:
     said = ran.said["looks_inside"]
     assert "result True" in said
-    assert [note.partition(":")[0] for note in ran.notes("looks_inside")] == [
-        "LocalCluster(n_workers=2) in line 5",
-        "scale(0) in line 7",
+    assert [note.partition(",")[0] for note in ran.notes("looks_inside")] == [
+        "line 5: instead of LocalCluster(n_workers=2)",
+        "line 7: instead of scale(0)",
     ]
     assert said[-1].startswith("AttributeError: cluster.scheduler.retire_workers: the scheduler is a separate process.")
 
@@ -191,7 +192,7 @@ def test_a_script_that_counts_workers_in_a_loop_is_told_that_no_more_come(ran: R
     """Once for each such line; it would wait for ever, with its nodes."""
     assert "result True" in ran.said["counts_workers"]
     used, *told = ran.notes("counts_workers")
-    assert used.startswith("LocalCluster(n_workers=16)")
+    assert "instead of LocalCluster(n_workers=16)" in used
     there = "this run's 2 workers on 2 nodes are the maximum."
     assert told == [
         f"scheduler_info(), asked 10 times in line 8: {there}",
@@ -208,8 +209,8 @@ def test_what_the_script_starts_opens_the_run_s_cluster_too(ran: Ran) -> None:
     assert f'{script}:31: UserWarning: mine\n  warnings.warn("mine", stacklevel=1)\n' in text
     assert f'File "{script}", line 32, in child\n    raise ValueError(kind)\n' in text
     of_script, of_file, other = (*dict.fromkeys(ran.notes("children")),)
-    assert of_script == f"LocalCluster(n_workers=7) in line 28: {GIVEN}."
-    assert of_file == f"Client(n_workers=7) in beside.py, line 4: {GIVEN}."
+    assert of_script == says("line 28: ", "LocalCluster(n_workers=7)", GIVEN)
+    assert of_file == says("beside.py, line 4: ", "Client(n_workers=7)", GIVEN)
     assert re.fullmatch(
         r"process \d+ cannot use the run's Dask cluster: distributed is [\d.]+ in this process but 1.2.3 in the run.",
         other,
@@ -222,7 +223,7 @@ def test_both_of_each_pair_of_the_page_give_the_same(ran: Ran) -> None:
         said = [line for line in before if line.startswith("hpcml: ")]
         assert [line for line in before if line not in said] == after != [], name
         assert len(said) == NOTED[name], said
-        assert all(line.endswith(f": {GIVEN}.") for line in said)
+        assert all(line.endswith(f", {GIVEN}.") for line in said)
 
 
 OWN = """

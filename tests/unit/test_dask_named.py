@@ -8,6 +8,7 @@ import pytest
 
 from hpcml.request.record import RunRequest
 from hpcml.runs import programs
+from hpcml.runs import submit as submission
 from hpcml.runs.dask_named import names_dask
 
 NAMED = (
@@ -114,3 +115,17 @@ def test_a_command(tmp_path: Path, subtests: pytest.Subtests) -> None:
 def test_a_script_that_does_not_compile_here_counts_as_one_that_names_dask(tmp_path: Path) -> None:
     (tmp_path / "job.py").write_text("if True print('of a newer Python')")
     assert names_dask(asked(tmp_path, "job.py"))
+
+
+def test_a_dry_run_says_which_of_two_reasons_lets_the_cluster_start_late(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "job.py").write_text("print(1)\n")
+    for value, why in (("auto", ["the code does not name Dask"]), ("late", ["workers.start is late"]), ("early", [])):
+        made = submission.prepare_request(
+            asked(tmp_path, "job.py", site="slurm", settings=(f"workers.start={value}",)), dry_run=True
+        )
+        said = [reason.rpartition(": ")[2] for reason in made.plan.reasons if "Dask cluster" in reason]
+        assert said == why

@@ -10,7 +10,10 @@ from pathlib import Path
 import pytest
 
 from hpcml.cli import commands, help  # noqa: A004 - hpcml's
+from hpcml.errors import UsageError
 from hpcml.options import parser
+from hpcml.request.options import OPTIONS
+from hpcml.sites.schema import Site
 
 _ASKED = json.loads((Path(__file__).parents[1] / "site/questions.json").read_text())
 QUESTIONS = [asked for asked in _ASKED if asked.get("only", "help") == "help"]
@@ -29,6 +32,17 @@ def test_of_a_command(subtests: pytest.Subtests, monkeypatch: pytest.MonkeyPatch
             assert whole or width < 80 or len(text.splitlines()) <= 40
             assert wide.startswith(f"usage: hpcml {command}")
             assert wide.rstrip().endswith(commands.COMMANDS[command].examples[-1])
+
+
+def test_a_site_without_slurm_has_none_of_slurm_s_defaults() -> None:
+    for name in ("partition", "qos", "time", "cpus_per_node", "memory_per_node"):
+        option = OPTIONS[name]
+        assert "none on this site" in option.help(Site("here"), has_slurm=False)
+        assert "none on this site" not in option.help(Site("here")) + option.help()
+    assert "none on this site" not in OPTIONS["gpus_per_node"].help(Site("here"), has_slurm=False)
+    with pytest.raises(UsageError) as caught:
+        OPTIONS["nodes"].read("two", "--nodes")
+    assert "whole number" in caught.value.hint
 
 
 def test_of_run_leaves_out_what_it_refuses() -> None:

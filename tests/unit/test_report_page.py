@@ -167,7 +167,7 @@ def test_a_sweep_s_points_are_on_its_report(tmp_path: Path) -> None:
     assert [point.values["k"] for point in report.points.ended] == [4, 2, 8]
     text = page.html(report)
     assert "<h2>Sweep fit</h2>" in text
-    says(text, "A ring marks the best point.")
+    assert text == says("A ring marks the best point.")
     assert "3 points ended, 6 are not in this table." in text
     assert re.findall("<h3>(score by [^<]*)</h3>", text) == ["score by k"]
     assert text.index("Sweep fit") < text.index("hours went")
@@ -182,7 +182,7 @@ def test_all_shares_are_of_the_job_s_time(tmp_path: Path) -> None:
     alone = 100 * (report.findings.script_alone or 0) / 800
     assert alone == pytest.approx(25, abs=1)
     assert figures["without_tasks"] + figures["idle_tail"] == pytest.approx(alone, abs=1)
-    says(page.html(report), f"{alone:.0f} % of the job's time, no task ran")
+    assert page.html(report) == says(f"{alone:.0f} % of the job's time, no task ran")
 
 
 def test_what_is_small_shares_a_row(tmp_path: Path) -> None:
@@ -193,7 +193,7 @@ def test_what_is_small_shares_a_row(tmp_path: Path) -> None:
     text = page.html(report._replace(findings=report.findings._replace(functions=functions)))
     row = next(row for row in text.split("<tr>") if "Other parts, each below 1 %" in row)
     assert row.count("<i class") == len(small) > 1
-    says(text, "3 other functions")
+    assert text == says("3 other functions")
     assert "tiny1" not in text
     one = report._replace(findings=report.findings._replace(functions=functions[:2]))
     assert "tiny0" in page.html(one)

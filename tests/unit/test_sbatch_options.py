@@ -91,9 +91,7 @@ def test_the_local_site_says_that_it_passes_nothing_on() -> None:
     made = planned({"scheduler": "local"}, "-C", "fast", "--exclusive")
     assert made.notices == (says("ignores --constraint, --exclusive"),)
     made = planned({"scheduler": "local"}, "--mem", "300M", "--cpus-per-node", "1", "-q", "x", "-C", "fast")
-    assert made.notices == (
-        says("ignores --qos, --cpus-per-node, --memory-per-node, --constraint. ", "workers.memory_limit"),
-    )
+    assert made.notices == (says("--qos, --cpus-per-node, --memory-per-node", "workers.memory_limit"),)
 
 
 @pytest.mark.parametrize(("words", "hint"), [

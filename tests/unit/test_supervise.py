@@ -416,10 +416,13 @@ def test_gpus_that_were_not_used_are_told_at_the_end(
         def end(self) -> None:
             told = {"attempt": 0, "script_seconds": 21.0, "figures": facts}
             self.context.run.report_facts.write_text(json.dumps(told))
+            self._missed("no jinja2")
 
     monkeypatch.setattr(supervisor, "ReportProcess", Reported)
     assert tear_down(cluster.state, cluster, ENDED)
-    assert [warning.partition(" Request")[0] for warning in cluster.state.warnings] == ([said] if said else [])
+    missed, *warnings = cluster.state.warnings
+    assert missed.startswith("The report was not written (no jinja2)")
+    assert [warning.partition(" Request")[0] for warning in warnings] == ([said] if said else [])
     written = json.loads(cluster.state.context.run.status.read_text())
     assert written["warnings"] == cluster.state.warnings
 

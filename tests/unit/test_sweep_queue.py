@@ -21,6 +21,8 @@ from hpcml.node.tasks.task import Task
 from hpcml.paths import RunPaths
 from node_settings import settings as settings_of
 
+OF_ARGPARSE = "fit.py: error: unrecognized arguments: --lrr 1"
+
 
 class Forker:
     """Does as it is ordered when a test says so."""
@@ -135,6 +137,8 @@ def test_a_failed_point_is_judged_after_the_reset(tmp_path: Path) -> None:
     world = World(tmp_path, max_fails=0)
     world.prepared()
     world.forker.begin(0)
+    world.run.log_of("0" * 16).parent.mkdir(parents=True, exist_ok=True)
+    world.run.log_of("0" * 16).write_text(f"usage: fit.py [--lr LR]\n{OF_ARGPARSE}\n\n")
     world.forker.end(0, 3)
     assert (world.step(), world.states()) == ([], {})
     world.forker.say("reset", slot=0, restarted="", problem="")
@@ -142,9 +146,11 @@ def test_a_failed_point_is_judged_after_the_reset(tmp_path: Path) -> None:
     assert world.states() == {"0": "failed"}
     end = world.over()
     assert end.message == "0 of 3 points are done, 1 failed, 2 remain: more than 0 points failed (--max-fails)"
-    assert end.points.first == (("k=0", "exit status 3", str(world.run.log_of("0" * 16))),)
+    cause = f"exit status 3: {OF_ARGPARSE}"
+    assert end.points.first == (("k=0", cause, str(world.run.log_of("0" * 16))),)
     assert (end.points.submitted, end.points.failed) == (3, 1)
-    assert "hpcml sweep status fit" in end.hint
+    assert "hpcml sweep table fit" in end.hint
+    assert "hpcml logs fit point:N" in end.hint
 
 
 def test_two_may_fail(tmp_path: Path) -> None:

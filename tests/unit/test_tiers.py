@@ -138,6 +138,17 @@ def test_tests_quote_few_long_texts() -> None:
     assert sum(counts.values()) <= MOST_LONG, {path: counts[path] for path in most}
 
 
+def test_what_a_text_has_is_compared_with_a_text() -> None:
+    """A pattern that no text is compared with is always true."""
+    alone = []
+    for path in (ROOT / "tests").rglob("test_*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            value = node.value if isinstance(node, ast.Expr) else node.test if isinstance(node, ast.Assert) else None
+            if isinstance(value, ast.Call) and ast.unparse(value.func) in ("says", "in_order"):
+                alone.append(f"{path.relative_to(ROOT)}:{value.lineno}")
+    assert alone == []
+
+
 def test_make_test_notices_nearly_all_planted_faults() -> None:
     rows = json.loads((ROOT / "docs/benchmarks/mutations.json").read_text(encoding="utf-8"))["faults"]
     paths = [path for tier in RUN_BY_DEFAULT for path in run_tiers.tests_of(tier, "test").paths]

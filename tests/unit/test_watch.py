@@ -147,8 +147,9 @@ def test_ranks_of_which_none_uses_a_cpu_are_told_with_the_one_they_wait_for(rank
     assert [(one["place"], len(one["ranks"])) for one in waiting] == [("at train.py:30 <module>", 7), ("at train.py:22 <module>", 1)]  # fmt: skip
     with ranks.paths.events.open("a") as file:
         file.write('{"event": "ranks-idle", "time": 183, "attempt": 0, "since": 0.0}\n')
+        file.write(json.dumps({"event": "ranks-left", "time": 184, "attempt": 0, "count": 1}) + "\n")
     status = run_status.status(ranks, ask=False)
-    assert (status.silences(), why.of_status(ranks, status).cause) == ((), "the script runs, with 0 of 8 ranks")
+    assert (status.silences(), why.of_status(ranks, status).cause) == ((), "the script runs, with 1 of 8 ranks")
 
 
 def test_a_run_that_nobody_may_ask_is_told_as_idle_all_the_same(

@@ -82,11 +82,6 @@ class DaskKind(Kind):
 
         return options.OPTIONS
 
-    def reasons(self, site: Site, request: Request) -> list[str]:
-        from hpcml.kinds.dask.login import plan
-
-        return plan.reasons(site, request)
-
     def workers(self, site: Site, request: Request, memory: int, cpus: int) -> Workers:
         from hpcml.kinds.dask.login import plan
 

@@ -105,7 +105,7 @@ class RanksKind(Kind):
 
     def seen(self, event: str, fields: Facts) -> dict[str, Any]:
         match event:
-            case "node-ready" | "ranks-running":
+            case "node-ready" | "ranks-running" | "ranks-left":
                 return {"workers": fields.get("count", int)}
             case "ranks-ready":
                 return {"address": fields.get("address", str)}

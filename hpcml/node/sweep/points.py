@@ -167,8 +167,7 @@ def _why(context: Context, key: str, error: Path, end: End, began: float) -> dic
     from hpcml.failures.cause import kind_of
 
     log = context.run.log_of(key)
-    cause_text = "out of memory" if end.memory_limit else _cause(error, end.exit_status)
-    cause_text = cause_text or (tail(log, 1) or ("",))[0][:_LONGEST]
+    cause_text = "out of memory" if end.memory_limit else _cause(error, end.exit_status, log)
     cause = cause_of(context, log, files.read_json(error) or {}, end, began)
     if cause and cause.known and any(line.source not in _OF_THE_POINT for line in cause.evidence):
         cause_text = cause.what[:_LONGEST]  # what the script raised only followed from it
@@ -202,8 +201,8 @@ def _reports(path: Path) -> dict[str, Any]:
     return reported
 
 
-def _cause(note: Path, status: int) -> str:
-    """Return the cause of a point's failure, in some words; empty if that is not known."""
+def _cause(note: Path, status: int, log: Path) -> str:
+    """Return the cause of a point's failure, in some words: its error, a signal, or its status and last line."""
     table = files.read_json(note)
     if table and table["chain"]:
         error = table["chain"][0]
@@ -212,7 +211,7 @@ def _cause(note: Path, status: int) -> str:
         return f"{message[:_LONGEST]}{place}"
     if number := errors.signal_of_status(status):
         return f"killed by {errors.signal_name(number)}"
-    return f"exit status {status}"
+    return ": ".join((f"exit status {status}", *tail(log, 1)))[:_LONGEST]
 
 
 def cause_of(context: Context, log: Path, error: Mapping[str, Any], end: End, began: float) -> Cause | None:

@@ -370,6 +370,7 @@ class Points(Queue):
         if not self.is_ending or (end.by, end.exit_status) != ("script", self.exit_status):
             return end
         ends = PointEnds(len(self.plan.points), self.counts[point_end.FAILED], tuple(self.failed))
-        output = f"The first failed point's output is in {self.failed[0].log}. " if self.failed else ""
-        hint = f"{output}See the failed points: hpcml sweep status {self.context.settings.points.sweep}"
+        name = self.context.settings.points.sweep
+        hint = f"List the points and their numbers N: hpcml sweep table {name}. Show a point's output: "
+        hint += f"hpcml logs {name} point:N."
         return end._replace(message=self.summary, hint=hint if self.exit_status else "", reason="", points=ends)

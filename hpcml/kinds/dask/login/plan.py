@@ -148,16 +148,11 @@ def _check_memory(site: Site, count: int, memory: int) -> None:
         raise SiteError(f"{each}, but a worker needs more than {least} to start", place="workers.per_node", hint=hint)
 
 
-def reasons(site: Site, spec: RunRequest) -> list[str]:
-    """Return a reason if the cluster starts only at the script's first client."""
-    return ["workers.start is late, or it is auto and the code does not name Dask"] * is_late(site, spec)
-
-
 def notices(settings: Settings) -> list[str]:
     """Return a note if nodes are for nothing, or if GPUs do without UCX because other users could reach it."""
     if settings.workers.late and settings.job.nodes > 1:
-        once = f"the script names no Dask, so it runs once, on the first of {settings.job.nodes} nodes"
-        return [f"{once}; to run it on every node, add --ranks node or --ranks gpu (hpcml help ranks)"]
+        once = f"the script does not use Dask. It runs once, on the first of {settings.job.nodes} nodes"
+        return [f"{once}. To run it on each node, add --ranks node (hpcml help ranks)"]
     may_share = settings.network.protocol == "auto" and settings.single_node and settings.gpus > 1
     if not may_share or settings.ucx:
         return []

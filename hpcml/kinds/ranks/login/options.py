@@ -40,7 +40,7 @@ def read_mpi(text: str, option: str) -> str:
 OPTIONS = KindOptions(
     {
         "how much": (
-            Option("ranks", "PyTorch/MPI ranks: one per GPU, one or N per node", _TAKERS,
+            Option("ranks", "ranks: 1 per GPU, 1 per node, or N per node", _TAKERS,
                    read=read, metavar="gpu|node|N", values=("gpu", "node"), common=_TAKERS),
             Option("mpi", "interface between srun and MPI: pmix (Open MPI) or pmi2 (MPICH); needs --ranks",
                    CONTINUED | {"run"}, read=read_mpi, metavar="pmix|pmi2", values=PMI),

@@ -37,6 +37,7 @@ from hpcml.units import first_of_many, format_deadline
 
 FOLLOW = 5.0  # seconds after the first failure, in which other ranks write their errors, until they are told to end
 ENDING = 10.0  # seconds that they have then
+COUNT = 5.0  # seconds between two events with the number of ranks that still run
 LEFT = 60.0  # seconds after a rank's good end after which it is said who still runs
 IDLE_SEEN = 60.0  # seconds without use of a CPU that a status shows
 IDLE = 0.005  # of a processor, below which a node's ranks do nothing
@@ -322,6 +323,7 @@ class Ranks:
         self.first_end = self.first_failure = self.killed_at = 0.0  # by the supervisor's clock; 0: not yet
         self.first = -1  # the rank that ended first
         self.told = self.is_noted = False
+        self.counted, self.counted_at = self.world.size, 0.0  # ranks that run, by the events, and when it was written
         self.alone = unconnected.Alone(processes.state.context, self.world.size, log_of)
         self.taken: ports.Taken | None = None  # a port on which rank 0 could not listen
 
@@ -461,10 +463,13 @@ class Ranks:
     def rest(self) -> str:
         """Return the ranks that still run, as a clause."""
         named = first_of_many([*map(str, sorted(self.left))], 2 * _NAMED)
-        return f"rank{'s' if len(self.left) > 1 else ''} {named} had not ended"
+        return f"ranks {named} still run" if len(self.left) > 1 else f"rank {named} still runs"
 
     def note_rest(self, now: float) -> None:
-        """Say once who still runs, some time after other ranks ended well."""
+        """Say once who still runs, some time after other ranks ended well; write down how many do, as others end."""
+        if len(self.left) < self.counted and now - max(self.first_end, self.counted_at) > COUNT:
+            self.counted, self.counted_at = len(self.left), now
+            self.state.events.write("ranks-left", count=self.counted)
         if self.is_noted or not self.left:
             return
         if self.first_end and not self.failures and now - self.first_end > LEFT:
@@ -472,7 +477,7 @@ class Ranks:
             ended = self.world.size - len(self.left)
             self.state.warn(
                 f"{ended} of {self.world.size} ranks ended with status 0. "
-                f"{LEFT:g} s after the first rank ended, {self.rest()}."
+                f"{self.rest().capitalize()}, {LEFT:g} s after the first rank ended."
             )
 
 

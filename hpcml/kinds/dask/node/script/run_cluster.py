@@ -555,7 +555,7 @@ def _note_run(asked: str, options: Mapping[str, Any] | None = None) -> None:
     """Say that the run's workers stand for what was asked."""
     apart = options is not None and options.get("processes") is False
     aside = ", in separate processes: tasks cannot change the script's variables" if apart else ""
-    _note(asked, f"{_size()} used{aside}")
+    _note(asked, f"{_size().rpartition(' ')[0]}{aside}", form="{place}: instead of {asked}, hpcml uses {given}")
 
 
 def _size() -> str:
@@ -600,10 +600,10 @@ def _place() -> Place:
     return path, frame.f_lineno, of_script
 
 
-def _note(asked: str, given: str, at: Place | None = None) -> None:
+def _note(asked: str, given: str, at: Place | None = None, form: str = "{asked} in {place}: {given}") -> None:
     """Say on stderr, once for each line of the script, what replaces a cluster that it asked for."""
     path, line, is_script = at or _place()
     if (asked, given, path, line) not in _noted:
         _noted.add((asked, given, path, line))
         place = f"line {line}" if is_script else f"{Path(path).name}, line {line}"
-        print(f"hpcml: {asked} in {place}: {given}.", file=sys.stderr)
+        print(f"hpcml: {form.format(asked=asked, place=place, given=given)}.", file=sys.stderr)
