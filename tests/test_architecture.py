@@ -295,7 +295,7 @@ MOST_LINES = {
     "repairs": 984,
     "report": 2350,
     "request": 577,
-    "runs": 9694,
+    "runs": 9700,
     "schedulers": 3758,
     "sites": 1536,
     "survey": 1209,

@@ -192,9 +192,7 @@ def prepare(
         staged,
         RunLocation(directory, sys.executable, __version__, layers.user_umask(), pythons.origin(loaded)),
     )
-    if made.inside.workers.late:
-        why = "workers.start is late" if loaded.site.workers.start == "late" else "the code does not name Dask"
-        made = made._replace(reasons=(*made.reasons, f"the Dask cluster starts only with the script's client: {why}"))
+    made = _with_reason(made, loaded.site)
     for check_plan in hooks.added("check of a plan"):
         with _noted(chosen.notes):
             checked: Checked = check_plan(loaded, spec, made, dry_run=dry_run)
@@ -225,6 +223,14 @@ def _with_start(site: Site, spec: RunRequest) -> Site:
     is_open = site.workers.start == "auto" and kinds.get(spec.kind).has_cluster and spec.code.form.traits.is_script
     start = "late" if is_open and not dask_named.names_dask(spec) else site.workers.start
     return site._replace(workers=site.workers._replace(start=start))
+
+
+def _with_reason(made: Plan, site: Site) -> Plan:
+    """Return the plan with the reason why the Dask cluster starts late, if it does."""
+    if not made.inside.workers.late:
+        return made
+    why = "workers.start is late" if site.workers.start == "late" else "the code does not name Dask"
+    return made._replace(reasons=(*made.reasons, f"the Dask cluster starts only with the script's client: {why}"))
 
 
 def _with_project(loaded: LoadedSite, spec: RunRequest, target: Path) -> tuple[LoadedSite, RunRequest, list[str]]:

@@ -352,7 +352,7 @@ FAULTS = (
     F("hpcml/schedulers/slurm_batch.py", "if spec.size.gpus_per_node or not partitions.gpus_of_node(site, name, spec):", "if True:", "a batch script without GPUs goes to a partition with GPUs silently"),
     F("hpcml/kinds/ranks/node/supervised.py", 'self.state.events.write("ranks-left", count=self.counted)', "pass", "status shows ranks that have ended as running"),
     F("hpcml/node/sweep/points.py", 'return ": ".join((f"exit status {status}", *tail(log, 1)))[:_LONGEST]', 'return f"exit status {status}"', "why of a sweep does not quote what a failed point said"),
-    F("hpcml/runs/submit.py", 'why = "workers.start is late" if loaded.site.workers.start == "late" else "the code does not name Dask"', 'why = "the code does not name Dask"', "a dry run gives the wrong reason why the cluster starts late"),
+    F("hpcml/runs/submit.py", 'why = "workers.start is late" if site.workers.start == "late" else "the code does not name Dask"', 'why = "the code does not name Dask"', "a dry run gives the wrong reason why the cluster starts late"),
     F("hpcml/request/option.py", "otherwise = self.otherwise if has_slurm or not self.by_slurm else \"none on this site\"", "otherwise = self.otherwise", "a site without Slurm shows Slurm's defaults in the help"),
     F("hpcml/runs/translated.py", 'if any(taken.words[0] == "--mpi" for taken in made.options):', "if False:", "a site without Slurm proposes --mpi, which it refuses"),
     F("hpcml/runs/translated.py", 'if given & {"ranks", "python"}:', "if True:", "a dry run shows a line that --translate refuses"),
