@@ -288,7 +288,7 @@ MOST_LINES = {
     "failures": 3158,
     "images": 1048,
     "kinds": 11783,
-    "node": 12106,
+    "node": 12107,
     "options": 2267,
     "plan": 891,
     "remote": 3955,

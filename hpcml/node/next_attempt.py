@@ -32,7 +32,8 @@ def decided(context: Context, outcome: End) -> End:
         return outcome
     if no_progress(context, outcome):
         reason = f"{errors.MEANING[errors.NO_PROGRESS]}; the last attempt: {outcome.message}"
-        return End(errors.NO_PROGRESS, outcome.phase, "hpcml", reason, _SAVE, outcome.quote)
+        end = End(errors.NO_PROGRESS, outcome.phase, "hpcml", reason, _SAVE, outcome.quote)
+        return end._replace(killed_ranks=outcome.killed_ranks)
     if limit := reached(context):
         return outcome._replace(message=f"{outcome.message}; hpcml starts no further attempt: {limit}", hint=_MORE)
     full_disk.write_end(context.run, context.attempt.goes_on, {})

@@ -82,8 +82,8 @@ def test_two_attempts_without_a_newer_checkpoint(tmp_path: Path) -> None:
     third.attempt.goes_on.unlink()
     checkpoint(tmp_path, 1050)
     checkpoint(tmp_path, 1250, ".new.0123456789abcdef.state")
-    ended = next_attempt.decided(third, TIME_LIMIT)
-    assert (ended.exit_status, ended.by) == (errors.NO_PROGRESS, "hpcml")
+    ended = next_attempt.decided(third, TIME_LIMIT._replace(killed_ranks=(1,)))
+    assert (ended.exit_status, ended.by, ended.killed_ranks) == (errors.NO_PROGRESS, "hpcml", (1,))
     assert not third.attempt.goes_on.exists()
 
 
