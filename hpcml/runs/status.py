@@ -365,10 +365,24 @@ def now(run: directories.Run) -> tuple[directories.Run, Status]:
     return run, settled(run, current.changed(silent=current.allocation.silent or silent))
 
 
+def quote(run: directories.Run, current: Status) -> tuple[str, ...]:
+    """Return the lines that show a run's end, of a script those that its log has now.
+
+    Slurm can write a script's last lines into the log after the supervisor has recorded the end.
+    """
+    end = current.ending
+    if not current.over or end.by != "script" or end.points.submitted:
+        return end.quote
+    from hpcml.failures import job_log
+
+    return job_log.of_script(run.paths.logs / Path(end.log or run.paths.script_log.name).name, end) or end.quote
+
+
 def settled(run: directories.Run, current: Status) -> Status:
     """Bring the files of a run that could not do it itself, because it was killed; return the status with them."""
     if not current.over or current.phase == Phase.REFUSED:
         return current
+    current = current.changed(quote=quote(run, current))
     known = outputs_brought_back.of(run.paths)
     if known and known.attempt == current.progress.attempt:
         return current
