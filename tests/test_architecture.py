@@ -283,7 +283,7 @@ COMPLEX = {
 MOST_LINES = {
     ".": 6119,
     "api": 1023,
-    "cli": 8030,
+    "cli": 8026,
     "doctor": 1543,
     "failures": 3148,
     "images": 1048,
@@ -296,7 +296,7 @@ MOST_LINES = {
     "report": 2350,
     "request": 570,
     "runs": 9688,
-    "schedulers": 3736,
+    "schedulers": 3733,
     "sites": 1536,
     "survey": 1209,
     "sweeps": 1437,

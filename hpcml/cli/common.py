@@ -19,7 +19,7 @@ from hpcml.terminal import has_colour, json_text, say, say_lines
 from hpcml.units import format_bytes, parse_seconds
 
 if TYPE_CHECKING:
-    from argparse import ArgumentParser, Namespace
+    from argparse import ArgumentParser, Namespace, _ActionsContainer
     from typing import TextIO
 
 T = TypeVar("T")
@@ -58,6 +58,12 @@ def add_set(parser: ArgumentParser) -> None:
 def add_json(parser: ArgumentParser, text: str = "print the result as JSON") -> None:
     """Add the answer for programs."""
     parser.add_argument("--json", action="store_true", help=text)
+
+
+def add_idle(group: _ActionsContainer, what: str, never: str, default: str) -> None:
+    """Add the time without use that ends a session or a hold, which :func:`parse_idle` reads."""
+    text = f"end a {what} that is unused for TIME; off: {never} (default: {default})"
+    group.add_argument("--idle", metavar="TIME", default=default, help=text)
 
 
 def print_json(content: object) -> None:
