@@ -281,7 +281,7 @@ COMPLEX = {
 }
 # The lines of each package, which may only fall: a commit that raises a number says what this buys.
 MOST_LINES = {
-    ".": 6119,
+    ".": 6114,
     "api": 1023,
     "cli": 8026,
     "doctor": 1543,
