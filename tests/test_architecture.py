@@ -296,7 +296,7 @@ MOST_LINES = {
     "report": 2350,
     "request": 570,
     "runs": 9688,
-    "schedulers": 3733,
+    "schedulers": 3726,
     "sites": 1536,
     "survey": 1209,
     "sweeps": 1437,

@@ -11,7 +11,7 @@ from hpcml import files, held, records
 from hpcml.errors import SiteError, StorageError, UsageError
 from hpcml.paths import RunPaths
 from hpcml.recorded import RecordedPlan
-from hpcml.schedulers import JobEnd, JobLayout, JobRequest, JobState, Scheduler, Submission, allocation, local, slurm
+from hpcml.schedulers import JobLayout, JobRequest, JobState, Scheduler, Submission, allocation, local, slurm
 from hpcml.sites.schema import Site
 from hpcml.states import State
 
@@ -33,6 +33,7 @@ class Hold:
     NODE_OPTIONS: tuple[str, ...] = ()
     clean_environment = staticmethod(slurm.clean_environment)
     foreign_variables, outer_job = staticmethod(slurm.foreign_variables), staticmethod(slurm.outer_job)
+    find, end = staticmethod(local.find), staticmethod(local.end)  # no answer is lost, and the run's files have its end
 
     def __init__(self, of_holds: Scheduler, of_steps: Scheduler) -> None:
         self.of_holds, self.of_steps = of_holds, of_steps
@@ -80,19 +81,11 @@ class Hold:
         """Raise UsageError: nothing is asked for."""
         raise UsageError("A run in a hold requests nothing from Slurm", place="--check", hint="Remove --check.")
 
-    def find(self, run_ids: Sequence[str], clusters: str = "") -> dict[str, Submission]:  # noqa: ARG002
-        """Return nothing: no answer is lost here."""
-        return {}
-
     def states(self, jobs: Sequence[str]) -> dict[str, JobState]:
         """Return the states of runs: what is in the hold's folder counts while the hold's job is there."""
         parts = {job: job.split("\n") for job in jobs}
         of_holds = self.of_holds.states(sorted({key for key, *_ in parts.values()}))
         return {job: _state(of_holds[key], Path(hold), Path(run)) for job, (key, hold, run) in parts.items()}
-
-    def end(self, job: str) -> JobEnd:  # noqa: ARG002
-        """Return nothing: the run's own files say how it ended."""
-        return JobEnd()
 
     def cancel(self, job: str) -> str:
         """Take a run out of the queue, or have the hold tell it to end; the hold continues."""
