@@ -288,7 +288,7 @@ MOST_LINES = {
     "failures": 3148,
     "images": 1048,
     "kinds": 11773,
-    "node": 12111,
+    "node": 12122,
     "options": 2264,
     "plan": 891,
     "remote": 3955,

@@ -290,6 +290,7 @@ FAULTS = (
     F("hpcml/node/next_attempt.py", 'end.get("attempt") == context.number - 1', 'end.get("attempt") != context.number', "an older end is told of an attempt that left none"),
     F("hpcml/node/next_attempt.py", "newest(context.run.checkpoints) < before", "newest(context.run.checkpoints) > before", "progress ends a run"),
     F("hpcml/kinds/dask/node/cluster.py", "if state.phase != SCHEDULER.name:", "if False:", "a scheduler that dies early is waited for to the workers' deadline", True),
+    F("hpcml/node/supervisor.py", "    outcome = outcome._replace(quote=_quote_of_role(state, outcome))\n", "", "the end of a lost scheduler lacks the error that srun writes into its log last"),
     F("hpcml/kinds/dask/node/cluster.py", "if outcome and not late and self.state.steps.still_writes(SCHEDULER.name)", "if False", "the end of a scheduler lacks the error that srun writes into its log last"),
     F("hpcml/kinds/dask/node/cluster.py", "self.state.steps.gone(SCHEDULER.name)", "False", "the scheduler's killed step is waited for to its deadline", True),
     F("hpcml/kinds/dask/node/dashboard.py", "return all(_name(text)", "return any(_name(text)", "a web page in the user's browser reaches the dashboard"),

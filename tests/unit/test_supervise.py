@@ -370,6 +370,19 @@ def test_the_end_of_a_scheduler_is_judged_when_its_step_has_written_its_log(
     assert (end.quote, last in end.message) == ((last,), True)
 
 
+def test_the_end_of_a_lost_scheduler_quotes_what_its_step_wrote_last(cluster: Broken) -> None:
+    lost = LOST._replace(role="scheduler", node="n1", quote=("Traceback (most recent call last):",))
+    cluster.context.run.log("scheduler").write_text(f"{lost.quote[0]}\nMemoryError\n")
+    for end, quote in (
+        (lost, [*lost.quote, "MemoryError"]),
+        (lost._replace(quote=()), []),  # one that does not answer
+        (lost._replace(role="worker"), [*lost.quote]),
+        (lost._replace(exit_status=errors.START_FAILED), [*lost.quote]),  # what followed is its teardown
+    ):
+        assert tear_down(cluster.state, cluster, end)
+        assert json.loads(cluster.context.run.status.read_text())["quote"] == quote
+
+
 def test_a_step_that_does_not_end_is_not_waited_for(cluster: Broken) -> None:
     cluster.state.steps.processes["scheduler"] = Process.named(os.getpid())
     cluster.context.attempt.exits.mkdir(parents=True, exist_ok=True)
