@@ -300,17 +300,10 @@ def _wait(options: Namespace, started: Sequence[directories.Run], name: str) -> 
             return 0
         status = submit.wait_for_end(started[0], as_json=options.json)
         if not options.json and status != _DETACHED:
-            _say("output", f"of each point: hpcml logs {shlex.quote(name)} point:N (N: hpcml sweep table)")
+            common.say_row("output", f"of each point: hpcml logs {shlex.quote(name)} point:N (N: hpcml sweep table)")
         return status
     if options.json and not waits:
-        records = [{"run": run.id, "directory": str(run.paths.directory)} for run in started]
-        common.print_json(
-            {
-                "runs": [
-                    one | run.submission.as_json() for one, run in zip(records, started, strict=True) if run.submission
-                ]
-            }
-        )
+        common.print_json({"runs": [common.submitted(run) for run in started]})
         return 0
     for run in started:
         submit.announce(run, as_json=False)
@@ -326,7 +319,7 @@ def _wait(options: Namespace, started: Sequence[directories.Run], name: str) -> 
 
 
 def _say_where_to_look(name: str) -> None:
-    say_fitted(f"hpcml sweep status {shlex.quote(name)}", sys.stderr, first="  look       ", rest=" " * 13)
+    common.say_row("look", f"hpcml sweep status {shlex.quote(name)}")
 
 
 def _end_of_all(started: Sequence[directories.Run], ends: Sequence[int]) -> int:
@@ -354,10 +347,6 @@ def _wanted(options: Namespace, study: search.Search | None, seed: int) -> list[
     return points.points(request)
 
 
-def _say(title: str, text: str) -> None:
-    say_fitted(text, sys.stderr, first=f"  {title:<11}", rest=" " * 13)
-
-
 def _tell(
     prepared: Prepared,
     planned: Sequence[record.Planned],
@@ -368,9 +357,9 @@ def _tell(
 ) -> None:
     """Say which points there are, which of them are to run, and what that may cost in so many jobs."""
     for position, one in enumerate(chosen[:_FIRST]):
-        _say("" if position else "points", points.shown(one.point))
+        common.say_row("" if position else "points", points.shown(one.point))
     if len(chosen) > _FIRST:
-        _say("", f"… and {counted(len(chosen) - _FIRST, 'more point')}")
+        common.say_row("", f"… and {counted(len(chosen) - _FIRST, 'more point')}")
     ends = [progress.ended[point.key] for point in planned if point.key in progress.ended]
     ok, failed, pruned = (sum(end.state == state for end in ends) for state in ("ok", "failed", "pruned"))
     busy = sum(point.key in progress.under_way for point in planned)
@@ -380,13 +369,13 @@ def _tell(
         f"{failed} failed" if failed else "",
         f"{busy} under way" if busy else "",
     ]
-    _say("count", ", ".join([f"{len(planned)} points", *filter(None, command_line), f"{len(chosen)} to run"]))
+    common.say_row("count", ", ".join([f"{len(planned)} points", *filter(None, command_line), f"{len(chosen)} to run"]))
     if not chosen:
         if failed and not busy:
-            _say("next", "to run failed points again, add --only-failed")
+            common.say_row("next", "to run failed points again, add --only-failed")
         return
     for text in more:
-        _say("again", text)
+        common.say_row("again", text)
     _tell_cost(prepared, len(chosen), sorted(end.seconds for end in ends), jobs)
 
 
@@ -395,18 +384,18 @@ def _tell_cost(prepared: Prepared, count: int, taken: Sequence[float], jobs: int
     inside = prepared.plan.inside
     nodes = f"{f'{jobs} jobs of ' if jobs > 1 else ''}{inside.job.nodes} node{'' if inside.job.nodes == 1 else 's'}"
     if prepared.plan.hold:
-        _say("cost", f"none beyond the hold's: {nodes} of the hold until the last point ends")
+        common.say_row("cost", f"none beyond the hold's: {nodes} of the hold until the last point ends")
     elif not inside.job.one_machine:
         submit.tell_forecast(prepared, whole=True, jobs=jobs)
     elif inside.job.time_limit:
         hours = jobs * inside.job.nodes * inside.job.time_limit / 3600
-        _say("cost", f"at most {hours:.3g} node-hours: {nodes} for {format_seconds(inside.job.time_limit)}")
+        common.say_row("cost", f"at most {hours:.3g} node-hours: {nodes} for {format_seconds(inside.job.time_limit)}")
     else:
-        _say("cost", f"{nodes} until the last point ends (no time limit)")
+        common.say_row("cost", f"{nodes} until the last point ends (no time limit)")
     if taken:
         middle = taken[len(taken) // 2]
         hours = inside.job.nodes * middle * count / 3600
-        _say(
+        common.say_row(
             "",
             f"about {hours:.3g} node-hours if each point takes {format_seconds(middle)} (the median of ended points)",
         )

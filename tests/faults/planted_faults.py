@@ -857,7 +857,7 @@ FAULTS = (
     F("hpcml/kinds/batch/node/processes.py", "        if status == 0:\n            self._name_failed_task()\n", "", "a batch script's failed step is not named if the script exits with 0", True),
     F("hpcml/runs/uv_environments.py", '    built = _built(lock, str(own_table.get("name")))\n', '    built: list[str] = []\n', "uv builds other people's code on the login node"),
     F("hpcml/cli/submit.py", 'vars(options).keys() - {"after", "python"}', 'vars(options).keys() - {"after"}', "rerun looks for a Python's relative path in another folder"),
-    F("hpcml/cli/submit.py", "itself | run.submission.as_json() | itself", "itself | run.submission.as_json()", "hpcml run --in --json names the hold in the place of the run"),
+    F("hpcml/cli/common.py", "(run.submission.as_json() if run.submission else {}), **itself}", "(run.submission.as_json() if run.submission else {})}", "hpcml run --in --json names the hold in the place of the run"),
     F("hpcml/runs/checks/of_submission.py", '            if not dry_run:\n                raise\n', '', "a Dask run whose Python lacks Dask is queued"),
     F("hpcml/remote/server.py", "        forget(pythons.ACTIVE)  # what a login shell activates is no choice of the laptop's user\n", '', "what a login shell activates is the Python of a laptop's run"),
     F("hpcml/cli/sweep.py", 'prepare_request(submission.with_python(spec),', 'prepare_request(spec,', "a sweep that is continued has another Python for its new points"),
