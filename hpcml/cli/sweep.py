@@ -6,7 +6,7 @@ import itertools
 import shlex
 import sys
 from argparse import SUPPRESS
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -270,10 +270,12 @@ def _look_again(
         settings = [*place.settings, *more.settings]
         loaded = common.load_site(place.site, more.spec.code.cwd, settings, place.line_settings)
         prepared = runs_submit.prepare(loaded, more.spec, prepared.plan.run_id, dry_run=bool(options.dry_run))
+    facts = _facts(name, planned, chosen, progress)
     if say_it:
-        _tell(prepared, planned, chosen, progress, more.words, min(asked.jobs, len(chosen)))
+        taken = sorted(progress.ended[point.key].seconds for point in planned if point.key in progress.ended)
+        _tell(prepared, facts, chosen, taken, more.words, min(asked.jobs, len(chosen)))
     if options.json and (options.dry_run or not chosen):
-        common.print_json({**_facts(name, planned, chosen, progress), "more": list(more.words)})
+        common.print_json({**facts, "more": list(more.words)})
     stale = record.stale(planned, progress)
     return submission.Choice(before or record.Sweep(name), planned, chosen, stale, prepared, progress)
 
@@ -349,34 +351,30 @@ def _wanted(options: Namespace, study: search.Search | None, seed: int) -> list[
 
 def _tell(
     prepared: Prepared,
-    planned: Sequence[record.Planned],
+    facts: Mapping[str, object],
     chosen: Sequence[record.Planned],
-    progress: record.Progress,
+    taken: Sequence[float],
     more: Sequence[str],
     jobs: int,
 ) -> None:
-    """Say which points there are, which of them are to run, and what that may cost in so many jobs."""
+    """Say which points there are, which of them are to run, and what that may cost in so many jobs.
+
+    ``facts`` are those of :func:`_facts`, ``taken`` the seconds that the ended points took, in order.
+    """
     for position, one in enumerate(chosen[:_FIRST]):
         common.say_row("" if position else "points", points.shown(one.point))
     if len(chosen) > _FIRST:
         common.say_row("", f"… and {counted(len(chosen) - _FIRST, 'more point')}")
-    ends = [progress.ended[point.key] for point in planned if point.key in progress.ended]
-    ok, failed, pruned = (sum(end.state == state for end in ends) for state in ("ok", "failed", "pruned"))
-    busy = sum(point.key in progress.under_way for point in planned)
-    command_line = [
-        f"{ok} done" if ok else "",
-        f"{pruned} pruned" if pruned else "",
-        f"{failed} failed" if failed else "",
-        f"{busy} under way" if busy else "",
-    ]
-    common.say_row("count", ", ".join([f"{len(planned)} points", *filter(None, command_line), f"{len(chosen)} to run"]))
+    words = {"ok": "done", "pruned": "pruned", "failed": "failed", "under_way": "under way"}
+    counts = [f"{facts[key]} {word}" for key, word in words.items() if facts[key]]
+    common.say_row("count", ", ".join([f"{facts['points']} points", *counts, f"{len(chosen)} to run"]))
     if not chosen:
-        if failed and not busy:
+        if facts["failed"] and not facts["under_way"]:
             common.say_row("next", "to run failed points again, add --only-failed")
         return
     for text in more:
         common.say_row("again", text)
-    _tell_cost(prepared, len(chosen), sorted(end.seconds for end in ends), jobs)
+    _tell_cost(prepared, len(chosen), taken, jobs)
 
 
 def _tell_cost(prepared: Prepared, count: int, taken: Sequence[float], jobs: int) -> None:
