@@ -36,7 +36,7 @@ SECOND_LAB = (
     "test_attacks_files", "test_attacks_nodes", "test_attempts_on_nodes",
     "test_elastic_on_nodes", "test_exit_status_inside",
     "test_from_laptop", "test_inside_an_image", "test_link", "test_losses", "test_notebooks", "test_preemption",
-    "test_projects_on_nodes", "test_public_scripts", "test_run", "test_security", "test_services", "test_ssh_config",
+    "test_projects_on_nodes", "test_public_scripts", "test_ranks_ends", "test_run", "test_security", "test_services", "test_ssh_config",
     "test_staging", "test_submit", "test_time_limit", "test_tunnel",
     "test_tunnel_breaks",
 )  # fmt: skip
