@@ -82,6 +82,33 @@ def test_a_run_that_is_not_to_wait_does_not_wait_behind_another(hold: holding.Ho
     assert waiting == {large.directory.name, patient.directory.name}
 
 
+def test_an_entry_that_cannot_be_read_ends_its_run_and_not_the_hold(hold: holding.Holding) -> None:
+    """As after an error of the file system; the next run starts."""
+    hold.state.warn = Mock()  # type: ignore[method-assign]
+    damaged, new = put(1), put(2)
+    entry = RunPaths(HOLD).queue / damaged.directory.name
+    entry.unlink()
+    entry.mkdir()
+    (RunPaths(HOLD).queue / "stray").mkdir()
+    take(hold)
+    end = json.loads(damaged.status.read_text())
+    assert (end["exit_status"], end["over"]) == (errors.START_FAILED, True)
+    assert [*hold.runs] == [new.directory.name]
+    assert [damaged.directory.name in str(call) for call in hold.state.warn.call_args_list] == [False, True]
+
+
+def test_a_queue_that_cannot_be_changed_now_is_looked_at_again(
+    hold: holding.Holding, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits = put(1)
+    with monkeypatch.context() as broken:
+        broken.setattr(Path, "rename", Mock(side_effect=OSError(5, "Input/output error")))
+        take(hold)
+    assert hold.runs == {}
+    take(hold)
+    assert [*hold.runs] == [waits.directory.name]
+
+
 def test_parts_of_a_node_go_back_when_their_runs_end(hold: holding.Holding) -> None:
     for number in range(4):
         put(number, part=HALF)

@@ -210,14 +210,22 @@ class Holding:
         entry = self.paths.held / name
         try:
             (self.paths.queue / name).rename(entry)
-            start = records.read(held.Start, json.loads(entry.read_text()))
         except FileNotFoundError:  # it was cancelled meanwhile
             return True
-        except ValueError as error:  # hpcml run writes whole files: somebody has changed it
-            self.state.warn(f"The entry {name} of the hold is damaged, so hpcml does not start this run: {error}")
-            entry.unlink(missing_ok=True)
+        except OSError:  # the file system may recover
+            return False
+        try:
+            start = records.read(held.Start, json.loads(entry.read_text()))
+            entry.write_text("")  # the variables may be secret
+        except (OSError, ValueError) as error:  # somebody changed it (hpcml run writes whole files), or the disk fails
+            problem = f"its entry in the hold cannot be read: {getattr(error, 'strerror', '') or error}"
+            self.state.warn(f"hpcml does not start {name}: {problem}")
+            if (self.paths.directory.parent / name).is_dir():
+                failed = End(errors.START_FAILED, "queued", "hpcml", f"the run never started: {problem}")
+                self._never_began(name, failed)
+            with contextlib.suppress(OSError):
+                entry.unlink(missing_ok=True)
             return True
-        entry.write_text("")  # the variables may be secret
         problem, status = _problem(count, len(free), left, behind=name != waiting[0])
         try:
             if not problem:
