@@ -288,7 +288,7 @@ MOST_LINES = {
     "failures": 3140,
     "images": 1048,
     "kinds": 11780,
-    "node": 12104,
+    "node": 12114,
     "options": 2386,
     "plan": 891,
     "remote": 3955,

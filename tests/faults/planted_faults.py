@@ -742,6 +742,8 @@ FAULTS = (
     F("hpcml/kinds/hold/node/holding.py", '        except (OSError, ValueError) as error:  # somebody', '        except ValueError as error:  # somebody', "an error of the file system at one run's entry ends the hold and all its runs"),
     F("hpcml/runs/uv_environments.py", '.replace("\\r\\n", "\\n"))', ')', "a script with line ends of Windows runs silently without the environment that it describes"),
     F("hpcml/runs/gpus_chosen.py", '_NAMES_GPU.fullmatch(words[at]) and ', '', "a run on this machine requests GPUs that CUDA_VISIBLE_DEVICES hides"),
+    F("hpcml/node/services.py", 'parsed(json.loads, text)', 'json.loads(text)', "a damaged request for a service ends the run with a traceback"),
+    F("hpcml/node/services.py", 'for name in names[:MOST]:', 'for name in names:', "a loop of a script starts a thousand processes of hpcml's on a node"),
     F("hpcml/schedulers/batch_variables.py", "    return bool(_SAME.fullmatch(name))", "    return True", "a translated script uses a variable of Slurm's that has another value in hpcml's job"),
     F("hpcml/runs/checks/expects_ranks.py", "(each > 1 and not is_alone)", "(each > 99 and not is_alone)", "torchrun in each of several ranks makes worlds of one"),
     F("hpcml/kinds/dask/node/worker_environment.py", "(name in environment and name not in preset)", "name in environment", "OMP_NUM_THREADS of the user's settings of Dask is lost"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 import signal
@@ -14,6 +13,7 @@ from pathlib import Path
 
 from hpcml import errors, held, records
 from hpcml.failures.end import End
+from hpcml.files import read_json
 from hpcml.kind import FailedProcess
 from hpcml.kinds.hold import END
 from hpcml.kinds.hold.node.ahead import Ahead, difference, launched, parts
@@ -215,7 +215,7 @@ class Holding:
         except OSError:  # the file system may recover
             return False
         try:
-            start = records.read(held.Start, json.loads(entry.read_text()))
+            start = records.read(held.Start, read_json(entry))
             entry.write_text("")  # the variables may be secret
         except (OSError, ValueError) as error:  # somebody changed it (hpcml run writes whole files), or the disk fails
             problem = f"its entry in the hold cannot be read: {getattr(error, 'strerror', '') or error}"
