@@ -281,13 +281,13 @@ COMPLEX = {
 }
 # The lines of each package, which may only fall: a commit that raises a number says what this buys.
 MOST_LINES = {
-    ".": 6119,
+    ".": 6121,
     "api": 1023,
     "cli": 8030,
     "doctor": 1543,
     "failures": 3140,
     "images": 1048,
-    "kinds": 11780,
+    "kinds": 11790,
     "node": 12114,
     "options": 2386,
     "plan": 891,

@@ -214,15 +214,7 @@ class Holding:
             return True
         except OSError:  # the file system may recover
             return False
-        try:
-            start = records.read(held.Start, read_json(entry))
-            entry.write_text("")  # the variables may be secret
-        except (OSError, ValueError) as error:  # somebody changed it (hpcml run writes whole files), or the disk fails
-            problem = f"its entry in the hold cannot be read: {getattr(error, 'strerror', '') or error}"
-            self.state.warn(f"hpcml does not start {name}: {problem}")
-            if (self.paths.directory.parent / name).is_dir():
-                failed = End(errors.START_FAILED, "queued", "hpcml", f"the run never started: {problem}")
-                self._never_began(name, failed)
+        if (start := self._read(entry)) is None:
             with contextlib.suppress(OSError):
                 entry.unlink(missing_ok=True)
             return True
@@ -237,6 +229,24 @@ class Holding:
             self._never_began(name, End(status, "queued", "hpcml", message))
             entry.unlink(missing_ok=True)
         return True
+
+    def _read(self, entry: Path) -> held.Start | None:
+        """Return what starts a run, and empty its file; None if that cannot be, and then the run has ended."""
+        try:
+            start = records.read(held.Start, read_json(entry))
+            entry.write_text("")  # the variables may be secret
+        except FileNotFoundError:  # it was cancelled meanwhile
+            end = End(errors.CANCELLED, "queued", "user", "the run was cancelled", ended_as=State.CANCELLED)
+            (self.paths.told / entry.name).unlink(missing_ok=True)
+        except (OSError, ValueError) as error:  # somebody changed it (hpcml run writes whole files), or the disk fails
+            problem = f"its entry in the hold cannot be read: {getattr(error, 'strerror', '') or error}"
+            self.state.warn(f"hpcml does not start {entry.name}: {problem}")
+            end = End(errors.START_FAILED, "queued", "hpcml", f"the run never started: {problem}")
+        else:
+            return start
+        if (self.paths.directory.parent / entry.name).is_dir():
+            self._never_began(entry.name, end)
+        return None
 
     def _hasty(self, waiting: Sequence[str]) -> str:
         """Return the first of these runs that is not to wait, empty if all may; each is read once."""
