@@ -295,10 +295,18 @@ def test_a_part_of_a_node_is_its_run_s_alone(cluster: Cluster, with_gpus: Path) 
         seen, *amounts = (place / directory_of(done).name).read_text().split(" ")
         assert (seen in gpus, amounts) == (True, ["1", "500"]), (number, seen, amounts)
         cluster.run("rm", str(place / directory_of(done).name))
-    steps = {row for row in cluster.run("squeue", "--steps", "--noheader", "--job", job, "--format=%i").stdout.split() if row[-1].isdigit()}
+    steps = {
+        row
+        for row in cluster.run("squeue", "--steps", "--noheader", "--job", job, "--format=%i").stdout.split()
+        if row[-1].isdigit()
+    }
     assert steps
     for step in steps:
-        for words in (["scancel", step], ["srun", f"--jobid={job}", "--exact", "--gres=gpu:1", "true"], ["sattach", step]):
+        for words in (
+            ["scancel", step],
+            ["srun", f"--jobid={job}", "--exact", "--gres=gpu:1", "true"],
+            ["sattach", step],
+        ):
             done = cluster.lab.exec(words, node="n1", user="mallory", timeout=60)
             assert done.returncode != 0 or done.stdout == "", words
     read_files_and_processes(cluster, first, "rank", "supervisor")
