@@ -747,6 +747,8 @@ FAULTS = (
     F("hpcml/held.py", ' || ! kill -0 $$\n', '\n', "each run in a hold on this machine that fails before its first attempt leaves a process"),
     F("hpcml/kinds/hold/node/holding.py", '            (self.paths.told / entry.name).unlink(missing_ok=True)\n        except', '            raise\n        except', "a run that is cancelled while the hold takes it ends the hold"),
     F("hpcml/schedulers/hold.py", '        if has_steps and late and not (run / "attempts").exists():', '        if False:', "a run whose job step Slurm does not start says that it runs"),
+    F("hpcml/sweeps/record.py", ' and "/" not in name', ' ', "hpcml sweep rm takes a path, and deletes a folder elsewhere"),
+    F("hpcml/cli/sweep.py", '            return _names_first(words, with_value), []', '            return list(words), []', "hpcml sweep rm --dry-run NAME is refused with a hint about a grid"),
     F("hpcml/schedulers/batch_variables.py", "    return bool(_SAME.fullmatch(name))", "    return True", "a translated script uses a variable of Slurm's that has another value in hpcml's job"),
     F("hpcml/runs/checks/expects_ranks.py", "(each > 1 and not is_alone)", "(each > 99 and not is_alone)", "torchrun in each of several ranks makes worlds of one"),
     F("hpcml/kinds/dask/node/worker_environment.py", "(name in environment and name not in preset)", "name in environment", "OMP_NUM_THREADS of the user's settings of Dask is lost"),
