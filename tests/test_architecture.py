@@ -295,7 +295,7 @@ MOST_LINES = {
     "repairs": 984,
     "report": 2350,
     "request": 570,
-    "runs": 9682,
+    "runs": 9683,
     "schedulers": 3745,
     "sites": 1536,
     "survey": 1209,
