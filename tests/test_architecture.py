@@ -296,7 +296,7 @@ MOST_LINES = {
     "report": 2350,
     "request": 570,
     "runs": 9683,
-    "schedulers": 3745,
+    "schedulers": 3761,
     "sites": 1536,
     "survey": 1209,
     "sweeps": 1438,
