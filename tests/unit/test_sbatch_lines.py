@@ -19,6 +19,7 @@ from hpcml.runs import directories
 from hpcml.runs import submit as submission
 from hpcml.runs.submit import Prepared
 from hpcml.schedulers import JobState, Submission, sbatch_lines, slurm
+from hpcml.subprocesses import Answer
 from tests.said import in_order
 
 FIXTURES = Path(__file__).resolve().parents[1] / "fixtures/batch_scripts"
@@ -369,3 +370,10 @@ def test_an_array_from_a_laptop_is_refused() -> None:
 def test_python_submits_no_array() -> None:
     with pytest.raises(UsageError, match="job array"):
         submission.submit(prepared("#SBATCH --array=0-4"))
+
+
+def test_the_words_of_sbatch_about_an_option_are_shown() -> None:
+    said = (
+        "sbatch: option '--node=2' is ambiguous; possibilities: '--nodes'\nTry \"sbatch --help\" for more information\n"
+    )
+    assert "ambiguous" in slurm.refusal(Answer(1, "", said)).message
