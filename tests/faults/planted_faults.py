@@ -752,6 +752,7 @@ FAULTS = (
     F("hpcml/schedulers/sbatch_lines.py", 'line.lstrip(_BLANK).startswith', 'line.startswith', "the #SBATCH lines after an indented comment are silently lost"),
     F("hpcml/schedulers/sbatch_lines.py", 'begun[0] if len(begun) == 1 else name', 'name', "all tasks of an array write into one run"),
     F("hpcml/schedulers/sbatch_lines.py", '#(SBATCH|(PBS|BB|DW)\\s)', '#(SBATCH|PBS|BB|DW)\\s', "a line #SBATCH-N2 is silently lost"),
+    F("templates/batch.sh.j2", 'rm -rf "$HPCML_RUN_DIR/hold/queue" ', 'rm -rf ', "a killed hold leaves the shell's variables of the runs that waited"),
     F("hpcml/schedulers/batch_variables.py", "    return bool(_SAME.fullmatch(name))", "    return True", "a translated script uses a variable of Slurm's that has another value in hpcml's job"),
     F("hpcml/runs/checks/expects_ranks.py", "(each > 1 and not is_alone)", "(each > 99 and not is_alone)", "torchrun in each of several ranks makes worlds of one"),
     F("hpcml/kinds/dask/node/worker_environment.py", "(name in environment and name not in preset)", "name in environment", "OMP_NUM_THREADS of the user's settings of Dask is lost"),
