@@ -49,7 +49,7 @@ _BY_MODULE = {  # what a file imports, wherever it does
     "cudf_polars": _Use("cuDF-Polars", ("cudf_polars",)),
 }
 _XGBOOST = _Use("XGBoost's device cuda", ("xgboost",))
-_NAMES_GPU = re.compile(r"\d+|(?:GPU|MIG)-[\w/-]+", re.ASCII)  # in CUDA_VISIBLE_DEVICES
+_NAMES_GPU = re.compile(r"\d+|(?:GPU|MIG)-[\w/-]+", re.ASCII)  # a word that names a GPU
 _DEVICE = re.compile(r"(cuda|gpu)(:\d+)?|gpu_hist")  # of XGBoost
 _OF_IMAGES = {"cudf", "cuml", "cupy", "dask_cuda", "dask_cudf"}  # what hpcml's definitions with CUDA install
 # Options of sbatch that choose nodes: hpcml does not know whether these have GPUs.

@@ -231,7 +231,7 @@ class Holding:
         return True
 
     def _read(self, entry: Path) -> held.Start | None:
-        """Return what starts a run, and empty its file; None if that cannot be, and then the run has ended."""
+        """Return the start of a run, and empty its file; None if that cannot be, and then the run has ended."""
         try:
             start = records.read(held.Start, read_json(entry))
             entry.write_text("")  # the variables may be secret
