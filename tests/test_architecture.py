@@ -289,7 +289,7 @@ MOST_LINES = {
     "images": 1048,
     "kinds": 11790,
     "node": 12114,
-    "options": 2386,
+    "options": 2387,
     "plan": 891,
     "remote": 3955,
     "repairs": 984,

@@ -247,7 +247,7 @@ def _prepared(options: Namespace, spec: RunRequest, jobs: int) -> tuple[Any, Pre
     from hpcml.runs import submit as runs_submit
     from hpcml.sweeps import submission
 
-    if not getattr(options, "in"):
+    if getattr(options, "in") is None:
         return None, runs_submit.prepare_request(submission.with_python(spec), dry_run=bool(options.dry_run))
     if jobs > 1:
         hint = "Remove --jobs. --at-once N runs N points in parallel."
