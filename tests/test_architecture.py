@@ -299,7 +299,7 @@ MOST_LINES = {
     "schedulers": 3726,
     "sites": 1536,
     "survey": 1209,
-    "sweeps": 1437,
+    "sweeps": 1438,
 }
 
 

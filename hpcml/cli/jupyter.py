@@ -39,7 +39,7 @@ def run(options: Namespace) -> int:
     idle = common.parse_idle(options.idle)
     spec = submit.service_spec(options, Form.JUPYTER)
     spec = spec.changed(idle=idle, cwd=notebook_folder(spec.code.cwd, options.notebook_dir))
-    if getattr(options, "in"):
+    if getattr(options, "in") is not None:
         return int(hooks.only("run in a kept allocation")(options, spec))
     return submit.start(options, spec)
 

@@ -133,7 +133,7 @@ def split_script(words: Sequence[str]) -> tuple[list[str], list[str]]:
     while position < len(options):
         word = options[position]
         if word in VERBS:
-            return list(words), []
+            return _names_first(words, with_value), []
         if not word.startswith("-") or word == "-":
             rest = ["--", *arguments] if arguments else []
             return [*options[:position], *options[position + 1 :]], [word, *rest]
@@ -143,6 +143,15 @@ def split_script(words: Sequence[str]) -> tuple[list[str], list[str]]:
             while position < len(options) and "=" in options[position] and not options[position].startswith("-"):
                 position += 1
     return options, []
+
+
+def _names_first(words: Sequence[str], with_value: set[str]) -> list[str]:
+    """Return the words of a verb with its NAME before the options, as argparse takes it."""
+    names, options = list[str](), list[str]()
+    for before, word in zip(["", *words], words, strict=False):
+        is_value = before in with_value or before in ("-o", "--output") or (before == "--csv" and len(names) > 1)
+        (options if is_value or word.startswith("-") else names).append(word)
+    return [*names, *options]
 
 
 def run(options: Namespace) -> int:
@@ -238,7 +247,7 @@ def _prepared(options: Namespace, spec: RunRequest, jobs: int) -> tuple[Any, Pre
     from hpcml.runs import submit as runs_submit
     from hpcml.sweeps import submission
 
-    if not getattr(options, "in"):
+    if getattr(options, "in") is None:
         return None, runs_submit.prepare_request(submission.with_python(spec), dry_run=bool(options.dry_run))
     if jobs > 1:
         hint = "Remove --jobs. --at-once N runs N points in parallel."
@@ -425,7 +434,7 @@ def _look(options: Namespace, verb: str, names: list[str]) -> int:
         say_fitted(newest, sys.stderr, first="The newest sweep: ")
     if len(names) > 1 or (verb != "status" and not names):
         known = ", ".join(record.names(runs)[:_FIRST]) or "none"
-        hint = f"Write NAME before the options: hpcml sweep {verb} NAME. Names of sweeps in {runs}: {known}."
+        hint = f"Type hpcml sweep {verb} NAME. Names of sweeps in {runs}: {known}."
         raise UsageError("Add the NAME of one sweep", place=f"hpcml sweep {verb}", hint=hint)
     if verb != "status":
         return {"table": _table, "plot": _plot, "cancel": _cancel, "rm": _rm}[verb](options, runs, names[0])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from hpcml.schedulers import JobLayout, JobRequest, JobState, Scheduler, Submiss
 from hpcml.sites.schema import Site
 from hpcml.states import State
 
+_AT_ONCE = 20.0  # seconds in which the first process of a run begins whose nodes or part are free
 _GONE = JobState(State.UNKNOWN, "the run's processes exited without writing a status (they may have been killed)")
 
 
@@ -85,7 +87,10 @@ class Hold:
         """Return the states of runs: what is in the hold's folder counts while the hold's job is there."""
         parts = {job: job.split("\n") for job in jobs}
         of_holds = self.of_holds.states(sorted({key for key, *_ in parts.values()}))
-        return {job: _state(of_holds[key], Path(hold), Path(run)) for job, (key, hold, run) in parts.items()}
+        return {
+            job: _state(of_holds[key], Path(hold), Path(run), has_steps=not self.ONE_MACHINE)
+            for job, (key, hold, run) in parts.items()
+        }
 
     def cancel(self, job: str) -> str:
         """Take a run out of the queue, or have the hold tell it to end; the hold continues."""
@@ -101,17 +106,21 @@ class Hold:
         return continues if (hold.told / name).exists() else ""
 
 
-def _state(hold: JobState, folder: Path, run: Path) -> JobState:
-    """Return the state of a run in a hold whose job is in a state."""
+def _state(hold: JobState, folder: Path, run: Path, *, has_steps: bool) -> JobState:
+    """Return the state of a run in a hold whose job is in a state; a step of Slurm's may have to wait."""
     paths = RunPaths(folder)
     if not (hold.pending or hold.active):
         return _GONE if hold.state == State.UNKNOWN else hold
     if (paths.queue / run.name).exists():  # in the order in which the file is renamed
         begins = f"waiting for the hold {folder.name} to start ({hold.reason})"
         return JobState(State.PENDING, begins if hold.pending else f"waiting for nodes of the hold {folder.name}")
-    if (paths.held / run.name).exists() or (paths.told / run.name).exists():
+    with contextlib.suppress(FileNotFoundError):
+        late = time.time() - (paths.held / run.name).stat().st_mtime > _AT_ONCE
+        if has_steps and late and not (run / "attempts").exists():
+            why = f"Slurm has not started its job step: other steps in the hold {folder.name} may use the node"
+            return JobState(State.PENDING, why)
         return JobState(State.RUNNING)
-    return _GONE
+    return JobState(State.RUNNING) if (paths.told / run.name).exists() else _GONE
 
 
 IN_JOB, HERE = Hold(slurm, allocation), Hold(local, local)
