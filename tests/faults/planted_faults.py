@@ -712,6 +712,7 @@ FAULTS = (
     F("hpcml/schedulers/sbatch_lines.py", 'line.rstrip().replace("\\t", " ")', "line.rstrip()", "a tab in an #SBATCH line is refused"),
     F("hpcml/options/sbatch_tasks.py", 'if not text.startswith("#!") or _OF_PYTHON.match(text):', "if not _OF_SHELL.match(text):", "a batch script of Perl, R or Julia is no batch script"),
     F("hpcml/kinds/batch/login/script.py", "if not sbatch_lines.OUTPUT & stated.keys():", "if False:", "nobody says where the output of a batch script without --output is"),
+    F("hpcml/failures/rules.py", "can't be reached now, or it is an invalid", "cannot be reached now, or it is an invalid", "the next step is missing if another cluster cannot be reached"),
     F("hpcml/runs/status.py", 'cut_short = "ending" in current.progress.times and state in _WITH_SIGTERM', "cut_short = False", "nobody says that Slurm killed a run before its end was written"),
     F("hpcml/runs/why.py", "if wait is not None and wait <= grace:", "if wait is not None:", "hpcml why blames a KillWait that is long enough"),
     F("hpcml/doctor/scheduler.py", "if wait is not None and wait <= float(grace):", "if wait is not None and wait < float(grace):", "hpcml doctor accepts a grace as long as Slurm's KillWait"),
