@@ -527,16 +527,19 @@ def _settings(site: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _recorded_spec(options: Namespace, recorded: RecordedSpec, run: directories.Run) -> RunRequest:
-    """Return the request; of a script that a laptop sent, the run's own copy is all there is."""
+    """Return the request; of a script that a laptop sent, the run's copy is all there is."""
+    from hpcml.runs.record import code_holder
+
     if not recorded.script or not recorded.cwd:
         raise DamagedError("spec.script or spec.cwd is missing")
     staged, form, root = recorded.staged, recorded.form, recorded.root if recorded.staged else ""
     script, folder = Path(recorded.script), Path(recorded.cwd)
+    code = (code_holder(run.paths) or run.paths).code
     if root and script.is_relative_to(root) and folder.is_relative_to(root):
-        script, folder = run.paths.code / script.relative_to(root), run.paths.code / folder.relative_to(root)
-        root = str(run.paths.code)
+        script, folder = code / script.relative_to(root), code / folder.relative_to(root)
+        root = str(code)
     elif staged:
-        script, folder, root = run.paths.code / script.name, run.paths.code, ""
+        script, folder, root = code / script.name, code, ""
     if form.service and options.script_words:
         hint = "Remove -- and the words after it."
         raise UsageError("The run has no script that takes arguments", place=run.id, hint=hint)

@@ -24,7 +24,8 @@ def hand_over(options: Namespace, prepared: Prepared, *, waits: bool) -> int:
     if options.prepare:
         hint = f"Submit it now, or print its script: hpcml submit --dry-run=script {prepared.spec.code.script.name}."
         raise UsageError("hpcml prepares no job array", place="--prepare", hint=hint)
-    with options.caller.handing_over(made.run_id) if options.caller else contextlib.nullcontext():
+    first = made.of_task(made.array[0]).run_id  # by which a laptop that lost its connection asks
+    with options.caller.handing_over(first) if options.caller else contextlib.nullcontext():
         runs = submission.submit_all(prepared)
     if not options.json:
         _announce(options, runs, waits=waits)

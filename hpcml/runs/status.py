@@ -38,6 +38,7 @@ from hpcml.sites.layers import process_environment
 from hpcml.states import HAS_NODES, STATE_BY_PHASE, Phase, State, Wait
 from hpcml.units import format_age
 
+_WITH_SIGTERM = (State.CANCELLED, State.TIMEOUT, State.PREEMPTED)  # ends that Slurm announces, then waits for KillWait
 EARLY = "workers.start=early"  # the setting with which the cluster starts before every script
 NO_CLUSTER = "it starts when the script opens a Dask client"
 _UNWRITTEN = {  # what the batch script's exit status says of a run without status.json
@@ -793,4 +794,8 @@ def _lost(current: Status, run: directories.Run, exit_status: int, message: str,
                 f"{hint} BASH_ENV was set at the submission, so bash reads {bash_env} before the batch script. "
                 "Check also whether this file exits or fails."
             )
-    return _with_end(current, End(exit_status, "", SLURM, message, hint, quote, state))
+    cut_short = "ending" in current.progress.times and state in _WITH_SIGTERM
+    if cut_short:
+        warning = f"Slurm killed the run before hpcml had written how it ended: hpcml why {run.id}."
+        current = current.changed(warnings=(*current.progress.warnings, warning))
+    return _with_end(current, End(exit_status, "", SLURM, message, hint, quote, state, cut_short=cut_short))

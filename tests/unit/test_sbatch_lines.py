@@ -359,14 +359,6 @@ def test_a_run_waits_for_all_tasks_of_an_array(monkeypatch: pytest.MonkeyPatch) 
         )
 
 
-def test_an_array_from_a_laptop_is_refused() -> None:
-    """Its tasks would have to share one copy of the folder."""
-    spec = prepared("#SBATCH -a 0-1").spec
-    with pytest.raises(UsageError) as caught:
-        submission.prepare_request(spec._replace(code=spec.code._replace(staged=True)))
-    assert caught.value.place == "-a 0-1 of job.sh"
-
-
 def test_python_submits_no_array() -> None:
     with pytest.raises(UsageError, match="job array"):
         submission.submit(prepared("#SBATCH --array=0-4"))
