@@ -281,24 +281,24 @@ COMPLEX = {
 }
 # The lines of each package, which may only fall: a commit that raises a number says what this buys.
 MOST_LINES = {
-    ".": 6116,
+    ".": 6117,
     "api": 1023,
-    "cli": 8026,
-    "doctor": 1543,
-    "failures": 3148,
+    "cli": 8052,
+    "doctor": 1539,
+    "failures": 3153,
     "images": 1048,
     "kinds": 11791,
     "node": 12131,
     "options": 2387,
-    "plan": 891,
-    "remote": 3955,
+    "plan": 898,
+    "remote": 3961,
     "repairs": 984,
     "report": 2350,
     "request": 570,
-    "runs": 9698,
-    "schedulers": 3751,
+    "runs": 9739,
+    "schedulers": 3771,
     "sites": 1536,
-    "survey": 1209,
+    "survey": 1210,
     "sweeps": 1438,
 }
 
