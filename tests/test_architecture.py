@@ -287,7 +287,7 @@ MOST_LINES = {
     "doctor": 1543,
     "failures": 3140,
     "images": 1048,
-    "kinds": 11772,
+    "kinds": 11775,
     "node": 12104,
     "options": 2264,
     "plan": 891,
