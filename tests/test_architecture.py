@@ -281,9 +281,9 @@ COMPLEX = {
 }
 # The lines of each package, which may only fall: a commit that raises a number says what this buys.
 MOST_LINES = {
-    ".": 6119,
+    ".": 6123,
     "api": 1023,
-    "cli": 8030,
+    "cli": 8031,
     "doctor": 1543,
     "failures": 3140,
     "images": 1048,
@@ -295,7 +295,7 @@ MOST_LINES = {
     "repairs": 984,
     "report": 2350,
     "request": 570,
-    "runs": 9673,
+    "runs": 9674,
     "schedulers": 3736,
     "sites": 1536,
     "survey": 1209,
