@@ -423,8 +423,9 @@ def unreadable(directory: Path, error: StorageError) -> Status:
 def _from_files(run: directories.Run) -> Status:
     """Return the status of a run by its own files alone."""
     record = records.load(run)
-    new = Status(run.id, str(run.paths.directory), planned=record.planned, allocation=Allocation(run.job))
-    new = new.changed(has_cluster=kinds.get(record.planned.kind).has_cluster and not record.planned.late)
+    cluster = Cluster(kinds.get(record.planned.kind).has_cluster and not record.planned.late)
+    job = Allocation(run.job)
+    new = Status(run.id, str(run.paths.directory), planned=record.planned, allocation=job, cluster=cluster)
     if (refusal := run.submission) and refusal.error:
         return new.changed(
             phase=Phase.UNKNOWN
@@ -436,7 +437,7 @@ def _from_files(run: directories.Run) -> Status:
             quote=refusal.quote,
         )
     current = new.changed(**_reported(record.planned, record.events))
-    current = current.changed(message=_message(current))
+    current = current._replace(message=_message(current))
     if end := record.end:
         current = _with_end(current, end)
     current = _with_files(current, outputs_brought_back.of(run.paths))
