@@ -281,13 +281,13 @@ COMPLEX = {
 }
 # The lines of each package, which may only fall: a commit that raises a number says what this buys.
 MOST_LINES = {
-    ".": 6117,
+    ".": 6121,
     "api": 1023,
-    "cli": 8052,
+    "cli": 8053,
     "doctor": 1539,
     "failures": 3153,
     "images": 1048,
-    "kinds": 11791,
+    "kinds": 11794,
     "node": 12131,
     "options": 2387,
     "plan": 898,
@@ -295,7 +295,7 @@ MOST_LINES = {
     "repairs": 984,
     "report": 2350,
     "request": 570,
-    "runs": 9739,
+    "runs": 9740,
     "schedulers": 3771,
     "sites": 1536,
     "survey": 1210,
