@@ -361,7 +361,7 @@ SOURCES = (
               for way, how in (("moved for every fit", "copied for each fit"), ("moved once", "copied once"),
                                ("moved once, all cores", "copied once; scikit-learn on all cores"))),
             Row("groupby of taxi trips (2019)", "works", "gpu-2-gallery.json", gallery("etl"), (f"{WORKLOADS}etl.py",)),
-            example("sum of a column of 10⁹ rows; join with a small table", "frames --rounds 5 --gpus 1 -- --rows 1000000000",
+            example("sum of a column of 10⁹ rows; join with a small table", "dask_dataframe --rounds 5 --gpus 1 -- --rows 1000000000",
                     "sum 250 ms on 8 V100"),
             Row("join of 10⁹ with 10⁷ rows, 2 GPUs, the gallery's own way", "about 1 GB/s over TCP",
                 "gpu-2-headlines-by-the-job.json", headline("join: the job", 1e9, 1), (f"{WORKLOADS}join.py",)),
