@@ -39,7 +39,6 @@ EXAMPLES = "examples"  # the page beside the examples
 _OF_DEVELOPERS = ("architecture", "words")  # pages that answer no question of a user
 # Words of a question, and what the pages write.
 _MEANING = {
-    "ci": "continuous integration",
     "clean": "hpcml rm",
     "cleanup": "hpcml rm",
     "ddp": "ranks pytorch",
