@@ -20,7 +20,7 @@ for name in $(env | sed -n 's/^\([A-Za-z_][A-Za-z0-9_]*\)=.*/\1/p'); do
   case $name in
     APPTAINERENV_* | SINGULARITYENV_* | APPTAINER_BIND* | SINGULARITY_BIND*) unset "$name" ;;   # the program would copy them into the image
     HPCML_* | SLURM* | CUDA_VISIBLE_DEVICES | UCX_* | UCXPY_* | NCCL_* | DASK_* | RAPIDS_* | CUDF_* | *_NUM_THREADS | \
-    OMP_WAIT_POLICY | MALLOC_TRIM_THRESHOLD_ | PYTHONUNBUFFERED | PYTHONFAULTHANDLER | PYTHONHASHSEED | TMPDIR | TZ | LANG | LC_*) passed=yes ;;
+    MALLOC_TRIM_THRESHOLD_ | PYTHONUNBUFFERED | PYTHONFAULTHANDLER | PYTHONHASHSEED | TMPDIR | TZ | LANG | LC_*) passed=yes ;;
   esac
   [ -z "$passed" ] || eval "[ -z \"\${$name+set}\" ] || export $prefix$name=\"\$$name\""
 done

@@ -2,15 +2,14 @@
 # step.sh ROLE COMMAND...: runs one role on one node and writes its exit status for the supervisor. If a node has
 # no interpreter, the supervisor can name the node at once.
 role=$1; shift
-# As Dask's Nanny: one thread per task; free memory early. Threads of OpenMP that wait leave their CPU to others (XGBoost).
-case $role in scheduler | worker)
+case $role in scheduler | worker)   # Dask's Nanny sets the same: one thread per task; free memory early
   HPCML_PRESET=
-  for name in OMP_NUM_THREADS MKL_NUM_THREADS OPENBLAS_NUM_THREADS OMP_WAIT_POLICY; do   # the user's own settings of Dask may say otherwise
+  for name in OMP_NUM_THREADS MKL_NUM_THREADS OPENBLAS_NUM_THREADS; do   # the user's own settings of Dask may say otherwise
     eval "[ -n \"\${$name:-}\" ]" || HPCML_PRESET="$HPCML_PRESET $name"
   done
   [ "$role" = scheduler ] || export HPCML_PRESET
   export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}" MKL_NUM_THREADS="${MKL_NUM_THREADS:-1}" \
-    OPENBLAS_NUM_THREADS="${OPENBLAS_NUM_THREADS:-1}" OMP_WAIT_POLICY="${OMP_WAIT_POLICY:-passive}" MALLOC_TRIM_THRESHOLD_="${MALLOC_TRIM_THRESHOLD_:-65536}"
+    OPENBLAS_NUM_THREADS="${OPENBLAS_NUM_THREADS:-1}" MALLOC_TRIM_THRESHOLD_="${MALLOC_TRIM_THRESHOLD_:-65536}"
   case ${PYTHONHASHSEED:-0} in 0) export PYTHONHASHSEED=6640 ;; esac   # Dask's number: hash("a") is the same on all nodes
 esac
 unset PYTHONINSPECT   # with PYTHONINSPECT, sys.exit() gives status 1

@@ -751,7 +751,6 @@ FAULTS = (
     F("templates/step.sh", '[ ! -e "${exits%/exit}/ended" ] && ', "", "a worker task that the teardown kills starts again", True),
     F("templates/step.sh", "  set -- /bin/sh -c 'exit 74'\n", "", "a node runs the code of a lib.zip that is not the run's", True),
     F("hpcml/kinds/batch/node/processes.py", "if (end := role_end(self.context, AGENT, node, exits)) and end.status:", "if (end := role_end(self.context, AGENT, node, exits)) and not end:", "a batch script's run does not say which node is not watched", True),
-    F("templates/step.sh", "OMP_WAIT_POLICY:-passive", "OMP_WAIT_POLICY:-active", "waiting threads of XGBoost take the CPUs of other workers"),
     F("templates/step.sh", "unset PYTHONINSPECT ", ": ", "PYTHONINSPECT turns a run's success into status 1", True),
     F("templates/step.sh", '[ "$entry" -ef . ] || ', "", "a queue.py of the working folder ends the roles", True),
     F("templates/step.sh", "0) export PYTHONHASHSEED=6640 ;;", "0) : ;;", "workers on two nodes hash one string differently", True),
