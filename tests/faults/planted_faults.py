@@ -902,5 +902,5 @@ FAULTS = (
     F("bench/seeds.py", "if changed and not row.older:", "if False:", "a figure older than the code that it measured stays on the page of the seeds"),
     F("bench/seeds.py", "if not row.path and not row.missing:", "if False:", "a row of the seeds has neither a figure nor a reason"),
     F("jobs/zarr_svd.py", "for shift in (0, 2, 4, 6)]", "for shift in (6, 4, 2, 0)]", "the example of 2-bit packing gives the columns in another order"),
-    F("jobs/frames.py", 'trips.merge(areas, on="zone")', 'trips.merge(areas, on="zone", how="left").head(1000, compute=False)', "the example of data frames aggregates a part of the joined rows"),
+    F("jobs/dask_dataframe.py", 'levels.merge(places, on="station")', 'levels.merge(places, on="station", how="left").head(1000, compute=False)', "the example of data frames aggregates a part of the joined rows"),
 )  # fmt: skip
