@@ -281,25 +281,25 @@ COMPLEX = {
 }
 # The lines of each package, which may only fall: a commit that raises a number says what this buys.
 MOST_LINES = {
-    ".": 6120,
+    ".": 6122,
     "api": 1023,
-    "cli": 8032,
-    "doctor": 1543,
-    "failures": 3158,
+    "cli": 8055,
+    "doctor": 1539,
+    "failures": 3171,
     "images": 1048,
-    "kinds": 11783,
-    "node": 12107,
-    "options": 2267,
-    "plan": 891,
-    "remote": 3955,
+    "kinds": 11800,
+    "node": 12134,
+    "options": 2390,
+    "plan": 898,
+    "remote": 3961,
     "repairs": 984,
     "report": 2350,
     "request": 577,
-    "runs": 9700,
-    "schedulers": 3758,
+    "runs": 9767,
+    "schedulers": 3793,
     "sites": 1536,
-    "survey": 1209,
-    "sweeps": 1437,
+    "survey": 1210,
+    "sweeps": 1438,
 }
 
 

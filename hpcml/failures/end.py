@@ -110,6 +110,7 @@ class End(NamedTuple):
     reason: str = ""  # of Reason; empty: the exit status says all
     points: PointEnds = PointEnds()  # of a sweep
     killed_ranks: tuple[int, ...] = ()  # that had not ended when the run did, although others had exited with 0
+    cut_short: bool = False  # Slurm killed the run before it had written how it ended
 
     @property
     def state(self) -> str:

@@ -48,6 +48,7 @@ LACKING = {
     ]
 }
 APART = ", in separate processes: tasks cannot change the script's variables"
+USED = re.compile(r"line (\d+): instead of ([\w.]+)\(.*\), hpcml.*")
 GIVEN = "hpcml uses this run's 2 workers on 2 nodes"
 
 # The names of classes that slurm_cluster.py pickles are those of the script that was submitted: its text stands between
@@ -147,7 +148,7 @@ def test_a_script_that_opens_its_own_cluster_gets_the_runs(ran: Ran, name: str) 
     assert "result True" in said, said
     used = [note for note in notes if "workers do not get" not in note and "which now get" not in note]
     assert [re.sub(r"\([^:]*\) in", " in", note) for note in notes if note not in used] == LACKING.get(name, [])
-    assert [re.sub(r"line (\d+): instead of ([\w.]+)\(.*\), hpcml.*", r"\2 \1", note) for note in used] == NOTES[name]
+    assert [USED.sub(r"\2 \1", note) for note in used] == NOTES[name]
     given = f"{GIVEN}{APART}." if name == "threads" else f"{GIVEN}."
     assert all(note.endswith(f", {given}") for note in used)
     text = "\n".join(said)
