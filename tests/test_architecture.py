@@ -281,7 +281,7 @@ COMPLEX = {
 }
 # The lines of each package, which may only fall: a commit that raises a number says what this buys.
 MOST_LINES = {
-    ".": 6119,
+    ".": 6140,
     "api": 1023,
     "cli": 8030,
     "doctor": 1543,
@@ -295,7 +295,7 @@ MOST_LINES = {
     "repairs": 984,
     "report": 2350,
     "request": 570,
-    "runs": 9673,
+    "runs": 9689,
     "schedulers": 3736,
     "sites": 1536,
     "survey": 1209,

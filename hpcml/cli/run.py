@@ -61,7 +61,7 @@ def run(options: Namespace) -> int:
     from hpcml.runs import submit as submission
 
     if getattr(options, "in"):
-        options.wait = not options.detach
+        options.wait = not (options.detach or options.dry_run)
         return int(hooks.only("run in a kept allocation")(options, submit.script_spec(options)))
     for name in ("no_wait", "detach"):
         if getattr(options, name):

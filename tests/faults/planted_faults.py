@@ -867,4 +867,7 @@ FAULTS = (
     F("bench/seeds.py", "if not row.path and not row.missing:", "if False:", "a row of the seeds has neither a figure nor a reason"),
     F("jobs/zarr_svd.py", "for shift in (0, 2, 4, 6)]", "for shift in (6, 4, 2, 0)]", "the example of 2-bit packing gives the columns in another order"),
     F("jobs/frames.py", 'trips.merge(areas, on="zone")', 'trips.merge(areas, on="zone", how="left").head(1000, compute=False)', "the example of data frames aggregates a part of the joined rows"),
+    F("hpcml/runs/waiting.py", "time.sleep(SOON if", "time.sleep(LOOK if", "a script's first line stays in its log longer than needed"),
+    F("hpcml/cli/run.py", "options.wait = not (options.detach or options.dry_run)", "options.wait = not options.detach", "hpcml run --in refuses --dry-run"),
+    F("hpcml/assets.py", 'return Kept(str(_PACKAGE / "__pycache__")', 'return Kept(str(_PACKAGE / "__none__")', "each submission compiles the batch script's template again"),
 )  # fmt: skip
