@@ -56,7 +56,7 @@ FAULTS = (
     F("hpcml/kinds/hold/node/ahead.py", "return {**variables, _NODES", "return {_NODES", "a run with processes that started ahead has the last run's variables"),
     F("hpcml/kinds/hold/node/holding.py", '            self._give_up(ready)\n        files.write_json(run.kept, {"not_ahead": why})', "            self._give_up(ready)", "nobody says why a run's processes did not start ahead", True),
     F("hpcml/held.py", '  echo >&"$next"\n', "", "processes that started ahead outlive the killed supervisor of their hold", True),
-    F("hpcml/node/ahead.py", "if _stamps(paths) != imported:", "if False:", "a run has the packages as they were when its processes started ahead"),
+    F("hpcml/node/ahead.py", "if stamps(paths) != imported:", "if False:", "a run has the packages as they were when its processes started ahead"),
     F("hpcml/kinds/hold/node/holding.py", "if self.runs or self.ahead or self.ending", "if self.runs or self.ending", "a cancelled hold leaves the folder of processes that started ahead"),
     F("hpcml/kinds/hold/node/holding.py", "if run.ready and not", "if False and not", "a run fails because a process that started ahead was killed", True),
     F("hpcml/kinds/hold/node/holding.py", "self._hasty(waiting[1:])", "\"\"", "a run with --no-wait waits behind another run"),
@@ -870,4 +870,9 @@ FAULTS = (
     F("hpcml/runs/waiting.py", "time.sleep(SOON if", "time.sleep(LOOK if", "a script's first line stays in its log longer than needed"),
     F("hpcml/cli/run.py", "options.wait = not (options.detach or options.dry_run)", "options.wait = not options.detach", "hpcml run --in refuses --dry-run"),
     F("hpcml/assets.py", 'return Kept(str(_PACKAGE / "__pycache__")', 'return Kept(str(_PACKAGE / "__none__")', "each submission compiles the batch script's template again"),
+    F("hpcml/node/script/ahead.py", "        _differs(before, environment, changed)\n        or ", "        ", "a kept script has a library that read another number of threads"),
+    F("hpcml/node/script/ahead.py", "ahead.stamps(kind.settings_files()) != stamps", "False", "a kept script has a package as it was before its update"),
+    F("hpcml/node/script/ahead.py", "{*names} <= {*kind.early_imports(tree, folder)}", "True", "a kept script has modules that its own folder hides"),
+    F("hpcml/node/script/interpreter.py", 'if GIVEN in os.environ and "HPCML_AHEAD" in variables:', "if False:", "workers get the run's own variables from a process of a kept script", True),
+    F("hpcml/node/tasks/process.py", "        ready.WAITING.append(Ready(process, writer, reader))", "        Ready(process, writer, reader).end()", "in a kept cluster the script's interpreter starts when the run does", True),
 )  # fmt: skip

@@ -6,6 +6,7 @@ import re
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from distributed.deploy.utils import nprocesses_nthreads
@@ -419,15 +420,14 @@ def test_the_template_is_compiled_once_for_each_text(tmp_path: Path, monkeypatch
     monkeypatch.setattr(sys, "dont_write_bytecode", False)
     (tmp_path / "_assets/templates").mkdir(parents=True)
     (tmp_path / "__pycache__").mkdir()
-    template, compiled = tmp_path / "_assets/templates/batch.sh.j2", []
-    compile_ = Environment._compile
-    monkeypatch.setattr(Environment, "_compile", lambda *words: compiled.append(1) or compile_(*words))
+    template, compile_ = tmp_path / "_assets/templates/batch.sh.j2", Mock(side_effect=Environment()._compile)
+    monkeypatch.setattr(Environment, "_compile", lambda _, *words: compile_(*words))
     made = plan.plan(site(TWO), spec(), PLACE)
     texts = ("one {{ plan.run_id }}\n", "one {{ plan.run_id }}\n", "two\n")
     for text in texts:
         template.write_text(text)
         assert batch_script.render(made) == text.replace("{{ plan.run_id }}", made.run_id)
-    assert len(compiled) == 2
+    assert compile_.call_count == 2
     [kept] = (tmp_path / "__pycache__").iterdir()
     kept.write_bytes(b"x")
     assert batch_script.render(made) == "two\n"
