@@ -295,7 +295,7 @@ MOST_LINES = {
     "repairs": 984,
     "report": 2350,
     "request": 570,
-    "runs": 9689,
+    "runs": 9690,
     "schedulers": 3736,
     "sites": 1536,
     "survey": 1209,

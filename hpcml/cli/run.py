@@ -99,7 +99,7 @@ def fitted(spec: RunRequest, given: Allocation, place: str = "") -> RunRequest:
         If the command line asks for anything else.
     """
     gpus = given.gpus if spec.size.gpus_per_node else 0  # 0 is asked for: workers on CPUs
-    has = {"nodes": len(given.nodes), "gpus_per_node": gpus, "cpus_per_node": given.cpus}
+    has = {"nodes": len(given.nodes), "gpus_per_node": gpus, **({"cpus_per_node": given.cpus} if given.cpus else {})}
     lines = of_lines(spec)
     others = {name.lstrip("-").replace("-", "_"): value or name for name, value in spec.place.sbatch}
     left_out = _other_type(spec, given, lines, place)

@@ -875,4 +875,5 @@ FAULTS = (
     F("hpcml/node/script/ahead.py", "{*names} <= {*kind.early_imports(tree, folder)}", "True", "a kept script has modules that its own folder hides"),
     F("hpcml/node/script/interpreter.py", 'if GIVEN in os.environ and "HPCML_AHEAD" in variables:', "if False:", "workers get the run's own variables from a process of a kept script", True),
     F("hpcml/node/tasks/process.py", "        ready.WAITING.append(Ready(process, writer, reader))", "        Ready(process, writer, reader).end()", "in a kept cluster the script's interpreter starts when the run does", True),
+    F("hpcml/runs/holds.py", "plan.cpus or (0 if job.one_machine else 1)", "plan.cpus or 1", "a hold on this machine refuses several ranks"),
 )  # fmt: skip

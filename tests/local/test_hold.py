@@ -174,6 +174,8 @@ def test_the_dry_run_of_a_run_in_a_hold_starts_nothing(here: Here, held: Path) -
     done = run(here, "--in", "last", "--dry-run", script)
     assert (done.returncode, "--dry-run=script" in done.stdout) == (0, True), done
     assert run(here, "--in", "last", "--dry-run", "--detach", script).returncode == errors.USAGE
+    ranks = run(here, "--in", "last", "--dry-run", "--ranks", "2", script)  # the hold has this machine's CPUs
+    assert (ranks.returncode, "2 ranks" in ranks.stdout) == (0, True), ranks
     assert [row["run"] for row in here.json("ls")] == [held.name]
 
 

@@ -47,7 +47,7 @@ def install() -> None:
 
 
 def import_early(tree: Any, folder: str) -> list[str]:
-    """Import Dask while the cluster starts, where the script's first statements do that; return what was imported.
+    """Import Dask while the cluster starts, where the script's first statements do that; return the names.
 
     An import that fails is left to the script, which then says it.
     """
