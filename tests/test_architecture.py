@@ -288,7 +288,7 @@ MOST_LINES = {
     "failures": 3140,
     "images": 1048,
     "kinds": 11808,
-    "node": 12354,
+    "node": 12356,
     "options": 2264,
     "plan": 891,
     "remote": 3955,

@@ -876,4 +876,5 @@ FAULTS = (
     F("hpcml/node/script/interpreter.py", 'if GIVEN in os.environ and "HPCML_AHEAD" in variables:', "if False:", "workers get the run's own variables from a process of a kept script", True),
     F("hpcml/node/tasks/process.py", "        ready.WAITING.append(Ready(process, writer, reader))", "        Ready(process, writer, reader).end()", "in a kept cluster the script's interpreter starts when the run does", True),
     F("hpcml/runs/holds.py", "plan.cpus or (0 if job.one_machine else 1)", "plan.cpus or 1", "a hold on this machine refuses several ranks"),
+    F("hpcml/node/tasks/process.py", 'if not all(entry.startswith("/") for', 'if not all(True for', "a kept script with a relative PYTHONPATH imports modules from another folder"),
 )  # fmt: skip

@@ -420,7 +420,10 @@ def test_the_template_is_compiled_once_for_each_text(tmp_path: Path, monkeypatch
     monkeypatch.setattr(sys, "dont_write_bytecode", False)
     (tmp_path / "_assets/templates").mkdir(parents=True)
     (tmp_path / "__pycache__").mkdir()
-    template, compile_ = tmp_path / "_assets/templates/batch.sh.j2", Mock(side_effect=Environment(autoescape=True)._compile)
+    template, compile_ = (
+        tmp_path / "_assets/templates/batch.sh.j2",
+        Mock(side_effect=Environment(autoescape=True)._compile),
+    )
     monkeypatch.setattr(Environment, "_compile", lambda _, *words: compile_(*words))
     made = plan.plan(site(TWO), spec(), PLACE)
     texts = ("one {{ plan.run_id }}\n", "one {{ plan.run_id }}\n", "two\n")

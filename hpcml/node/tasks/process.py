@@ -240,6 +240,8 @@ def start_ahead(context: Context, kind: Kind) -> None:
     code = context.settings.code
     environment = variables_of_task(context, of_run(context), {**os.environ, interpreter.IN_SCRIPT: kind.in_script})
     environment[ahead.VARIABLE] = code.script if code.form is Form.SCRIPT else ""
+    if not all(entry.startswith("/") for entry in environment["PYTHONPATH"].split(":")):
+        return  # Python makes the others absolute as it starts, and the run's folder is not known
     reader, writer = os.pipe()
     environment[launcher.BEGIN] = str(reader)
     command = command_of_script(context, kind.programs)[: launcher.ARGUMENTS]
