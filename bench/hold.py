@@ -4,6 +4,11 @@
     tests/lab/lab.py exec -- python bench/hold.py --rounds 5       on the lab's login node, as alice
     python3 bench/hold.py --site local --rounds 5 [--gpus 1]       on any machine, without Slurm and without a network
 
+On 16 cores these two take less than 5 minutes:
+
+    python3 bench/hold.py --site local --pause 5 --minutes 2.4 --out hold-16.json
+    python3 bench/hold.py --site local --pause 8 --minutes 2.2 --gpus 1 --rounds 3 --out hold-gpu.json
+
 The ways take turns; each with --keep-cluster has a hold of its own. Before a run in a hold with --keep-cluster there is a pause, in which its
 processes start, as while a user edits. "Dask" is a script that opens a client before its first line; by hand it opens a
 LocalCluster. "ranks" is a script with --ranks 2. A figure is the time until the script's first line is on this terminal;
@@ -23,6 +28,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -75,6 +81,7 @@ SLURM: dict[str, Way] = {
     "salloc and hpcml run": ("", SALLOC + "{hpcml} run {script}", ANCHOR),
 }
 KEEPS = "--keep-cluster"
+LONGEST = 120.0  # seconds of a command, which is killed then
 Figures = dict[str, list[tuple[float, float]]]
 
 
@@ -170,9 +177,12 @@ def timed(command: str) -> tuple[float, float]:
     words = shlex.split(command)
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
+        late = threading.Timer(LONGEST, process.kill)
+        late.start()
         line = process.stdout.readline()
         first = time.monotonic() - began
         rest, errors = process.communicate()
+        late.cancel()
     if line != "first\n" or process.returncode:
         sys.exit(f"{command}\nexit status {process.returncode}\n{line}{rest}{errors}")
     return round(first, 3), round(time.monotonic() - began, 3)
