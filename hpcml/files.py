@@ -175,11 +175,6 @@ def open_regular(path: Path, *, ours: bool = True, follow: bool = False, obeyed:
     ForeignError
         If it is not such a file; OSError if it cannot be opened.
     """
-    return _opened(path, ours=ours, follow=follow, obeyed=obeyed)[0]
-
-
-def _opened(path: Path, *, ours: bool, follow: bool, obeyed: bool) -> tuple[int, int]:
-    """Return an open file's descriptor and its size; see :func:`open_regular`."""
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
     try:
         descriptor = os.open(path, flags)
@@ -201,7 +196,7 @@ def _opened(path: Path, *, ours: bool, follow: bool, obeyed: bool) -> tuple[int,
     except OSError:
         os.close(descriptor)
         raise
-    return descriptor, status.st_size
+    return descriptor
 
 
 def read(path: Path, limit: int = RECORD, *, ours: bool = True, follow: bool = False, obeyed: bool = False) -> bytes:
@@ -212,9 +207,9 @@ def read(path: Path, limit: int = RECORD, *, ours: bool = True, follow: bool = F
     ForeignError
         If it is not such a file, or larger than ``limit`` bytes; OSError if it cannot be read.
     """
-    descriptor, size = _opened(path, ours=ours, follow=follow, obeyed=obeyed)
+    descriptor = open_regular(path, ours=ours, follow=follow, obeyed=obeyed)
     try:
-        parts, length = list[bytes](), 0
+        size, parts, length = os.fstat(descriptor).st_size, list[bytes](), 0
         if size <= limit:  # else it may be a hole of terabytes
             # Until the end: it may grow, and some systems do not tell the size.
             while length <= limit and (part := os.read(descriptor, min(size or _BLOCK, limit) + 1)):

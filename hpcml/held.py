@@ -12,12 +12,14 @@ from typing import NamedTuple
 from hpcml.paths import RunPaths
 
 AHEAD = "ahead"  # a last word of the command: the batch script starts before its run, whose directory is a line
-# A batch script, and beside it a watch on who started it: a pipe. Its death by SIGKILL ends the run too.
+# A batch script, and beside it a watch on who started it: a pipe. Its death by SIGKILL ends the run too. The watch ends
+# with the batch script.
 _BATCH_SCRIPT = """
 exec {next}<> <(:)
 { while IFS= read -r line; do set -- "$1" "$line"; printf '%s\\n' "$line" >&"$next"; done
   echo >&"$next"
-  until for attempt in "$2"/attempts/*/; do : >"${attempt}terminate" || false; done || [ ! -d "$2" ]; do sleep 0.1; done
+  until for attempt in "$2"/attempts/*/; do : >"${attempt}terminate" || false; done || [ ! -d "$2" ] || ! kill -0 $$
+  do sleep 0.1; done
 } <&0 >/dev/null 2>&1 &
 exec bash "$1" ${3:+"$next"} </dev/null"""
 

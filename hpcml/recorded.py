@@ -49,6 +49,7 @@ class RecordedPlan(NamedTuple):
     part: tuple[Part, ...] = ()  # what it takes of a node of it, and what the node has; empty: whole nodes
     no_wait: bool = False  # the kept allocation refuses it if it cannot start at once
     python_from: str = ""  # who named the Python of the run's processes; empty: it is hpcml's own
+    code_of: str = ""  # the id of the run that has the copy of the code; empty: the run itself
 
     def directive(self, name: str) -> str:
         """Return the value of an option of the batch script, empty if it leaves it to Slurm."""

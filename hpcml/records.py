@@ -96,10 +96,12 @@ class _OnDemand:
         if not (reader := self._readers.get(name)):
             return getattr(self._kind, name).__get__(self)  # kept as an attribute, a method would hold its own object
         if isinstance(reader, _Field):
-            problems: list[str] = []
-            value = _read_damaged(reader, table, problems)
-            for problem in problems:
-                tell(problem)
+            value = table.get(name)
+            if type(value) is not reader.easy:
+                problems: list[str] = []
+                value = _read_damaged(reader, table, problems)
+                for problem in problems:
+                    tell(problem)
         else:
             value = on_demand(reader, table.get(name, {}), lambda problem: tell(_below(name, problem)), self._within)
         self.__dict__[name] = value
@@ -131,9 +133,9 @@ def plain(value: Any, *, digits: int | None = None, brief: bool = False, spread:
         return value if digits is None else round(value, digits)
     if fields := getattr(value, "_fields", None):
         table: dict[str, Any] = {}
-        for name in fields:
-            field = getattr(value, name)
-            if brief and name in value._field_defaults and value._field_defaults[name] == field:
+        defaults = value._field_defaults if brief else {}
+        for name, field in zip(fields, value, strict=True):
+            if name in defaults and defaults[name] == field:
                 continue
             part = plain(field, digits=digits, brief=brief, spread=spread)
             table |= part if isinstance(field, spread) else {name: part}
@@ -285,6 +287,7 @@ class _Field(NamedTuple):
     empty: Any  # its value where it is missing
     may_miss: bool
     is_spread: bool
+    easy: type | None  # a value of this type needs no reader
 
 
 @cache
@@ -296,17 +299,14 @@ def _field(kind: Any, name: str, may_miss: str, spread: tuple[type, ...]) -> _Fi
         defaults[name] if name in defaults else blank(hint),
         may_miss == "all" or (may_miss == "defaults" and name in defaults),
         hint in spread,
+        hint if hint in (str, bool) else None,
     )
 
 
 def _of_record(kind: Any, may_miss: str, spread: tuple[type, ...]) -> _Read:
     fields = [_field(kind, name, may_miss, spread) for name in fields_of(kind)]
     empty, make = [field.empty for field in fields], tuple.__new__  # kind._make takes twice the time
-    # By key the field's place, its reader, and the type of which a value needs no reader.
-    by_name = {
-        field.name: (place, field.read, hint if (hint := fields_of(kind)[field.name]) in (str, bool) else None)
-        for place, field in enumerate(fields)
-    }
+    by_name = {field.name: (place, field.read, field.easy) for place, field in enumerate(fields)}
     needed = {field.name for field in fields if not field.may_miss}
     spread_names = {field.name for field in fields if field.is_spread}
 
@@ -392,6 +392,8 @@ def _of_list(readers: list[_Read], kind: Any) -> _Read:
 class Table:
     """A table whose keys depend on what it is about; a value is of the type asked for, or a DamagedError is raised."""
 
+    __slots__ = ("facts",)
+
     def __init__(self, record: object) -> None:
         if not isinstance(record, dict):
             raise DamagedError("it is not a table")
@@ -400,7 +402,7 @@ class Table:
     def get(self, key: str, kind: type[T], default: T | None = None) -> T:
         """Return a value, or the default; DamagedError if it has another type, or both are missing."""
         value = self.facts.get(key, default)
-        if isinstance(value, kind) and (not isinstance(value, bool) or kind is bool):
+        if type(value) is kind or (isinstance(value, kind) and not isinstance(value, bool)):
             return value
         raise DamagedError(f"{key} {'has the wrong type' if key in self.facts else 'is missing'}")
 

@@ -426,7 +426,7 @@ def _row(record: Any, columns: Mapping[str, Any], many: Mapping[str, type]) -> C
     def read(value: object) -> Any:
         values = value if isinstance(value, list) else []
         count = len(values)
-        return record._make([one(values[at]) if 0 <= at < count else default for at, one, default in readers])
+        return tuple.__new__(record, [one(values[at]) if 0 <= at < count else default for at, one, default in readers])
 
     return read
 
@@ -442,7 +442,7 @@ def _field(default: Any, columns: Mapping[str, Any], record: type | None) -> Cal
 
 
 def _number(value: object) -> Number | None:
-    if isinstance(value, (int, float)) and not isinstance(value, bool) and -_MOST_NUMBER < value < _MOST_NUMBER:
+    if (type(value) is float or type(value) is int) and -_MOST_NUMBER < value < _MOST_NUMBER:
         return value
     return None
 

@@ -63,14 +63,14 @@ def has_colour(environment: Mapping[str, str]) -> bool:
     return environment.get("TERM", "dumb") != "dumb" and not environment.get("NO_COLOR")
 
 
-def say_state(line: str, position: int, colours: Mapping[str, str]) -> None:
+def say_state(line: str, position: int, colours: Mapping[str, str], *, flush: bool = True) -> None:
     """Print one line as :func:`say` does, and the word that begins at ``position`` in its colour, if it has one."""
     text = shown(line)
     state = next((word for word in colours if text.startswith(word, position)), "")
     if state:
         rest = text[position + len(state) :]
         text = f"{text[:position]}\x1b[{_COLOURS[colours[state]]}m{state}\x1b[0m{rest}"
-    print(text, flush=True)
+    print(text, flush=flush)
 
 
 def columns(stream: TextIO, elsewhere: int = 0) -> int:
@@ -187,7 +187,9 @@ def _indented(value: object, encode: Callable[[object], str], step: str, margin:
 
 def say_lines(text: str, file: TextIO | None = None) -> None:
     """Print a text of several lines; foreign parts of it have passed :func:`shown` before."""
-    print("\n".join(map(shown, text.split("\n"))), file=file or sys.stdout, flush=True)
+    if not (text.isascii() and text.replace("\n", "").isprintable()):  # a long listing is, and each line takes time
+        text = "\n".join(map(shown, text.split("\n")))
+    print(text, file=file or sys.stdout, flush=True)
 
 
 def say_message(text: object) -> None:

@@ -281,25 +281,25 @@ COMPLEX = {
 }
 # The lines of each package, which may only fall: a commit that raises a number says what this buys.
 MOST_LINES = {
-    ".": 6140,
+    ".": 6142,
     "api": 1023,
-    "cli": 8036,
-    "doctor": 1543,
-    "failures": 3140,
+    "cli": 8059,
+    "doctor": 1539,
+    "failures": 3153,
     "images": 1048,
-    "kinds": 11808,
-    "node": 12356,
-    "options": 2264,
-    "plan": 891,
-    "remote": 3955,
+    "kinds": 11830,
+    "node": 12383,
+    "options": 2387,
+    "plan": 898,
+    "remote": 3961,
     "repairs": 984,
     "report": 2350,
     "request": 570,
-    "runs": 9690,
-    "schedulers": 3736,
+    "runs": 9757,
+    "schedulers": 3771,
     "sites": 1536,
-    "survey": 1209,
-    "sweeps": 1437,
+    "survey": 1210,
+    "sweeps": 1438,
 }
 
 

@@ -232,13 +232,14 @@ def run_rm(options: Namespace) -> int:
     left = {path: directories.size(path) for _, path in rests}
     missing = None if options.until_free is None else wanted - _free(folder) - sum(left.values())
     taken = _taken(ended, least, missing)
+    in_use = _keep_code_in_use(taken)
     shared = dict(lib_zip.unused_without(folder, [*taken, *left])) if taken or left else {}
     removal = _Removal(taken, left, shared, rests)
     if not options.json:
         _show(removal.rows)
     _say_lost_points(removal)
     _say_what_stays(staying, each=bool(options.run))
-    staying |= _say_files_left(files_left)
+    staying |= _say_files_left(files_left) | in_use
     if (short := (missing or 0) - sum(taken.values()) - sum(shared.values())) > 0:
         note(f"{units.format_bytes(short)} of the requested {units.format_bytes(wanted)} cannot be freed")
     if not options.dry_run and (removal.runs or rests):
@@ -345,7 +346,8 @@ def _files_left(ended: Sequence[Path], options: Namespace) -> dict[Path, str]:
         paths = RunPaths(path)
         with directories.storage(path):
             result, attempt = outputs_brought_back.of(paths), records.newest_attempt(paths) or 0
-            if not options.dry_run and (result is None or result.attempt < attempt):  # the newest was killed
+            is_known = result and result.attempt >= attempt and not records.code_holder(paths)  # which others write to
+            if not options.dry_run and not is_known:  # the newest was killed
                 result = files_of_killed_runs.settle(paths, attempt)
         if result and (sentence := result.sentence()):
             sentences[path] = sentence
@@ -368,6 +370,20 @@ def _taken(ended: Sequence[Path], least: int, missing: float | None) -> dict[Pat
         if (size := directories.size(path)) >= least:
             sizes[path] = size
     return sizes
+
+
+def _keep_code_in_use(taken: dict[Path, int]) -> dict[str, str]:
+    """Take out the runs whose code other tasks of their array use, and return the reasons by their ids."""
+    in_use = {}
+    for path in list(taken):
+        if (holder := records.code_holder(RunPaths(path))) and holder.directory == path:
+            submission = directories.load(path).submission
+            tasks = directories.tasks_of(path.parent, submission.array if submission else "")
+            if stay := [task.id for task in tasks if task.paths.directory not in taken]:
+                del taken[path]
+                in_use[path.name] = f"other tasks of its job array use its folder code/, such as {stay[0]}"
+                note(f"hpcml keeps {path.name}: {in_use[path.name]}")
+    return in_use
 
 
 def _is_ending(one: handle.Standing) -> bool:

@@ -15,11 +15,11 @@ from hpcml.request import option as request_option
 from hpcml.runs import directories
 from hpcml.sites import layers, lookup
 from hpcml.states import COLOURS
-from hpcml.terminal import has_colour, json_text, say, say_lines
+from hpcml.terminal import has_colour, json_text, say, say_fitted, say_lines
 from hpcml.units import format_bytes, parse_seconds
 
 if TYPE_CHECKING:
-    from argparse import ArgumentParser, Namespace
+    from argparse import ArgumentParser, Namespace, _ActionsContainer
     from typing import TextIO
 
 T = TypeVar("T")
@@ -60,9 +60,26 @@ def add_json(parser: ArgumentParser, text: str = "print the result as JSON") -> 
     parser.add_argument("--json", action="store_true", help=text)
 
 
+def add_idle(group: _ActionsContainer, what: str, never: str, default: str) -> None:
+    """Add the time without use that ends a session or a hold, which :func:`parse_idle` reads."""
+    text = f"end a {what} that is unused for TIME; off: {never} (default: {default})"
+    group.add_argument("--idle", metavar="TIME", default=default, help=text)
+
+
 def print_json(content: object) -> None:
     """Print facts for a program to read."""
     say_lines(json_text(content, indent=1))
+
+
+def say_row(title: str, text: str) -> None:
+    """Print on standard error a text after its title, in the column of what is said of a submission."""
+    say_fitted(text, sys.stderr, first=f"  {title:<11}", rest=" " * 13)
+
+
+def submitted(run: directories.Run) -> dict[str, object]:
+    """Return the JSON-ready facts of a run that was submitted; a submission in a hold names the hold's run."""
+    itself = {"run": run.id, "directory": str(run.paths.directory)}
+    return {**itself, **(run.submission.as_json() if run.submission else {}), **itself}
 
 
 def positive(text: str, option: str) -> int:

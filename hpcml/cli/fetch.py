@@ -19,7 +19,7 @@ from hpcml.errors import NotFoundError, StorageError, UsageError
 from hpcml.files import parsed
 from hpcml.remote import answers, channel, fetched, transfer
 from hpcml.remote.transfer import Entry, Offer
-from hpcml.runs import files_of_killed_runs
+from hpcml.runs import files_of_killed_runs, record
 from hpcml.terminal import note, say
 from hpcml.units import counted, format_bytes
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
 
     from hpcml.cli.on_host import Laptop
+    from hpcml.paths import RunPaths
     from hpcml.remote.server import RemoteSession
     from hpcml.runs import directories
 
@@ -68,19 +69,21 @@ def run(options: Namespace) -> int:
     if len(entries) > transfer.MOST_FILES:
         raise transfer.too_many(len(entries), str(run.paths.out))
     taken = {entry.name.partition("/")[0] for entry in entries}
-    reports, beside = _reports(run, taken), _beside(run, taken)
+    holder = record.code_holder(run.paths)
+    reports, beside = _reports(run, taken), _beside(run, holder, taken)
     entries += [*reports, *beside]
     offer = json.dumps({"run": run.id, "files": entries, "others": others, "ended": _is_over(run)}).encode()
     out = sys.stdout.buffer
     out.write(session.header["nonce"].encode() + b" " + offer + b"\n")
     out.flush()
     for entry in _wanted(session, entries):
-        own = entry in reports or entry in beside
-        transfer.send(run.paths.directory if own else run.paths.out, [entry], out.write)
+        of_results = run.paths.directory if entry in reports else run.paths.out
+        transfer.send((holder or run.paths).directory if entry in beside else of_results, [entry], out.write)
     out.flush()
     if beside:
         with transfer.files(run.paths.directory):
-            outputs_brought_back.note_fetched(run.paths, [entry.name.removeprefix(_CODE) for entry in beside])
+            names = [entry.name.removeprefix(_CODE) for entry in beside]
+            outputs_brought_back.note_fetched(holder or run.paths, names)
     return 0
 
 
@@ -103,24 +106,29 @@ def _wanted(session: RemoteSession, entries: list[Entry]) -> list[Entry]:
 
 def _reports(run: directories.Run, taken: set[str]) -> list[Entry]:
     """Return the run's report; what has that name among the script's results counts instead."""
-    return _entries(run, [path.name for path in (run.paths.report, run.paths.report_facts) if path.name not in taken])
+    names = [path.name for path in (run.paths.report, run.paths.report_facts) if path.name not in taken]
+    return _entries(run.paths, names)
 
 
-def _beside(run: directories.Run, taken: set[str]) -> list[Entry]:
-    """Return the files that the script wrote beside its code and that only the run has, as ``code/NAME``."""
+def _beside(run: directories.Run, holder: RunPaths | None, taken: set[str]) -> list[Entry]:
+    """Return the files that the script wrote beside its code and that only the run has, as ``code/NAME``.
+
+    ``holder``: the task of an array in whose copy of the code all its tasks write.
+    """
     if _CODE.rstrip("/") in taken:  # among the script's results
         return []
-    if outputs_brought_back.of(run.paths) is None and _is_over(run):
-        with transfer.files(run.paths.directory):
-            files_of_killed_runs.settle(run.paths, 0)
-    return _entries(run, [f"{_CODE}{name}" for name in outputs_brought_back.to_fetch(run.paths)])
+    paths = holder or run.paths
+    if holder or (outputs_brought_back.of(paths) is None and _is_over(run)):
+        with transfer.files(paths.directory):
+            files_of_killed_runs.settle(paths, 0)
+    return _entries(paths, [f"{_CODE}{name}" for name in outputs_brought_back.to_fetch(paths)])
 
 
-def _entries(run: directories.Run, names: Sequence[str]) -> list[Entry]:
-    entries, top = [], os.path.realpath(run.paths.directory)
+def _entries(run: RunPaths, names: Sequence[str]) -> list[Entry]:
+    entries, top = [], os.path.realpath(run.directory)
     for name in names:
         with contextlib.suppress(OSError, ValueError):  # there is none, or it is none
-            path = run.paths.directory / name
+            path = run.directory / name
             status = path.lstat()
             is_below = os.path.realpath(path.parent) == str(Path(top, name).parent)  # by no link, and by no `..`
             if stat.S_ISREG(status.st_mode) and is_below:
@@ -130,8 +138,6 @@ def _entries(run: directories.Run, names: Sequence[str]) -> list[Entry]:
 
 def _is_over(run: directories.Run) -> bool:
     """Whether no result or report can follow; a run whose processes are being ended has no report yet."""
-    from hpcml.runs import record
-
     try:
         end = record.Record(run.paths).end
     except StorageError:  # its results are brought all the same

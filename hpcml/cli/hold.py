@@ -34,12 +34,7 @@ def add_options(parser: Parser) -> None:
     name, wait = "hold's name (default: hold)", "wait for the hold's end, and exit with its status"
     parser.describe({"--name": name, "--wait": wait, "--detach": "do not wait for the hold (default)"})
     group = parser.add_argument_group("the hold")
-    group.add_argument(
-        "--idle",
-        metavar="TIME",
-        default="30m",
-        help="end a hold that is unused for TIME; off: only at the time limit (default: 30m)",
-    )
+    common.add_idle(group, "hold", "only at the time limit", default="30m")
     group.add_argument(
         "--keep-cluster",
         action="store_true",

@@ -25,12 +25,7 @@ def add_options(parser: Parser) -> None:
         "To end the session: hpcml cancel RUN."
     )
     group = parser.add_argument_group("the session")
-    group.add_argument(
-        "--idle",
-        metavar="TIME",
-        default="1h",
-        help="end a session that is unused for TIME; off: never end it (default: 1h)",
-    )
+    common.add_idle(group, "session", "never end it", default="1h")
     group.add_argument(
         "--notebook-dir",
         metavar="FOLDER",
@@ -44,7 +39,7 @@ def run(options: Namespace) -> int:
     idle = common.parse_idle(options.idle)
     spec = submit.service_spec(options, Form.JUPYTER)
     spec = spec.changed(idle=idle, cwd=notebook_folder(spec.code.cwd, options.notebook_dir))
-    if getattr(options, "in"):
+    if getattr(options, "in") is not None:
         return int(hooks.only("run in a kept allocation")(options, spec))
     return submit.start(options, spec)
 

@@ -96,7 +96,8 @@ def run(options: Namespace) -> int:
         position, colours = head.index("STATE"), common.state_colours()
         for text in texts:
             is_row = " " not in text[:position].strip()  # not a line below its row
-            say_state(text, position, colours if is_row else {})
+            say_state(text, position, colours if is_row else {}, flush=False)
+        sys.stdout.flush()
     if not all_ids:
         say("You have no runs yet. Submit a run: hpcml submit SCRIPT.", sys.stderr)
     elif not rows and most != 0:

@@ -63,7 +63,7 @@ def run(host: str, named_by: str, command: str, options: Namespace, given: list[
         raise UsageError("A laptop cannot start a sweep", place=f"--host {host}", hint=hint)
     login = login_of(host, here, place=named_by, load=common.load_site)
     connect = functools.partial(channel.connect, login)
-    if command == "submit" or (command == "run" and getattr(options, "in")):
+    if command == "submit" or (command == "run" and getattr(options, "in") is not None):
         return _submit(connect, command, options, given, script)
     if command in ("doctor", "fetch", "pack"):
         return int(commands.module_of(command).from_laptop(Laptop(host, login, connect, options, given)))

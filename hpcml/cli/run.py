@@ -60,7 +60,7 @@ def run(options: Namespace) -> int:
     """Run the script, pass on its output, and return its status; a signal ends the run, not the allocation."""
     from hpcml.runs import submit as submission
 
-    if getattr(options, "in"):
+    if getattr(options, "in") is not None:
         options.wait = not (options.detach or options.dry_run)
         return int(hooks.only("run in a kept allocation")(options, submit.script_spec(options)))
     for name in ("no_wait", "detach"):

@@ -189,7 +189,7 @@ def hand_over(options: Namespace, prepared: submission.Prepared) -> int:
         if prepared.spec.code.form is Form.HOLD:
             start = common.from_host(common.host_of(options), f"hpcml run --in {run.id} SCRIPT")
             text = f"{start}; {cancel} ends the hold."
-        say_fitted(text, sys.stderr, first="  next       ", rest=" " * 13)
+        common.say_row("next", text)
     return wait_for_end(run, as_json=options.json, host=common.host_of(options)) if waits else 0
 
 
@@ -201,7 +201,7 @@ def tell_forecast(prepared: submission.Prepared, *, whole: bool, jobs: int = 1) 
     if prepared.plan.python_from and not whole and not prepared.plan.inside.job.image:
         lines = [*lines, ("python", f"{prepared.plan.python} ({prepared.plan.python_from})")]
     for title, text in lines:
-        say_fitted(text, sys.stderr, first=f"  {title:<11}", rest=" " * 13)
+        common.say_row(title, text)
 
 
 def _forecast(prepared: submission.Prepared, *, whole: bool, jobs: int = 1) -> list[tuple[str, str]]:
@@ -267,15 +267,14 @@ def announce(run: directories.Run, *, as_json: bool) -> None:
     """Say which run it is and where, on stderr, or as JSON, and the notes that were not shown before."""
     assert run.submission is not None
     if as_json:
-        itself = {"run": run.id, "directory": str(run.paths.directory)}
-        common.print_json(itself | run.submission.as_json() | itself)  # a submission in a hold names the hold's run
+        common.print_json(common.submitted(run))
         return
     job = f" job {run.job}" if run.job else ""
     folder = common.typed(run.paths.directory, sys.stderr)
-    say_fitted(f"{run.id}{job}  {folder}", sys.stderr, first="  run        ", rest=" " * 13)
+    common.say_row("run", f"{run.id}{job}  {folder}")
     if run.submission.found_again:
         text = "Slurm's answer was lost, but hpcml found the job by the job's comment"
-        say_fitted(text, sys.stderr, first="  submission ", rest=" " * 13)
+        common.say_row("submission", text)
     from hpcml.runs import notes
 
     notes.show_submitted(run.submission)
@@ -358,7 +357,7 @@ def _tell_files(run: directories.Run, last: run_status.Status, host: str) -> Non
     lines += [("fetch", common.from_host(host, f"hpcml fetch {run.id}"))] if host and lines else []
     lines += hooks.collected("advice at an end", run, last)
     for title, text in lines:
-        say_fitted(text, sys.stderr, first=f"  {title:<11}", rest=" " * 13)
+        common.say_row(title, text)
     if "task-output" in last.progress.times:
         say(f"  tasks      output of the Dask tasks: hpcml logs {run.id} worker", sys.stderr)
     for title, command in hooks.collected("commands of an end", run):
@@ -528,16 +527,19 @@ def _settings(site: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _recorded_spec(options: Namespace, recorded: RecordedSpec, run: directories.Run) -> RunRequest:
-    """Return the request; of a script that a laptop sent, the run's own copy is all there is."""
+    """Return the request; of a script that a laptop sent, the run's copy is all there is."""
+    from hpcml.runs.record import code_holder
+
     if not recorded.script or not recorded.cwd:
         raise DamagedError("spec.script or spec.cwd is missing")
     staged, form, root = recorded.staged, recorded.form, recorded.root if recorded.staged else ""
     script, folder = Path(recorded.script), Path(recorded.cwd)
+    code = (code_holder(run.paths) or run.paths).code
     if root and script.is_relative_to(root) and folder.is_relative_to(root):
-        script, folder = run.paths.code / script.relative_to(root), run.paths.code / folder.relative_to(root)
-        root = str(run.paths.code)
+        script, folder = code / script.relative_to(root), code / folder.relative_to(root)
+        root = str(code)
     elif staged:
-        script, folder, root = run.paths.code / script.name, run.paths.code, ""
+        script, folder, root = code / script.name, code, ""
     if form.service and options.script_words:
         hint = "Remove -- and the words after it."
         raise UsageError("The run has no script that takes arguments", place=run.id, hint=hint)

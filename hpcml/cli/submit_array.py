@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from typing import TYPE_CHECKING
 
 from hpcml.cli import common, wait
 from hpcml.errors import UsageError
 from hpcml.runs import directories, notes
-from hpcml.terminal import say_fitted
 from hpcml.units import counted
 
 if TYPE_CHECKING:
@@ -26,16 +24,13 @@ def hand_over(options: Namespace, prepared: Prepared, *, waits: bool) -> int:
     if options.prepare:
         hint = f"Submit it now, or print its script: hpcml submit --dry-run=script {prepared.spec.code.script.name}."
         raise UsageError("hpcml prepares no job array", place="--prepare", hint=hint)
-    with options.caller.handing_over(made.run_id) if options.caller else contextlib.nullcontext():
+    first = made.of_task(made.array[0]).run_id  # by which a laptop that lost its connection asks
+    with options.caller.handing_over(first) if options.caller else contextlib.nullcontext():
         runs = submission.submit_all(prepared)
     if not options.json:
         _announce(options, runs, waits=waits)
     elif not waits:
-        rows = [
-            {"run": run.id, "directory": str(run.paths.directory), **run.submission.as_json()}
-            for run in runs
-            if run.submission
-        ]
+        rows = [common.submitted(run) for run in runs]
         common.print_json({"array": made.run_id, "job": runs[0].job.partition("_")[0], "runs": rows})
     return wait.wait_for(runs, as_json=options.json) if waits else 0
 
@@ -54,6 +49,6 @@ def _announce(options: Namespace, runs: list[directories.Run], *, waits: bool) -
         )
         lines.append(("next", f"{listed}, then {read}. To end all tasks: {end}"))
     for title, text in lines:
-        say_fitted(text, sys.stderr, first=f"  {title:<11}", rest=" " * 13)
+        common.say_row(title, text)
     if first.submission:
         notes.show_submitted(first.submission)

@@ -6,7 +6,7 @@ import itertools
 import shlex
 import sys
 from argparse import SUPPRESS
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -133,7 +133,7 @@ def split_script(words: Sequence[str]) -> tuple[list[str], list[str]]:
     while position < len(options):
         word = options[position]
         if word in VERBS:
-            return list(words), []
+            return _names_first(words, with_value), []
         if not word.startswith("-") or word == "-":
             rest = ["--", *arguments] if arguments else []
             return [*options[:position], *options[position + 1 :]], [word, *rest]
@@ -143,6 +143,15 @@ def split_script(words: Sequence[str]) -> tuple[list[str], list[str]]:
             while position < len(options) and "=" in options[position] and not options[position].startswith("-"):
                 position += 1
     return options, []
+
+
+def _names_first(words: Sequence[str], with_value: set[str]) -> list[str]:
+    """Return the words of a verb with its NAME before the options, as argparse takes it."""
+    names, options = list[str](), list[str]()
+    for before, word in zip(["", *words], words, strict=False):
+        is_value = before in with_value or before in ("-o", "--output") or (before == "--csv" and len(names) > 1)
+        (options if is_value or word.startswith("-") else names).append(word)
+    return [*names, *options]
 
 
 def run(options: Namespace) -> int:
@@ -238,7 +247,7 @@ def _prepared(options: Namespace, spec: RunRequest, jobs: int) -> tuple[Any, Pre
     from hpcml.runs import submit as runs_submit
     from hpcml.sweeps import submission
 
-    if not getattr(options, "in"):
+    if getattr(options, "in") is None:
         return None, runs_submit.prepare_request(submission.with_python(spec), dry_run=bool(options.dry_run))
     if jobs > 1:
         hint = "Remove --jobs. --at-once N runs N points in parallel."
@@ -270,10 +279,12 @@ def _look_again(
         settings = [*place.settings, *more.settings]
         loaded = common.load_site(place.site, more.spec.code.cwd, settings, place.line_settings)
         prepared = runs_submit.prepare(loaded, more.spec, prepared.plan.run_id, dry_run=bool(options.dry_run))
+    facts = _facts(name, planned, chosen, progress)
     if say_it:
-        _tell(prepared, planned, chosen, progress, more.words, min(asked.jobs, len(chosen)))
+        taken = sorted(progress.ended[point.key].seconds for point in planned if point.key in progress.ended)
+        _tell(prepared, facts, chosen, taken, more.words, min(asked.jobs, len(chosen)))
     if options.json and (options.dry_run or not chosen):
-        common.print_json({**_facts(name, planned, chosen, progress), "more": list(more.words)})
+        common.print_json({**facts, "more": list(more.words)})
     stale = record.stale(planned, progress)
     return submission.Choice(before or record.Sweep(name), planned, chosen, stale, prepared, progress)
 
@@ -300,17 +311,10 @@ def _wait(options: Namespace, started: Sequence[directories.Run], name: str) -> 
             return 0
         status = submit.wait_for_end(started[0], as_json=options.json)
         if not options.json and status != _DETACHED:
-            _say("output", f"of each point: hpcml logs {shlex.quote(name)} point:N (N: hpcml sweep table)")
+            common.say_row("output", f"of each point: hpcml logs {shlex.quote(name)} point:N (N: hpcml sweep table)")
         return status
     if options.json and not waits:
-        records = [{"run": run.id, "directory": str(run.paths.directory)} for run in started]
-        common.print_json(
-            {
-                "runs": [
-                    one | run.submission.as_json() for one, run in zip(records, started, strict=True) if run.submission
-                ]
-            }
-        )
+        common.print_json({"runs": [common.submitted(run) for run in started]})
         return 0
     for run in started:
         submit.announce(run, as_json=False)
@@ -326,7 +330,7 @@ def _wait(options: Namespace, started: Sequence[directories.Run], name: str) -> 
 
 
 def _say_where_to_look(name: str) -> None:
-    say_fitted(f"hpcml sweep status {shlex.quote(name)}", sys.stderr, first="  look       ", rest=" " * 13)
+    common.say_row("look", f"hpcml sweep status {shlex.quote(name)}")
 
 
 def _end_of_all(started: Sequence[directories.Run], ends: Sequence[int]) -> int:
@@ -354,40 +358,32 @@ def _wanted(options: Namespace, study: search.Search | None, seed: int) -> list[
     return points.points(request)
 
 
-def _say(title: str, text: str) -> None:
-    say_fitted(text, sys.stderr, first=f"  {title:<11}", rest=" " * 13)
-
-
 def _tell(
     prepared: Prepared,
-    planned: Sequence[record.Planned],
+    facts: Mapping[str, object],
     chosen: Sequence[record.Planned],
-    progress: record.Progress,
+    taken: Sequence[float],
     more: Sequence[str],
     jobs: int,
 ) -> None:
-    """Say which points there are, which of them are to run, and what that may cost in so many jobs."""
+    """Say which points there are, which of them are to run, and what that may cost in so many jobs.
+
+    ``facts`` are those of :func:`_facts`, ``taken`` the seconds that the ended points took, in order.
+    """
     for position, one in enumerate(chosen[:_FIRST]):
-        _say("" if position else "points", points.shown(one.point))
+        common.say_row("" if position else "points", points.shown(one.point))
     if len(chosen) > _FIRST:
-        _say("", f"… and {counted(len(chosen) - _FIRST, 'more point')}")
-    ends = [progress.ended[point.key] for point in planned if point.key in progress.ended]
-    ok, failed, pruned = (sum(end.state == state for end in ends) for state in ("ok", "failed", "pruned"))
-    busy = sum(point.key in progress.under_way for point in planned)
-    command_line = [
-        f"{ok} done" if ok else "",
-        f"{pruned} pruned" if pruned else "",
-        f"{failed} failed" if failed else "",
-        f"{busy} under way" if busy else "",
-    ]
-    _say("count", ", ".join([f"{len(planned)} points", *filter(None, command_line), f"{len(chosen)} to run"]))
+        common.say_row("", f"… and {counted(len(chosen) - _FIRST, 'more point')}")
+    words = {"ok": "done", "pruned": "pruned", "failed": "failed", "under_way": "under way"}
+    counts = [f"{facts[key]} {word}" for key, word in words.items() if facts[key]]
+    common.say_row("count", ", ".join([f"{facts['points']} points", *counts, f"{len(chosen)} to run"]))
     if not chosen:
-        if failed and not busy:
-            _say("next", "to run failed points again, add --only-failed")
+        if facts["failed"] and not facts["under_way"]:
+            common.say_row("next", "to run failed points again, add --only-failed")
         return
     for text in more:
-        _say("again", text)
-    _tell_cost(prepared, len(chosen), sorted(end.seconds for end in ends), jobs)
+        common.say_row("again", text)
+    _tell_cost(prepared, len(chosen), taken, jobs)
 
 
 def _tell_cost(prepared: Prepared, count: int, taken: Sequence[float], jobs: int) -> None:
@@ -395,18 +391,18 @@ def _tell_cost(prepared: Prepared, count: int, taken: Sequence[float], jobs: int
     inside = prepared.plan.inside
     nodes = f"{f'{jobs} jobs of ' if jobs > 1 else ''}{inside.job.nodes} node{'' if inside.job.nodes == 1 else 's'}"
     if prepared.plan.hold:
-        _say("cost", f"none beyond the hold's: {nodes} of the hold until the last point ends")
+        common.say_row("cost", f"none beyond the hold's: {nodes} of the hold until the last point ends")
     elif not inside.job.one_machine:
         submit.tell_forecast(prepared, whole=True, jobs=jobs)
     elif inside.job.time_limit:
         hours = jobs * inside.job.nodes * inside.job.time_limit / 3600
-        _say("cost", f"at most {hours:.3g} node-hours: {nodes} for {format_seconds(inside.job.time_limit)}")
+        common.say_row("cost", f"at most {hours:.3g} node-hours: {nodes} for {format_seconds(inside.job.time_limit)}")
     else:
-        _say("cost", f"{nodes} until the last point ends (no time limit)")
+        common.say_row("cost", f"{nodes} until the last point ends (no time limit)")
     if taken:
         middle = taken[len(taken) // 2]
         hours = inside.job.nodes * middle * count / 3600
-        _say(
+        common.say_row(
             "",
             f"about {hours:.3g} node-hours if each point takes {format_seconds(middle)} (the median of ended points)",
         )
@@ -438,7 +434,7 @@ def _look(options: Namespace, verb: str, names: list[str]) -> int:
         say_fitted(newest, sys.stderr, first="The newest sweep: ")
     if len(names) > 1 or (verb != "status" and not names):
         known = ", ".join(record.names(runs)[:_FIRST]) or "none"
-        hint = f"Write NAME before the options: hpcml sweep {verb} NAME. Names of sweeps in {runs}: {known}."
+        hint = f"Type hpcml sweep {verb} NAME. Names of sweeps in {runs}: {known}."
         raise UsageError("Add the NAME of one sweep", place=f"hpcml sweep {verb}", hint=hint)
     if verb != "status":
         return {"table": _table, "plot": _plot, "cancel": _cancel, "rm": _rm}[verb](options, runs, names[0])

@@ -209,15 +209,11 @@ def judge_configuration(settings: dict[str, str], exam: Examination) -> Finding:
         match = re.match(r"\d+", settings.get(key, ""))
         return int(match[0]) if match else None
 
-    wait, grace = number("KillWait"), float(exam.site.deadlines.script_grace)
-    if wait is not None and wait < grace:
-        sentence = f"Slurm kills a job {wait} s after SIGTERM (KillWait), but deadlines.script_grace is"
-        hint = f"Set deadlines.script_grace = '{max(1, wait // 2)}s' in the profile."
-        return yellow(
-            f"{sentence} {exam.site.deadlines.script_grace.text}: a script may be killed before it has saved its state",
-            hint,
-            **details,
-        )
+    wait, grace = machine.kill_wait(settings), exam.site.deadlines.script_grace
+    if wait is not None and wait <= float(grace):
+        sentence = f"Slurm kills a job {wait} s after SIGTERM (KillWait), but deadlines.script_grace is {grace.text}"
+        lost = "a script may be killed before it has saved its state, and hpcml before it has written how the run ended"
+        return yellow(f"{sentence}: {lost}", machine.grace_within(wait), **details)
     again = {word for key in ("RequeueExit", "RequeueExitHold") for word in re.findall(r"\d+", settings.get(key, ""))}
     if ours := sorted(int(word) for word in again if int(word) in MEANING):
         hint = "If slurm.extra of the profile contains --requeue, remove --requeue. If not, ask the site's support."

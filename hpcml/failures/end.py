@@ -107,6 +107,7 @@ class End(NamedTuple):
     others: tuple[OtherEnd, ...] = ()  # ranks that failed with ``rank``, in another way; one of each way
     reason: str = ""  # of Reason; empty: the exit status says all
     points: PointEnds = PointEnds()  # of a sweep
+    cut_short: bool = False  # Slurm killed the run before it had written how it ended
 
     @property
     def state(self) -> str:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterable
+from pathlib import Path
 
+from hpcml.errors import STOPPED
+from hpcml.failures.end import End
 from hpcml.files import tail
 from hpcml.kind import Role
 from hpcml.paths import RunPaths
@@ -33,6 +36,11 @@ def of_role(run: RunPaths, role: Role, node: str, most: tuple[int, int] = QUOTE)
         return lines
     names_node = re.compile(rf"(?<![\w.-]){re.escape(node)}(?![\w.-])")
     return tuple(line for line in lines if _SAID.match(line) or names_node.search(line))
+
+
+def of_script(log: Path, end: End) -> tuple[str, ...]:
+    """Return the last lines of the output of a script that failed, as they are in its log now."""
+    return () if end.exit_status in (0, STOPPED) else tail(log, *QUOTE, begin=end.log_begin)
 
 
 def last_of_srun(run: RunPaths) -> str:

@@ -146,6 +146,7 @@ class Steps:
         self.lost = LostTasks(kind.agent.name)
         self.clock = clock
         self.ended: dict[str, float] = {}
+        self.outlived: dict[str, float] = {}  # by role: when its step was first seen alive after the role's end
 
     def gone(self, role: str) -> bool:
         """Whether a role's step has ended, long enough ago that its tasks' last words have arrived."""
@@ -153,6 +154,13 @@ class Steps:
         if process is None or process.alive:
             return False
         return self.clock.seconds - self.ended.setdefault(role, self.clock.seconds) > LAST_WORDS
+
+    def still_writes(self, role: str) -> bool:
+        """Whether srun may still write the last lines of a role that has ended; srun ends when it has written them."""
+        process = self.processes.get(role)
+        if process is None or not process.alive:
+            return False
+        return self.clock.seconds - self.outlived.setdefault(role, self.clock.seconds) < LAST_WORDS
 
     def lost_tasks(self) -> dict[str, str]:
         """Return srun's reports, in this attempt, of tasks that were killed or not launched: a clause for each node."""

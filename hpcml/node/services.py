@@ -19,12 +19,13 @@ import time
 from pathlib import Path
 
 from hpcml import listening, records, socket_relay
-from hpcml.files import account, unknown_users
+from hpcml.files import account, parsed, read, unknown_users
 from hpcml.node import files, processes
 from hpcml.node.settings import Context
 from hpcml.services import Condition, Found, Wanted, declared
 
 NAME = "hpcml-service"  # of the bridge's process
+MOST = 100  # services that a run's scripts can name: each has a process
 EVERY = 1.0  # seconds between two looks, of the supervisor for requests and of a bridge until its service is ready
 READY_EVERY = 5.0  # seconds between two looks of a bridge at a service that is ready
 FIRST = 1.0  # seconds for a client's first bytes: the program at the port sees no connection of who asks the bridge
@@ -42,6 +43,7 @@ class Requests:
         first = context.node_names[0]
         self.new = [Wanted(name, first, port) for name, port in map(declared, context.settings.services)]
         self.seen: dict[str, str] = {}  # by the name of a file, what is in it
+        self.said = False  # whether the log says that there are too many
 
     def look(self) -> list[Wanted]:
         """Return the services that are newly asked for, or at another place than before."""
@@ -52,14 +54,22 @@ class Requests:
         folder = self.context.attempt.wanted
         if folder.name not in files.listed(folder.parent):
             return new
-        for name in sorted(files.listed(folder)):
+        names = sorted(files.listed(folder), key=lambda name: (name not in self.seen, name))
+        if len(names) > MOST and not self.said:
+            self.said = True
+            print(f"hpcml: the run names {len(names)} services, and hpcml serves {MOST} of them.", file=sys.stderr)
+        for name in names[:MOST]:
             try:
-                text = (folder / name).read_text(errors="replace")
+                text = read(folder / name).decode(errors="replace")
                 if text != self.seen.get(name):
                     self.seen[name] = text
-                    new.append(records.read(Wanted, json.loads(text)))
+                    new.append(records.read(Wanted, parsed(json.loads, text)))
             except (OSError, ValueError) as error:  # of the user's own doing
-                print(f"hpcml: the request for a service in {folder / name} cannot be read: {error}.", file=sys.stderr)
+                if isinstance(error, ValueError) or self.seen.get(name) != str(error):
+                    print(
+                        f"hpcml: the request for a service in {folder / name} cannot be read: {error}.", file=sys.stderr
+                    )
+                self.seen.setdefault(name, str(error))
         return new
 
 

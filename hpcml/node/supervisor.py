@@ -13,6 +13,7 @@ import time
 import traceback
 
 from hpcml import errors, hooks, outputs_brought_back
+from hpcml.failures import job_log
 from hpcml.failures.end import End
 from hpcml.files import size_of, write
 from hpcml.kind import Kind, Processes
@@ -192,9 +193,18 @@ def tear_down(state: RunState, processes: Processes, outcome: End) -> bool:
         state.warn(unused)
     if state.end_requests.batch.state == "T":
         state.warn(f"{context.node}: the batch script was stopped (SIGSTOP); it continues.")
+    outcome = outcome._replace(quote=_quote_of_role(state, outcome))
     was_written = write_status(outcome, context, state.warnings, cause=cause)
     full_disk.release(context.run)
     return was_written
+
+
+def _quote_of_role(state: RunState, outcome: End) -> tuple[str, ...]:
+    """Return the lines that show an end; of a role that was lost all: its step has ended, and has written its log."""
+    role = next((role for role in state.kind.roles if role.name == outcome.role and not role.every_node), None)
+    if role is None or not outcome.quote or outcome.exit_status != errors.ROLE_LOST:
+        return outcome.quote
+    return job_log.of_role(state.context.run, role, outcome.node)
 
 
 def _bring_files(state: RunState) -> None:

@@ -58,8 +58,7 @@ def of(found: tuple[Word, ...], made: Layout, mpi: str, number: int, *, slurm: b
     UntranslatedError
         If it is not certain that hpcml would start as many processes on the same nodes.
     """
-    while found and text_of(found[0]) in _BEFORE:
-        found = found[1:]
+    found = _after_prefix(found, number)
     name = os.path.basename(text_of(found[0]) or "") if found else ""
     if name in (*_MPIRUN, "srun") and any(text_of(word) == ":" for word in found):
         raise UntranslatedError(number, f"{name} of several programs (:)")
@@ -77,6 +76,15 @@ def of(found: tuple[Word, ...], made: Layout, mpi: str, number: int, *, slurm: b
     if made.tasks > 1:
         raise UntranslatedError(number, f"one process, but the #SBATCH lines ask for {made.tasks} tasks")
     return _in_image(Launch(found))
+
+
+def _after_prefix(found: tuple[Word, ...], number: int) -> tuple[Word, ...]:
+    """Return the words of a command without ``time`` and the like."""
+    while found and text_of(found[0]) in _BEFORE:
+        if len(found) > 1 and (text_of(found[1]) or "").startswith("-"):
+            raise UntranslatedError(number, f"{text_of(found[0])} with options")
+        found = found[1:]
+    return found
 
 
 def _static(word: Word, number: int) -> str:
@@ -143,6 +151,20 @@ def _srun_options(found: tuple[Word, ...], number: int) -> Iterator[tuple[str, s
                 raise UntranslatedError(number, f"srun {word} without a value")
             value, at = _static(found[at], number), at + 1
         yield name, value.removeprefix("="), at
+
+
+def program_of(found: tuple[Word, ...]) -> str:
+    """Return the only word of a program that srun or mpirun starts, empty if it has more, or it is not certain."""
+    begin = 1
+    if text_of(found[0]) == "srun":
+        try:
+            begin += max((at for _, _, at in _srun_options(found[1:], 1)), default=0)
+        except UntranslatedError:
+            return ""
+    else:
+        while begin < len(found) - 1 and (text_of(found[begin]) or "") in ("-n", "-np", "--n", "--np"):
+            begin += 2
+    return (text_of(found[begin]) or "") if begin == len(found) - 1 else ""
 
 
 def _of_srun(found: tuple[Word, ...], made: Layout, number: int) -> tuple[tuple[Word, ...], Layout, str]:
@@ -221,6 +243,8 @@ def _mpirun_options(found: tuple[Word, ...], made: Layout, number: int) -> tuple
             total = int(text) if text.isdecimal() and len(text) < 7 else 0
         elif option not in ("-x", "--bind-to", "-bind-to"):  # hpcml binds ranks, and all have the variables
             raise UntranslatedError(number, f"mpirun {option}, which hpcml has no word for")
+        elif option == "-x" and at + 1 < len(found) and "=" in (text := _static(found[at + 1], number)):
+            raise UntranslatedError(number, f"mpirun -x {text.partition('=')[0]}=…. Write a line: export NAME=VALUE")
         at += 2
     return at, total
 

@@ -16,6 +16,7 @@ _VARIABLE = re.compile(rf"\$(?:({_NAME}|[0-9@*#?$!-])|\{{({_NAME}|[0-9]+|[@*])\}
 _NAMED = re.compile(rf"\$\{{?[#!]?({_NAME})")
 _IN_ARITHMETIC = re.compile(rf"(?<![\w$]){_NAME}")
 _REDIRECTION = re.compile(r"(?:[0-9]*(?:>>|>\||>&|<&|<>|<(?!<)|>)|&>>?)(?!\()")
+_COUNTS = re.compile(r"\$\(\(.*?(?:\+\+|--|<<=|>>=|(?<![=!<>])=(?!=))", re.DOTALL)
 _PLAIN = re.compile(r"[^\s;|&()<>'\"\\$`*?\[\]{}~]+")
 _ARRAY = re.compile(rf"{_NAME}\+?=")
 _BLOCKS = {
@@ -236,7 +237,11 @@ class _Reader:
         if self.text.startswith("$(", begin):
             self.at += 1
             self._balanced(0)
+            if _COUNTS.match(self.text, begin, self.at):
+                raise self.refusal("arithmetic that changes a variable", begin)
             return Piece("sub", self.text[begin : self.at], quoted)
+        if self.text.startswith("$[", begin):
+            raise self.refusal("arithmetic in $[…]", begin)
         if match := _VARIABLE.match(self.text, begin):
             self.at = match.end()
             return Piece("ref", match[0], quoted)

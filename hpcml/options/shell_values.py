@@ -12,6 +12,12 @@ _ASSIGNED = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
 _FORM = re.compile(r"\$\{(\w+)(?:\[([@*]|\d+)\]|:-[^$`\"']*)\}")
 _SPECIAL = re.compile(r"[*?\[\]{}~]")
 _IN_QUOTES, _BACKSLASH = re.compile(r'["\\$`]'), r"\\\g<0>"
+_DEFAULT = re.compile(r"\$\{(\w+):?=")
+# Variables of which each process of a shell has another value, or a new one each time.
+OF_PROCESS = {
+    "RANDOM", "SRANDOM", "SECONDS", "EPOCHSECONDS", "EPOCHREALTIME", "LINENO", "BASHPID", "PPID", "HOSTNAME", "SHLVL",
+    "OLDPWD", "_",
+}  # fmt: skip
 _MOST = 1 << 18  # characters of variables' values in all words
 
 
@@ -27,18 +33,33 @@ def names(words: Sequence[Word]) -> frozenset[str]:
     return frozenset(name for word in words for piece in word for name in piece.names)
 
 
+def sets_by_default(words: Sequence[Word]) -> frozenset[str]:
+    """Return the variables that ``${A:=b}`` in words sets."""
+    return frozenset(
+        name for word in words for piece in word if piece.kind == "form" for name in _DEFAULT.findall(piece.text)
+    )
+
+
 def rendered(words: Sequence[Word]) -> str:
     """Return words as bash reads them."""
     return " ".join(map(_word, words))
 
 
 def _word(word: Word) -> str:
+    word = tuple(map(_apart, word, [*word[1:], None]))
     if (text := text_of(word)) is not None:
         return shlex.quote(text)
     if all(piece.quoted or piece.kind == "text" for piece in word):
         texts = (_IN_QUOTES.sub(_BACKSLASH, piece.text) if piece.kind == "text" else piece.text for piece in word)
         return f'"{"".join(texts)}"'
     return "".join(shlex.quote(piece.text) if piece.kind == "text" else _bare(piece) for piece in word)
+
+
+def _apart(piece: Piece, after: Piece | None) -> Piece:
+    """Return a piece with braces around its variable's name, if the text after it would be a part of the name."""
+    if piece.kind == "ref" and after and after.kind == "text" and piece.name and re.match(r"\w", after.text):
+        return piece._replace(text=f"${{{piece.name}}}")
+    return piece
 
 
 def _bare(piece: Piece) -> str:
@@ -54,6 +75,7 @@ class Values:
         }
         self.words["@"] = [(Piece("text", word, quoted=True),) for word in arguments]
         self.lost: set[str] = set()  # variables that a line sets, whose values only the job knows
+        self.arrays: set[str] = set()  # those that no other process can have
         self._fixed = {*self.words}
         self._room = _MOST
 
@@ -62,13 +84,17 @@ class Values:
         self.forget(name)
         if elements is not None and all(text_of(word) is not None for word in elements):
             self.words[name] = [*elements]
-        elif elements is None and all(piece.kind in ("text", "ref") for piece in value):
+        elif elements is None and all(
+            piece.kind == "text" or (piece.kind == "ref" and piece.name not in {*OF_PROCESS, "PWD"}) for piece in value
+        ):
             self.words[name] = [value]
         else:
             self.lost.add(name)
+            self.arrays |= {name} if elements is not None else set()
 
     def forget(self, name: str) -> None:
         """Forget the value of a variable that changes, and the values that are made of it."""
+        self.arrays.discard(name)
         self.words.pop(name, None)
         self._lose([other for other, value in self.words.items() if name in names(value)])
 
@@ -107,6 +133,7 @@ class Values:
                     fields += [[]] if number else []
                     fields[-1] += [self._inserted(part)._replace(quoted=True) for part in one]
                 else:
+                    fields[-1] += [Piece("text", "", quoted=True)] if piece.quoted and not one else []
                     for part in one:
                         _divide(fields, self._inserted(part), quoted=piece.quoted)
             if value is None:
@@ -118,7 +145,8 @@ class Values:
         if piece.kind == "ref" and (value := self.words.get(piece.name)) is not None:
             if piece.name == "@":
                 return (value, True) if piece.quoted else (None, False)
-            is_plain = piece.quoted or not any(_SPECIAL.search(part.text) for part in value[0] if part.kind == "text")
+            parts = value[0] if value else ()  # of an array without elements
+            is_plain = piece.quoted or not any(_SPECIAL.search(part.text) for part in parts if part.kind == "text")
             return (value[:1] if is_plain else None), False
         return self._of_form(piece) if piece.kind == "form" else (None, False)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from hpcml.gpu_vendor import VENDOR
@@ -16,7 +16,7 @@ from hpcml.options import launched, table
 from hpcml.options.launched import Launch
 from hpcml.options.sbatch_translated import Layout, Row, Taken, layout, read, taken
 from hpcml.options.shell_lines import Statement, UntranslatedError, Word, statements, text_of, words
-from hpcml.options.shell_values import Values, assignment, names, rendered
+from hpcml.options.shell_values import OF_PROCESS, Values, assignment, names, rendered, sets_by_default
 from hpcml.schedulers import batch_variables
 from hpcml.terminal import json_text, shown
 
@@ -25,6 +25,7 @@ _PRINT = {
     "echo", "printf", "date", "hostname", "pwd", "whoami", "env", "printenv", "which", "type", VENDOR.tool, "lscpu",
     "free", "uptime", "ls", "df", "id", "uname", "nproc", "squeue", "sinfo", "sacct", "sstat", "scontrol", "true", ":",
 }  # fmt: skip
+_MAY_FAIL = {"ls", "which", "type", "printenv", VENDOR.tool}  # of these: with set -e they end the script
 _PREPARE = {
     "module", "ml", "source", ".", "conda", "mamba", "micromamba", "ulimit", "mkdir", "cp", "mv", "rm", "ln",
     "touch", "tar", "unzip", "gunzip", "rsync", "chmod", "virtualenv", "pip", "pip3", "spack",
@@ -47,12 +48,23 @@ _PURE = {
     "pwd", "nproc", "xargs", "whoami", "cat", "nodeset", "uname", "which", "srun", "",
 }  # fmt: skip
 _SUBSTITUTION = re.compile(r"\$\(|`|<\(")
-_PROGRAM = re.compile(r"(?:\$\(|<\(|`(?=\w)|\||;|&&)\s*([\w./-]*)")
+_BACKTICKS = re.compile(r"`([^`]*)`")
+_IN_QUOTES = re.compile(r"'(?:(?!\$\()[^'`])*'")
+_PROGRAM = re.compile(r"(?:\$\((?!\([\w\s$(){}+*/%<>=!&|^~?:,-]*\)\))|<\(|\||;|(?<!>)&&?|\n)\s*([^\s|;&<>`)]*)")
+# What programs that otherwise only print can do.
+_WORKS = re.compile(
+    r"\bxargs\s+[^|)\s]|\bsed\s+(?:-\S+\s+)*(?:-[a-zA-Z]*i|--in-place)|\bsystem\s*\(|\bdate\s+(?:-s|--set)"
+    r"|\bscontrol\s+(?:-\S+\s+)*(?!show\b|hostnames\b|-)\w"
+)
+_ENDS_UNSET = re.compile(r"\$\{\w+:?\?")  # ${A:?}: the script ends if A is not set
+_ELEMENT = re.compile(r"\$\{!|\$\{#?\w+\[")  # of an array, or of a variable that another one names
 _STEP = re.compile(r"\bsrun\b(?![^|;)]*\bhostname\b)")  # a step that does more than name a node
 _WRITES = re.compile(r">(?!&\d|\s*/dev/null)")
 # What hpcml sets in each rank.
 _RENDEZVOUS = {"MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE"}
 _OF_SHELL = {"IFS", "BASH_ENV", "PS4", "RANK", "LOCAL_RANK", "NODE_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK"}
+# Options of the shell that change no words, variables or files, only what it prints, and when it ends.
+_SET = re.compile(r"[-+][euxvoETbhm]*|pipefail|errexit|nounset|xtrace|errtrace|verbose")
 _SECRET = re.compile(r"TOKEN|SECRET|PASS|CREDENTIAL|(?:^|_)KEY$|API_?KEY", re.IGNORECASE)
 _REPEATED = ("--set", "--env")
 _SIZES = ("--nodes", "--gpus-per-node", "--cpus-per-node", "--memory-per-node", "--ranks")
@@ -116,7 +128,13 @@ def _escape(code: int) -> str:
 
 
 def translate(
-    text: str, arguments: Sequence[str], typed: Mapping[str, Any], variables: Mapping[str, str], *, slurm: bool
+    text: str,
+    arguments: Sequence[str],
+    typed: Mapping[str, Any],
+    variables: Mapping[str, str],
+    *,
+    slurm: bool,
+    exported: Collection[str] = ("PATH",),
 ) -> Translation:
     """Return the options of hpcml's that do the same as a batch script.
 
@@ -131,6 +149,8 @@ def translate(
         Variables of the shell that have the same value in the job.
     slurm
         Whether the site has Slurm, and the job its variables.
+    exported
+        The names of all variables that the job gets from the shell: a line that sets one changes the program's.
 
     Raises
     ------
@@ -147,7 +167,8 @@ def translate(
     numbered = {str(number): word for number, word in enumerate(arguments[:9], 1)}
     values = Values({**variables, **made.variables, **numbered, "#": str(len(arguments))}, arguments)
     script = _Script(text, made, values, slurm=slurm)
-    script.ends_early = "e" in match[1]
+    script.ends_early, script.ends_unset = "e" in match[1], "u" in match[1]
+    script.exported |= {*exported}
     whole = script.translated(options, rows, str(typed.get("mpi") or ""))
     return whole._replace(typed=tuple(_typed(typed)))
 
@@ -171,7 +192,8 @@ class _Script:
     def __init__(self, text: str, made: Layout, values: Values, *, slurm: bool) -> None:
         self.text, self.made, self.values, self.slurm = text, made, values, slurm
         self.exported = {*values.words}
-        self.ends_early = False
+        self.ends_early = self.ends_unset = False
+        self.reads_file = False  # which may export any variable
         self.mpi = ""
 
     def translated(self, options: list[Taken], rows: list[Row], mpi: str) -> Translation:
@@ -242,28 +264,39 @@ class _Script:
         item = _Item(number, "command", f"{rendered(found)}{ends}", reads, "", found, redirections)
         if name in ("export", "readonly"):
             return self._exported(statement, name)
-        if name in ("mapfile", "readarray", "unset"):
+        if name in ("mapfile", "readarray", "unset") or (name == "printf" and item.text.startswith("printf -v")):
             return self._changed(item, name)
         if name == "set":
             return self._set(item)
+        if sets := sets_by_default(found):
+            return self._default(item, name, sets)
         if name in _PREPARE or _PREPARES.fullmatch(item.text):
             if _READS_FILE.match(item.text) and not _ACTIVATES.fullmatch(item.text):
                 self.values.forget_all()
+                self.reads_file = True
             if name in ("module", "ml"):
                 self.mpi = launched.mpi_of_modules(item.text) or self.mpi
             return item._replace(kind="unload" if _UNLOADS.fullmatch(item.text) else "setup")
+        return self._other(item, name)
+
+    def _other(self, item: _Item, name: str) -> _Item:
+        """Return the item of a command that is none of the shell's own, and prepares nothing."""
         kind = _kind(name, item)
+        if kind == "print" and (_ENDS_UNSET.search(item.text) or (self.ends_early and name in _MAY_FAIL)):
+            kind = "setup"
         if kind == "command" and name in _BUILTINS:
-            raise UntranslatedError(number, f"{name}, which hpcml has no word for")
+            raise UntranslatedError(item.number, f"{name}, which hpcml has no word for")
         return item._replace(kind=kind)
 
     def _set(self, item: _Item) -> _Item:
         """Return ``set -euo pipefail`` as what it is: a part of how the lines that prepare end."""
         flags = [text_of(word) or "?" for word in item.words[1:]]
-        if not all(re.fullmatch(r"[-+][a-zA-Z]*|pipefail|errexit|nounset|xtrace", flag) for flag in flags):
-            raise UntranslatedError(item.number, "set with arguments")
+        if not all(map(_SET.fullmatch, flags)):
+            raise UntranslatedError(item.number, f"{item.text}, which hpcml has no word for")
         self.ends_early = self.ends_early or bool(re.search(r"-\w*e|-\w*o errexit", item.text))
-        ends_unset = "+" not in item.text and re.search(r"-\w*u|nounset", item.text)
+        if re.search(r"[-+]\w*u|nounset", item.text):
+            self.ends_unset = "+" not in item.text
+        ends_unset = self.ends_unset and re.search(r"-\w*u|nounset", item.text)
         return item._replace(kind="setup", text="set -u") if ends_unset else item._replace(kind="print")
 
     def _exported(self, statement: Statement, name: str) -> _Item:
@@ -283,33 +316,54 @@ class _Script:
 
     def _changed(self, item: _Item, name: str) -> _Item:
         """Return a statement that changes variables by a program's output, or removes them."""
-        targets = [text_of(word) or "" for word in (item.words[-1:] if name != "unset" else item.words[1:])]
+        which = {"unset": slice(1, None), "printf": slice(2, 3)}.get(name, slice(-1, None))
+        targets = [text_of(word) or "" for word in item.words[which]] or [""]
         for target in targets:
+            if name == "printf" and not target.isidentifier():
+                raise UntranslatedError(item.number, f"{item.text}, which hpcml has no word for")
             if batch_variables.is_slurms(target) or target in (*_RENDEZVOUS, "PATH"):
                 raise UntranslatedError(item.number, f"{name} of a variable that hpcml needs")
             self.values.forget(target)
         if name == "unset":
             return item._replace(kind="setup")
         self.values.lost.add(targets[0])
+        self.values.arrays |= {*targets} if name != "printf" else set()
         return item._replace(kind="assigned", sets=targets[0])
+
+    def _default(self, item: _Item, name: str, sets: frozenset[str]) -> _Item:
+        """Return ``: ${A:=b}`` as the variable that it sets."""
+        variable = min(sets)
+        if len(sets) > 1 or name not in (":", "echo") or variable in self.exported or item.redirections:
+            raise UntranslatedError(item.number, f"${{{variable}:=…}} in this place, which hpcml has no word for")
+        self._check_name(item.number, variable)
+        self.values.forget(variable)
+        self.values.lost.add(variable)
+        return item._replace(kind="assigned", sets=variable)
+
+    def _check_name(self, number: int, name: str, plus: str = "") -> None:
+        """Refuse a variable that hpcml sets, or that changes how the shell reads lines."""
+        if plus or name in _OF_SHELL or batch_variables.is_slurms(name) or name.startswith("HPCML_"):
+            raise UntranslatedError(number, f"{name}{plus}=, which hpcml has no word for")
 
     def _assignment(self, number: int, word: Word, *, exports: bool) -> _Item:
         name, plus, rest = assignment(word) or ("", "", ())
         if batch_variables.is_of_steps(name):
             return _Item(number, "print", rendered([word]), note="left out (only for srun)")
-        if plus or name in _OF_SHELL or batch_variables.is_slurms(name) or name.startswith("HPCML_"):
-            raise UntranslatedError(number, f"{name}{plus}=, which hpcml has no word for")
+        self._check_name(number, name, plus)
+        if sets_by_default([rest]):
+            raise UntranslatedError(number, f"{name}, whose line sets another variable too")
         value, elements = self.values.joined(rest), None
         if rest and rest[0].kind == "array":
             elements = [word for part in words(rest[0].text[1:-1], number) for word in self.values.divided(part)]
         self.values.assign(name, value, elements)
         text = text_of(value)
-        if exports:
-            self.exported.add(name)
+        if (exports or name in self.exported) and elements is None:
+            self.exported |= {name}
             if text is not None:
                 return _Item(number, "exported", f"{name}={text}", sets=name)
         said = f"{name}={rendered([value]) if value else ''}"
-        return _Item(number, "setup" if exports else "assigned", f"{'export ' * exports}{said}", names([value]), name)
+        kind = "setup" if exports or name in self.exported or self.reads_file else "assigned"
+        return _Item(number, kind, f"{'export ' * exports}{said}", names([value]), name)
 
     # -- what is kept ----------------------------------------------------------------------------------------------
 
@@ -371,15 +425,24 @@ class _Script:
             folders = []
         parts = [*launch.words, *(word for _, word in redirections), *(folder.words[1] for folder in folders)]
         self._check_variables(item.number, names(parts))
-        if any(piece.kind == "sub" for word in parts for piece in word):
-            raise UntranslatedError(item.number, "a command in the words of the one that hpcml starts")
+        self._check_values(item.number, parts, of_several=bool(launch.ranks) and self.made.tasks > 1)
         if not folders and not redirections and all(text_of(word) is not None for word in parts):
             return [], frozenset()
         if text_of(launch.words[0]) is None:
             raise UntranslatedError(item.number, "a program whose name is not known before the job")
         moves = "".join(f"cd {rendered([folder.words[1]])} && " for folder in folders)
         ends = "".join(f" {sign}{rendered([word])}" for sign, word in redirections)
-        return ["bash", "-c", f"{moves}exec {rendered(launch.words)}{ends}"], names(parts)
+        return ["bash", "-uc" if self.ends_unset else "-c", f"{moves}exec {rendered(launch.words)}{ends}"], names(parts)
+
+    def _check_values(self, number: int, parts: Sequence[Word], *, of_several: bool) -> None:
+        """Refuse words of the command whose value another process than the batch script's shell does not have."""
+        if of_several and (own := sorted(names(parts) & OF_PROCESS)):
+            raise UntranslatedError(number, f"${own[0]}, whose value only the batch script's shell knows")
+        for piece in itertools.chain(*parts):
+            if piece.name in self.values.arrays or (piece.kind == "form" and _ELEMENT.match(piece.text)):
+                raise UntranslatedError(number, f"{piece.text}, whose value only the batch script's shell knows")
+            if piece.kind == "sub":
+                raise UntranslatedError(number, "a command in the words of the one that hpcml starts")
 
     def _check_variables(self, number: int, read: frozenset[str]) -> None:
         for name in sorted(read):
@@ -401,7 +464,7 @@ def _kind(name: str, item: _Item) -> str:
         return "exit"
     if name in _PRINT and is_quiet and not (name == "env" and len(item.words) > 1) and _does_no_work(item):
         return "print"
-    if name in ("srun", "mpirun") and is_quiet and text_of(item.words[-1]) in ("hostname", "date", VENDOR.tool):
+    if name in ("srun", "mpirun") and is_quiet and launched.program_of(item.words) in ("hostname", "date", VENDOR.tool):
         return "step"
     return "command"
 
@@ -434,7 +497,9 @@ def _command_of(items: list[_Item]) -> int:
 
 def _does_no_work(item: _Item) -> bool:
     """Return True if the substitutions of a line do no work, so that it can be left out."""
-    text = re.sub(r"'[^']*'", "''", item.text)
+    if _WORKS.search(item.text):
+        return False
+    text = _IN_QUOTES.sub("''", _BACKTICKS.sub(r"$(\1)", item.text))
     if not _SUBSTITUTION.search(text):
         return True
     programs = {match[1] for match in _PROGRAM.finditer(text)}

@@ -93,6 +93,7 @@ class Plan(NamedTuple):
     array: tuple[int, ...] = ()  # the tasks of a job array: each is a run with the plan that of_task() returns
     at_once: int = 0
     index_word: str = ""
+    code_of: str = ""  # the first task of a laptop's array: all tasks run in its copy of the code; empty: the run's own
     gpus_because: tuple[str, ...] = ()  # what of the script hpcml chose the GPUs for; empty: it did not
     gpus_lacking: tuple[str, ...] = ()  # packages without which hpcml chose no GPUs
 
@@ -106,7 +107,12 @@ class Plan(NamedTuple):
         steps = tuple(
             step._replace(wrapper=tuple(map(moved, step.wrapper)), log=moved(step.log)) for step in self.steps
         )
-        return self._replace(run_id=Path(task).name, directory=task, steps=steps, array=(), at_once=0)
+        inside = self.inside
+        if self.code_of:
+            first = str(Path(self.directory).with_name(self.code_of))
+            script, cwd = (text.replace(self.directory, first, 1) for text in (inside.code.script, inside.code.cwd))
+            inside = inside._replace(code=inside.code._replace(script=script, cwd=cwd))
+        return self._replace(run_id=Path(task).name, directory=task, steps=steps, array=(), at_once=0, inside=inside)
 
     def task_directory(self, index: int | str) -> Path:
         """Return the directory of a task's run."""
@@ -192,6 +198,7 @@ def plan(site: Site, asked: RunRequest, location: RunLocation) -> Plan:
         variables=tuple(name for name, _ in spec.environment),
         entry=entry(site, spec, paths) if spec.image else (),
         stage=staged,
+        code_of=task_of_array(paths.directory.name, layout.array[0]) if layout.array and spec.code.staged else "",
         steps=_steps(paths, roles, layout, python),
         scripts=tuple(script.name for script in _scripts(paths, site, spec, layout)),
         inside=inside,

@@ -108,6 +108,8 @@ class Upload:
         self.source = f"{socket.gethostname()}:{script.parent}"  # by which the other end knows a folder again
         self.taken = take(script, folder, code, linked=False, module=module, root=root, without=fetched.folders())
         self.entries: list[Entry] = listing(folder)[0]
+        tree = list(os.walk(folder))  # an empty folder may be where a script writes
+        self.folders = [os.path.relpath(top, folder) for top, folders, names in tree[1:] if not (folders or names)]
         self.size = sum(entry.size for entry in self.entries)
 
 
@@ -294,6 +296,7 @@ class Call:
         header |= {"words": self.words, "host": self.connection.host}
         if self.upload:
             header |= {**self.upload.place, "files": self.upload.entries, "folder": self.upload.source}
+            header["empty_folders"] = self.upload.folders
         self._send(lambda write: write(_inert(header)))  # where the other side has ended, its own words follow
         self._await_greeting(self.child.out if reads else None)
         if (upload := self.upload) and self.held is None:

@@ -105,6 +105,9 @@ class RemoteSession:
             self.staging = Path(tempfile.mkdtemp(prefix="from-laptop-", dir=folder))  # 0700
         for entry in entries:
             receive(self.staging, entry, self.read)
+        for name in self.header.get("empty_folders", ()):  # older laptops do not send it
+            with files(self.staging):
+                self.staging.joinpath(*parts_of(str(name))).mkdir(parents=True, exist_ok=True)
         place, cwd = str(self.header["script"]), str(self.header.get("cwd", ""))  # of a project's root
         path = self.staging.joinpath(*(parts_of(place) if cwd else [Path(place).name]))
         if cwd and cwd != ".":

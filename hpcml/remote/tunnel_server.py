@@ -118,7 +118,7 @@ def facts(run: directories.Run, status: run_status.Status, sought: Sought) -> Ru
         ends=limit_of(run, status),
         exit_status=status.exit_status,
         hint=status.hint,
-        quote=status.ending.quote,
+        quote=run_status.quote(run, status),
         stuck=_is_stuck(status.allocation.wait),
         service=sought.name,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import stat
 from collections.abc import Callable, Iterator, Mapping
@@ -72,7 +73,7 @@ def _interpreter(path: Path, text: str) -> Path:
         for name in ("python", "python3"):
             if exists(folder / "bin" / name):
                 return folder / "bin" / name
-    hint = f"Name a folder with bin/python, or create an environment: python3 -m venv {text}."
+    hint = f"Type python3 -m venv {shlex.quote(text)} to create one, or name a folder with bin/python."
     raise NotFoundError("This folder is not a Python environment", place=str(path), hint=hint)
 
 

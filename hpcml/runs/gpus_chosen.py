@@ -7,6 +7,7 @@ packages are looked up in the files of an environment, and in the labels of an i
 from __future__ import annotations
 
 import ast
+import itertools
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -48,6 +49,7 @@ _BY_MODULE = {  # what a file imports, wherever it does
     "cudf_polars": _Use("cuDF-Polars", ("cudf_polars",)),
 }
 _XGBOOST = _Use("XGBoost's device cuda", ("xgboost",))
+_NAMES_GPU = re.compile(r"\d+|(?:GPU|MIG)-[\w/-]+", re.ASCII)  # a word that names a GPU
 _DEVICE = re.compile(r"(cuda|gpu)(:\d+)?|gpu_hist")  # of XGBoost
 _OF_IMAGES = {"cudf", "cuml", "cupy", "dask_cuda", "dask_cudf"}  # what hpcml's definitions with CUDA install
 # Options of sbatch that choose nodes: hpcml does not know whether these have GPUs.
@@ -153,8 +155,12 @@ def _gpus_of_nodes(loaded: LoadedSite, spec: RunRequest) -> int:
 def _gpus_of_this_machine() -> int:
     """Return the number of GPUs that a process of this user can see here, by the files of the driver."""
     visible = layers.process_environment().get(VENDOR.visible)
-    if visible is not None:
-        return len([word for word in visible.split(",") if word.strip() and word.strip() != "-1"])
+    if visible is not None:  # for CUDA the first word that names nothing, or a GPU again, ends the list
+        words = [word.strip() for word in visible.split(",")]
+        named = itertools.takewhile(
+            lambda at: _NAMES_GPU.fullmatch(words[at]) and words[at] not in words[:at], range(len(words))
+        )
+        return sum(1 for _ in named)
     return sum(os.access(path, os.R_OK | os.W_OK) for path in Path("/dev").glob(VENDOR.devices))
 
 

@@ -117,7 +117,8 @@ class RunHandle:
     def now(self) -> Status:
         """Return the run's status as hpcml itself uses it."""
         self.run = records.adopt(self.run)
-        return run_status.status(self.run)
+        current = run_status.status(self.run)
+        return current.changed(quote=run_status.quote(self.run, current)) if current.over else current
 
     def wait(self, timeout: float | None = None) -> int:
         """Wait for the run's end and return its exit status, 0 if all went well.

@@ -88,6 +88,18 @@ def planned(run: directories.Run) -> Planned:
     return _planned(Record(run.paths))
 
 
+def code_holder(run: RunPaths) -> RunPaths | None:
+    """Return the task of a laptop's array in whose copy of the code all tasks run.
+
+    Of any other run, or one with a damaged plan, it is None: the run's own copy counts.
+    """
+    try:
+        name = Record(run).plan.code_of
+    except StorageError:
+        return None
+    return RunPaths(run.directory.with_name(name)) if directories.submitted_at(name) is not None else None
+
+
 def _planned(record: Record) -> Planned:
     plan, inside = record.plan, record.plan.inside
     again = "job" if plan.may_start_again else ""

@@ -38,6 +38,7 @@ from hpcml.sites.layers import process_environment
 from hpcml.states import HAS_NODES, STATE_BY_PHASE, Phase, State, Wait
 from hpcml.units import format_age
 
+_WITH_SIGTERM = (State.CANCELLED, State.TIMEOUT, State.PREEMPTED)  # ends that Slurm announces, then waits for KillWait
 EARLY = "workers.start=early"  # the setting with which the cluster starts before every script
 NO_CLUSTER = "it starts when the script opens a Dask client"
 _UNWRITTEN = {  # what the batch script's exit status says of a run without status.json
@@ -365,10 +366,24 @@ def now(run: directories.Run) -> tuple[directories.Run, Status]:
     return run, settled(run, current.changed(silent=current.allocation.silent or silent))
 
 
+def quote(run: directories.Run, current: Status) -> tuple[str, ...]:
+    """Return the lines that show a run's end, of a script those that its log has now.
+
+    Slurm can write a script's last lines into the log after the supervisor has recorded the end.
+    """
+    end = current.ending
+    if not current.over or end.by != "script" or end.points.submitted:
+        return end.quote
+    from hpcml.failures import job_log
+
+    return job_log.of_script(run.paths.logs / Path(end.log or run.paths.script_log.name).name, end) or end.quote
+
+
 def settled(run: directories.Run, current: Status) -> Status:
     """Bring the files of a run that could not do it itself, because it was killed; return the status with them."""
     if not current.over or current.phase == Phase.REFUSED:
         return current
+    current = current.changed(quote=quote(run, current))
     known = outputs_brought_back.of(run.paths)
     if known and known.attempt == current.progress.attempt:
         return current
@@ -408,8 +423,9 @@ def unreadable(directory: Path, error: StorageError) -> Status:
 def _from_files(run: directories.Run) -> Status:
     """Return the status of a run by its own files alone."""
     record = records.load(run)
-    new = Status(run.id, str(run.paths.directory), planned=record.planned, allocation=Allocation(run.job))
-    new = new.changed(has_cluster=kinds.get(record.planned.kind).has_cluster and not record.planned.late)
+    cluster = Cluster(kinds.get(record.planned.kind).has_cluster and not record.planned.late)
+    job = Allocation(run.job)
+    new = Status(run.id, str(run.paths.directory), planned=record.planned, allocation=job, cluster=cluster)
     if (refusal := run.submission) and refusal.error:
         return new.changed(
             phase=Phase.UNKNOWN
@@ -421,7 +437,7 @@ def _from_files(run: directories.Run) -> Status:
             quote=refusal.quote,
         )
     current = new.changed(**_reported(record.planned, record.events))
-    current = current.changed(message=_message(current))
+    current = current._replace(message=_message(current))
     if end := record.end:
         current = _with_end(current, end)
     current = _with_files(current, outputs_brought_back.of(run.paths))
@@ -779,4 +795,8 @@ def _lost(current: Status, run: directories.Run, exit_status: int, message: str,
                 f"{hint} BASH_ENV was set at the submission, so bash reads {bash_env} before the batch script. "
                 "Check also whether this file exits or fails."
             )
-    return _with_end(current, End(exit_status, "", SLURM, message, hint, quote, state))
+    cut_short = "ending" in current.progress.times and state in _WITH_SIGTERM
+    if cut_short:
+        warning = f"Slurm killed the run before hpcml had written how it ended: hpcml why {run.id}."
+        current = current.changed(warnings=(*current.progress.warnings, warning))
+    return _with_end(current, End(exit_status, "", SLURM, message, hint, quote, state, cut_short=cut_short))

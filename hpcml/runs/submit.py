@@ -446,7 +446,7 @@ def _copy_code(prepared: Prepared, paths: RunPaths) -> list[str]:
     loaded, spec, made = prepared.loaded, prepared.spec, prepared.plan
     if spec.code.form is Form.BATCH:
         files.write(paths.batch_script, spec.code.script.read_bytes(), 0o700)
-    if not spec.code.copied:
+    if not spec.code.copied or made.code_of not in ("", made.run_id):
         return []
     lasting = not spec.code.staged  # what a laptop sent is copied whole: where it lies now, it is removed
     module = spec.code.form is Form.MODULE

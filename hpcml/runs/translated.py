@@ -50,7 +50,10 @@ def of_file(
     variables = {name: value for name, value in layers.process_environment().items() if name in ("HOME", "USER")}
     if script.is_relative_to(here := layers.here()):  # one that a laptop sent was submitted in another folder
         variables[batch_variables.FOLDER] = str(here)
-    made = translate(content.decode(errors="surrogateescape"), arguments, typed, variables, slurm=slurm)
+    exported = layers.process_environment().keys()
+    made = translate(
+        content.decode(errors="surrogateescape"), arguments, typed, variables, slurm=slurm, exported=exported
+    )
     _check_files(made)
     if (
         slurm

@@ -33,7 +33,7 @@ _MADE = re.compile(
 )  # the name of an environment: a digest of its description, and a number
 _BLOCK = re.compile(r"(?m)^# /// script$\s(?P<content>(^#(| .*)$\s)+)^# ///$")
 _DEADLINE = 1800.0  # seconds for uv, which may download much
-_LARGEST = 16 << 20  # bytes of a lock
+_LARGEST = 16 << 20  # bytes of a script or a lock
 _SPECIFIERS = re.compile(r"[<>=!~ ,.*0-9]+")  # of a version of Python: no path and no program
 _PINNED = re.compile(r"\d+(\.\d+){0,2}")
 # Keys of [tool.uv] in a script that say where and which wheels are found; others may have uv start programs.
@@ -70,7 +70,7 @@ def metadata(script: Path) -> dict[str, Any] | None:
     ScriptError
         If it is not valid TOML.
     """
-    match = _BLOCK.search(files.text(script))
+    match = _BLOCK.search(files.text(script, _LARGEST).replace("\r\n", "\n"))
     if match is None:
         return None
     content = "".join(line[2 if line.startswith("# ") else 1 :] for line in match["content"].splitlines(keepends=True))

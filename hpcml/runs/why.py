@@ -28,7 +28,7 @@ from hpcml.runs import status as run_status
 from hpcml.runs.directories import complete
 from hpcml.runs.record import Record
 from hpcml.runs.status import Status
-from hpcml.schedulers import partitions
+from hpcml.schedulers import machine, partitions
 from hpcml.sites import lookup
 from hpcml.sites.schema import Site
 from hpcml.states import Phase, State, Wait
@@ -41,6 +41,7 @@ _NO_MORE_TIME = (
     "with --until-done, or use more nodes."
 )
 _WARNINGS = 3
+_ASKED_WITHIN = 5.0  # seconds for a question about Slurm's configuration
 _IN_A_SENTENCE = ("short", "known", "occurrences", "nodes", "ranks", "where")
 _OF_THE_CAUSE = ("rule", "followed", *_IN_A_SENTENCE)
 _GROUPS, _NAMED = 6, 4  # groups of processes with equal stacks that are quoted, and processes of each
@@ -74,6 +75,7 @@ class Answer(NamedTuple):
     ranks: tuple[int, ...] = ()  # the first of those that show the same, of which there are ``occurrences``
     where: str = ""  # these ranks in words, empty where ``cause`` names them
     others: tuple[OtherEnd, ...] = ()  # ranks that failed with ``rank``, in another way
+    kill_wait: int | None = None  # Slurm's KillWait in seconds, if it killed the run before its end was written
 
     @property
     def sentence(self) -> str:
@@ -119,6 +121,7 @@ def of_status(run: directories.Run, status: Status) -> Answer:
     groups = _kept_stacks(run, status, judged.rule)
     waiting = stack_groups.waits(groups) if status.cluster.idle_since or status.exit_status == IDLE else ()
     judged = _with_waiting(status, judged, stack_groups.wait_sentence(waiting))
+    judged, kill_wait = _cut_short(run, status, judged)
     retry, remedy = _within_limits(run, options(run, judged), judged.remedy)
     sentences = status.progress.setup_warnings
     if status.progress.blocked_on and judged.rule != "frozen":
@@ -142,6 +145,7 @@ def of_status(run: directories.Run, status: Status) -> Answer:
         again=" ".join(("hpcml rerun", run.id, *retry)) if retry else "",
         look=() if judged.known else _where(run),
         others=status.ending.others,
+        kill_wait=kill_wait,
         **_rank(status, judged),
     )
 
@@ -225,6 +229,26 @@ def _by_scheduler(run: directories.Run, status: Status, cause: Cause) -> Cause:
     rule = BY_NAME[Reason.BATCH_KILLED]
     problem = rule.cause + (f" by {signal.Signals(ended.signal).name}" if named else "")
     return cause._replace(what=problem, short=rule.short, known=True, rule=rule.name, remedy=rule.remedy)
+
+
+def _kill_wait(run: directories.Run) -> int | None:
+    """Return Slurm's KillWait in seconds; None if this machine's Slurm does not say it, or the job's is another one."""
+    submission = run.submission
+    asked = schedulers.find_machine(submission.scheduler) if submission and not submission.cluster else None
+    return machine.kill_wait(asked.configuration(_ASKED_WITHIN)) if asked else None
+
+
+def _cut_short(run: directories.Run, status: Status, cause: Cause) -> tuple[Cause, int | None]:
+    """Return the cause and KillWait of a run that Slurm killed before its end was written, with what prevents it."""
+    if not status.ending.cut_short:
+        return cause, None
+    wait = _kill_wait(run)
+    clause, remedy = f"{cause.what}, and Slurm killed the run before hpcml had written how it ended", cause.remedy
+    grace = Record(run.paths).plan.inside.deadlines.script_grace
+    if wait is not None and wait <= grace:
+        clause += f": Slurm kills {wait} s after SIGTERM (KillWait), but deadlines.script_grace is {grace:g} s"
+        remedy = f"{remedy} {machine.grace_within(wait)}".strip()
+    return cause._replace(what=clause, remedy=remedy), wait
 
 
 def _removed_module(run: directories.Run, cause: Cause) -> Cause:

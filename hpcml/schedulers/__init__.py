@@ -372,8 +372,7 @@ def find_adviser(name: str) -> Adviser | None:
     """Return the adviser of a scheduler before a submission, by the scheduler's name; None if it knows nothing."""
     from hpcml.schedulers import slurm
 
-    modules: dict[str, Adviser] = {"slurm": slurm}
-    return modules.get(name)
+    return slurm if name == "slurm" else None
 
 
 def with_variables(name: str, spec: RunRequest, overridden: Callable[[str], bool]) -> RunRequest:
@@ -413,8 +412,7 @@ def find_other_jobs(name: str) -> OtherJobs | None:
     """Return the functions of a scheduler for jobs that are no runs, by the scheduler's name; None without it."""
     from hpcml.schedulers import slurm
 
-    modules: dict[str, OtherJobs] = {"slurm": slurm}
-    return modules.get(name)
+    return slurm if name == "slurm" else None
 
 
 def other_jobs(name: str) -> OtherJobs:
@@ -430,8 +428,7 @@ def find_machine(name: str) -> Machine | None:
     """Return the machine of a scheduler by the scheduler's name; None if it says nothing of one."""
     from hpcml.schedulers import slurm_machine
 
-    modules: dict[str, Machine] = {"slurm": slurm_machine}
-    return modules.get(name)
+    return slurm_machine if name == "slurm" else None
 
 
 def machine_of(name: str) -> Machine:

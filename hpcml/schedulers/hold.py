@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,10 +12,11 @@ from hpcml import files, held, records
 from hpcml.errors import SiteError, StorageError, UsageError
 from hpcml.paths import RunPaths
 from hpcml.recorded import RecordedPlan
-from hpcml.schedulers import JobEnd, JobLayout, JobRequest, JobState, Scheduler, Submission, allocation, local, slurm
+from hpcml.schedulers import JobLayout, JobRequest, JobState, Scheduler, Submission, allocation, local, slurm
 from hpcml.sites.schema import Site
 from hpcml.states import State
 
+_AT_ONCE = 20.0  # seconds in which the first process of a run begins whose nodes or part are free
 _GONE = JobState(State.UNKNOWN, "the run's processes exited without writing a status (they may have been killed)")
 
 
@@ -33,6 +35,7 @@ class Hold:
     NODE_OPTIONS: tuple[str, ...] = ()
     clean_environment = staticmethod(slurm.clean_environment)
     foreign_variables, outer_job = staticmethod(slurm.foreign_variables), staticmethod(slurm.outer_job)
+    find, end = staticmethod(local.find), staticmethod(local.end)  # no answer is lost, and the run's files have its end
 
     def __init__(self, of_holds: Scheduler, of_steps: Scheduler) -> None:
         self.of_holds, self.of_steps = of_holds, of_steps
@@ -80,19 +83,14 @@ class Hold:
         """Raise UsageError: nothing is asked for."""
         raise UsageError("A run in a hold requests nothing from Slurm", place="--check", hint="Remove --check.")
 
-    def find(self, run_ids: Sequence[str], clusters: str = "") -> dict[str, Submission]:  # noqa: ARG002
-        """Return nothing: no answer is lost here."""
-        return {}
-
     def states(self, jobs: Sequence[str]) -> dict[str, JobState]:
         """Return the states of runs: what is in the hold's folder counts while the hold's job is there."""
         parts = {job: job.split("\n") for job in jobs}
         of_holds = self.of_holds.states(sorted({key for key, *_ in parts.values()}))
-        return {job: _state(of_holds[key], Path(hold), Path(run)) for job, (key, hold, run) in parts.items()}
-
-    def end(self, job: str) -> JobEnd:  # noqa: ARG002
-        """Return nothing: the run's own files say how it ended."""
-        return JobEnd()
+        return {
+            job: _state(of_holds[key], Path(hold), Path(run), has_steps=not self.ONE_MACHINE)
+            for job, (key, hold, run) in parts.items()
+        }
 
     def cancel(self, job: str) -> str:
         """Take a run out of the queue, or have the hold tell it to end; the hold continues."""
@@ -108,17 +106,21 @@ class Hold:
         return continues if (hold.told / name).exists() else ""
 
 
-def _state(hold: JobState, folder: Path, run: Path) -> JobState:
-    """Return the state of a run in a hold whose job is in a state."""
+def _state(hold: JobState, folder: Path, run: Path, *, has_steps: bool) -> JobState:
+    """Return the state of a run in a hold whose job is in a state; a step of Slurm's may have to wait."""
     paths = RunPaths(folder)
     if not (hold.pending or hold.active):
         return _GONE if hold.state == State.UNKNOWN else hold
     if (paths.queue / run.name).exists():  # in the order in which the file is renamed
         begins = f"waiting for the hold {folder.name} to start ({hold.reason})"
         return JobState(State.PENDING, begins if hold.pending else f"waiting for nodes of the hold {folder.name}")
-    if (paths.held / run.name).exists() or (paths.told / run.name).exists():
+    with contextlib.suppress(FileNotFoundError):
+        late = time.time() - (paths.held / run.name).stat().st_mtime > _AT_ONCE
+        if has_steps and late and not (run / "attempts").exists():
+            why = f"Slurm has not started its job step: other steps in the hold {folder.name} may use the node"
+            return JobState(State.PENDING, why)
         return JobState(State.RUNNING)
-    return _GONE
+    return JobState(State.RUNNING) if (paths.told / run.name).exists() else _GONE
 
 
 IN_JOB, HERE = Hold(slurm, allocation), Hold(local, local)

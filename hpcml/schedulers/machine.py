@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
@@ -71,6 +72,19 @@ class Machine(Protocol):
 
     def room(self, directives: Sequence[tuple[str, str]], timeout: float) -> int | None:
         """Return the number of further jobs with these directives that may be submitted; None without a limit."""
+
+
+def kill_wait(config: Fields | str) -> int | None:
+    """Return the seconds between SIGTERM and SIGKILL at a job's end; None if the configuration does not say it."""
+    match = re.match(r"\d{1,6}", config.get("KillWait", "")) if isinstance(config, dict) else None
+    return int(match[0]) if match else None
+
+
+def grace_within(wait: int) -> str:
+    """Return the next step if a run's end takes longer than a KillWait."""
+    if wait < 2:
+        return "Ask the site's support for a longer KillWait: hpcml needs two seconds or more."
+    return f"Set deadlines.script_grace = '{wait // 2}s' in the profile."
 
 
 def amounts(text: str) -> Fields:

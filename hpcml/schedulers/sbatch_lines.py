@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 from hpcml.schedulers import gres
 
-_LINE = re.compile(r"#(SBATCH|PBS|BB|DW)\s")  # sbatch reads those of others too
+_LINE = re.compile(r"#(SBATCH|(PBS|BB|DW)\s)")  # sbatch reads those of others too
+_BLANK = " \t\v\f\r"  # as isspace(3) has it, within a line
 LONG = {
     "-A": "--account", "-a": "--array", "-b": "--begin", "-C": "--constraint", "-c": "--cpus-per-task",
     "-D": "--chdir", "-d": "--dependency", "-e": "--error", "-F": "--nodefile", "-G": "--gpus", "-H": "--hold",
@@ -19,6 +20,20 @@ LONG = {
     "-q": "--qos", "-S": "--core-spec", "-s": "--oversubscribe", "-t": "--time", "-W": "--wait", "-w": "--nodelist",
     "-x": "--exclude", "--tasks-per-node": "--ntasks-per-node", "--workdir": "--chdir", "--cluster": "--clusters",
 }  # fmt: skip
+# All long options of sbatch: getopt_long(3) takes the beginning of one that no other begins with.
+_NAMES = """
+account acctg-freq array batch bb bbf begin chdir cluster clusters cluster-constraint comment constraint container
+container-id contiguous core-spec cores-per-socket cpu-freq cpus-per-gpu cpus-per-task deadline delay-boot dependency
+distribution error exclude exclusive export export-file extra extra-node-info get-user-env gid gpu-bind gpu-freq gpus
+gpus-per-node gpus-per-socket gpus-per-task gres gres-flags help hint hold ignore-pbs input job-name
+kill-on-invalid-dep licenses mail-type mail-user mcs-label mem mem-bind mem-per-cpu mem-per-gpu mincpus network nice
+no-kill no-requeue nodefile nodelist nodes ntasks ntasks-per-core ntasks-per-gpu ntasks-per-node ntasks-per-socket
+oom-kill-step open-mode output overcommit oversubscribe parsable partition power prefer priority profile propagate
+qos quiet reboot requeue reservation resv-ports segment share signal sockets-per-node spread-job stepmgr switches
+tasks-per-node test-only thread-spec threads-per-core time time-min tmp tres-bind tres-per-task uid usage
+use-min-nodes verbose version wait wait-all-nodes wckey workdir wrap
+"""
+_ALL = {f"--{name}" for name in _NAMES.split()}
 FLAGS = {"--hold", "--overcommit", "--quiet", "--wait", "--requeue", "--no-requeue", "--parsable", "--test-only",
          "--contiguous", "--reboot", "--spread-job", "--use-min-nodes", "--verbose", "--ignore-pbs"}  # fmt: skip
 _ONLY_WITH_EQUALS = ("--exclusive", "--no-kill", "--oversubscribe", "--nice", "--propagate", "--get-user-env")
@@ -47,8 +62,8 @@ class Option(NamedTuple):
 
 def first_comments(text: str) -> Iterator[tuple[int, str]]:
     """Yield number and text of the lines of a script before the first line of code."""
-    for number, line in enumerate(text.splitlines(), 1):
-        if line.strip() and not line.startswith("#"):
+    for number, line in enumerate(text.removesuffix("\n").split("\n"), 1):
+        if line.strip(_BLANK) and not line.lstrip(_BLANK).startswith("#"):
             return
         yield number, line
 
@@ -87,7 +102,8 @@ def options(line: str, number: int = 0) -> list[Option]:
         else:
             continue
         said = [word]
-        long = LONG.get(name, name)
+        begun = [whole for whole in _ALL if whole.startswith(name)] if name[:2] == "--" and name not in _ALL else []
+        long = LONG.get(name, begun[0] if len(begun) == 1 else name)
         alone = long in FLAGS or (long in _ONLY_WITH_EQUALS)
         if not equals and not alone and words and not re.match(r"-[A-Za-z-]", words[0]):
             value = words.pop(0)

@@ -285,7 +285,7 @@ def refusal(answer: Answer, program: str = "sbatch") -> HpcmlError:
     refused = "the job" if program == "sbatch" else f"the command {program}"
     words = [
         re.sub(r"^s[a-z]+: (error: )?", "", line.strip())[:_LONGEST_LINE]
-        for line in own_lines(answer.text) or _quote(answer)[-1:]
+        for line in own_lines(answer.text) or [line for line in _quote(answer) if not line.startswith("Try ")][-1:]
     ]
     said = "; ".join(filter(None, words)).rstrip(".") or "it gives no reason"
     hint = "The site's documentation or support may explain this message."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 from hpcml import units
 from hpcml.errors import UsageError
@@ -84,9 +85,6 @@ def _array(request: JobRequest) -> sbatch_lines.Array:
         text, place = options[-1].value, f"{options[-1].typed} of {spec.code.script.name}"
     if not text:
         return sbatch_lines.Array()
-    if spec.code.staged:  # each run has a copy of its own, and sbatch's --chdir is one for all tasks
-        hint = "Copy the folder to the cluster, and submit the script there: hpcml submit SCRIPT."
-        raise UsageError("A laptop cannot submit a job array", place=place, hint=hint)
     if spec.attempts.several_jobs:
         hint = "Remove --until-done. To continue one task later: hpcml rerun RUN."
         raise UsageError("A job array cannot be continued by other jobs", place="--until-done", hint=hint)
@@ -97,10 +95,18 @@ def _array(request: JobRequest) -> sbatch_lines.Array:
         raise UsageError(f"hpcml cannot submit the job array {text}: {error}", place=place, hint=hint) from error
 
 
-def _log(request: JobRequest, *, of_array: bool) -> str:
+def _folder(request: JobRequest, array: sbatch_lines.Array) -> Path:
+    """Return the folder in which the script begins: for all tasks of a laptop's array, it is the first task's copy."""
+    code, directory = request.spec.code, request.paths.directory
+    if not (code.staged and array.tasks):
+        return code.cwd
+    return directory.with_name(task_of_array(directory.name, array.tasks[0])) / code.cwd.relative_to(directory)
+
+
+def _log(request: JobRequest, array: sbatch_lines.Array) -> str:
     """Return the pattern of the job's log; each task of an array has its own, in the directory of its run."""
     log, directory = request.paths.job_log, request.paths.directory
-    if not of_array:
+    if not array.tasks:
         return filename_pattern(log)
     task = task_of_array(directory.name, "%a")
     return f"{filename_pattern(directory.parent)}/{task}/{filename_pattern(log.relative_to(directory))}"
@@ -156,17 +162,17 @@ def _asked(site: Site, request: JobRequest, typed: dict[str, str]) -> Iterator[D
 def _added(site: Site, request: JobRequest, stated: dict[str, sbatch_lines.Option]) -> Iterator[Directive]:
     """Yield the directives that hpcml adds where neither the script nor the user says it."""
     spec, has_output = request.spec, bool(sbatch_lines.OUTPUT & stated.keys())
-    of_array = "--array" in stated or "--array" in dict(spec.place.sbatch)
+    array = _array(request)
     terms = partitions.terms(site, spec.place.partition, spec, with_gpus=spec.size.gpus_per_node > 0)
     defaults = (
         ("--job-name", spec.code.script.name),  # as sbatch names it
         ("--account", terms.account),
         ("--partition", spec.place.partition),
         ("--qos", terms.qos),
-        ("--chdir", str(spec.code.cwd)),
+        ("--chdir", str(_folder(request, array))),
         ("--signal", f"B:{SIGNAL}@{request.signal_lead}"),
         ("--export", "" if site.slurm.export == "ALL" else site.slurm.export),
-        ("--output", "" if has_output else _log(request, of_array=of_array)),
+        ("--output", "" if has_output else _log(request, array)),
         ("--open-mode", "" if has_output else "append"),
         *(slurm_options.extra_directive(site, line) for line in terms.extra),
     )

@@ -13,6 +13,7 @@ from hpcml.node.hardware.record import Node
 from hpcml.schedulers import machine
 from hpcml.schedulers.gres import is_slice
 from hpcml.schedulers.machine import Fields, Kind, Tables, amounts
+from hpcml.site_records import Deadlines
 from hpcml.survey import node_tables
 from hpcml.survey.draft import LOGIN, NODE, SCHEDULER, SLURM, Draft, How
 from hpcml.survey.node_tables import Login
@@ -481,10 +482,10 @@ class _Writer:
         return nodes, time
 
     def _deadlines(self) -> None:
-        wait = re.match(r"\d{1,6}", self.tables.config.get("KillWait", ""))
-        if wait and int(wait[0]) <= 20:
-            how = How(SLURM, f"KillWait is {wait[0]} s in scontrol show config", concluded=True)
-            self.draft.set(("deadlines",), "script_grace", f"{max(1, int(wait[0]) // 2)}s", how)
+        wait = machine.kill_wait(self.tables.config)
+        if wait is not None and wait <= float(Deadlines().script_grace):
+            how = How(SLURM, f"KillWait is {wait} s in scontrol show config", concluded=True)
+            self.draft.set(("deadlines",), "script_grace", f"{max(1, wait // 2)}s", how)
 
     def _cost(self) -> None:
         draft = self.draft

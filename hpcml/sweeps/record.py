@@ -92,7 +92,8 @@ def _planned(table: Table) -> Planned:
 
 def find(runs: Path, name: str) -> Sweep:
     """Return a sweep; NotFoundError if there is no such one."""
-    if sweep := load(runs, name):
+    is_name = len(name) <= LONGEST_NAME and "/" not in name  # a path could be of a folder elsewhere
+    if is_name and (sweep := load(runs, name)):
         return sweep
     others = names(runs)
     hint = f"Known sweeps: {', '.join(others[:8])}." if others else "Start a sweep: hpcml sweep SCRIPT --grid k=8,16"

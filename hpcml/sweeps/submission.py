@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -163,19 +163,13 @@ def more(
     if not asked_for:
         return More(spec, (), tuple(sentences))
     times = [int(TimeLimit(text)) for text in given.get("--time", ())]
-    if times and (wanted := _capped(max(times), partition.max_time)) > now["time"]:
-        spec = spec.changed(time=TimeLimit(units.format_time_limit(wanted)))
-        sentences.append(_raised("the time limit", *map(units.format_time_limit, (now["time"], wanted))))
-    elif times:
-        text = units.format_time_limit(now["time"])
-        sentences.append(_not_raised("the time limit", text, name, full=wanted < max(times)))
+    longer, told = _raised_to("the time limit", times, now["time"], partition.max_time, name, units.format_time_limit)
     sizes = [int(Memory(text)) for text in given.get("--memory-per-node", ())]
-    if sizes and (wanted := _capped(max(sizes), partition.memory_per_node)) > now["memory"]:
-        spec = spec.changed(memory_per_node=Memory(units.format_memory_for_slurm(wanted)))
-        sentences.append(_raised("the memory per node", *map(units.format_bytes, (now["memory"], wanted))))
-    elif sizes:
-        text = units.format_bytes(now["memory"])
-        sentences.append(_not_raised("the memory per node", text, name, full=wanted < max(sizes)))
+    most = partition.memory_per_node
+    larger, told_of_memory = _raised_to("the memory per node", sizes, now["memory"], most, name, units.format_bytes)
+    spec = spec.changed(time=TimeLimit(units.format_time_limit(longer))) if longer else spec
+    spec = spec.changed(memory_per_node=Memory(units.format_memory_for_slurm(larger))) if larger else spec
+    sentences += [*told, *told_of_memory]
     settings: list[str] = []
     limits = [int(Memory(text.partition("=")[2])) for text in given.get("--set", ())]
     if limits and (wanted := max(limits)) > now["memory_limit"]:
@@ -213,20 +207,26 @@ def _without_nodes(spec: RunRequest, lists: Sequence[str]) -> tuple[RunRequest, 
     return spec.changed(sbatch=(*rest, ("--exclude", text))), [sentence]
 
 
-def _capped(wanted: int, most: int) -> int:
-    return min(wanted, most) if most else wanted
+def _raised_to(
+    resource: str, asked: Sequence[int], now: int, most: int, partition: str, words: Callable[[int], str]
+) -> tuple[int, list[str]]:
+    """Return the new amount of a resource, 0 if it stays, and a sentence; nothing if no cause ``asked`` for more.
+
+    ``most`` is the limit of the partition, 0 if that is not known.
+    """
+    if not asked:
+        return 0, []
+    wanted = min(max(asked), most or max(asked))
+    if wanted > now:
+        return wanted, [_raised(resource, words(now), words(wanted))]
+    why_not = f"the request ({words(now)}) is already larger than the request of the failed points"
+    if wanted < max(asked):
+        why_not = f"{words(now)} is the maximum of partition {partition}"
+    return 0, [f"hpcml does not raise {resource}: {why_not}"]
 
 
 def _raised(resource: str, before: str, after: str) -> str:
     return f"hpcml raises {resource} from {before} to {after}"
-
-
-def _not_raised(resource: str, now: str, partition: str, *, full: bool) -> str:
-    if full:
-        return f"hpcml does not raise {resource}: {now} is the maximum of partition {partition}"
-    return (
-        f"hpcml does not raise {resource}: the request ({now}) is already larger than the request of the failed points"
-    )
 
 
 # -- what is checked before a submission -------------------------------------------------------------------------------

@@ -11,6 +11,8 @@ TEXTS: dict[str, list[str]] = {
                 "sbatch: error: invalid account or expired budget"],
     "qos": ["sbatch: error: Batch job submission failed: Invalid qos specification"],
     "partition": ["sbatch: error: invalid partition specified: nothing", "allocation failure: Invalid partition name specified"],
+    "cluster": ["sbatch: error: 'other' can't be reached now, or it is an invalid entry for --cluster.  "
+                "Use 'sacctmgr list clusters' to see available clusters."],
     "array-refused": ["sbatch: error: Batch job submission failed: Invalid job array specification"],
     "time-refused": ["sbatch: error: Batch job submission failed: Requested time limit is invalid (missing or exceeds some limit)"],
     "node-count": ["sbatch: error: Batch job submission failed: Node count specification invalid"],

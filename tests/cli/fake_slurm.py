@@ -129,12 +129,15 @@ def sbatch(arguments: list[str], positional: list[str]) -> tuple[int, str]:
         )
         return 0, ""
     known = jobs()
-    job = str(max([100, *(int(one) for one in known if int(one) < 4000)]) + 1)
+    numbers = [int(one.partition("_")[0]) for one in known]
+    job = str(max([100, *(number for number in numbers if number < 4000)]) + 1)
     facts = {"state": "PENDING", "reason": reason, "script": positional[0], "name": options["--job-name"]}
     cluster = options.get("--clusters", "").split(",")[-1]  # the first that can start it
     if site:
         job, _, cluster = out.splitlines()[-1].partition(";")
-    save({**known, job: {"comment": options["--comment"], "cluster": cluster, **facts}})
+    first, _, last = options.get("--array", "").partition("%")[0].partition("-")
+    tasks = [f"{job}_{index}" for index in range(int(first), int(last or first) + 1)] if first else [job]
+    save({**known, **{task: {"comment": options["--comment"], "cluster": cluster, **facts} for task in tasks}})
     return 0, out if site else f"{job};{cluster}\n" if cluster else f"{job}\n"
 
 
@@ -151,10 +154,10 @@ def squeue(arguments: list[str], _positional: list[str]) -> tuple[int, str]:
     }  # fmt: skip
     rows = [] if "noheader" in options else [titles]
     for job, facts in here.items():
-        if job in asked:
+        if {job, job.partition("_")[0]} & {*asked}:
             rows.append({"i": job, "k": facts["comment"], "T": facts["state"], "r": facts["reason"], "S": "N/A", "N": "",
                          "j": facts["name"]})  # fmt: skip
-    if len(asked) == 1 and asked[0] not in here and "jobs" in options:
+    if len(asked) == 1 and asked[0] not in {job.partition("_")[0] for job in here} and "jobs" in options:
         sys.stderr.write("slurm_load_jobs error: Invalid job id specified\n")
         return 1, ""
     banner = f"CLUSTER: {cluster}\n" if cluster else ""
@@ -171,10 +174,12 @@ def scancel(arguments: list[str], positional: list[str]) -> tuple[int, str]:
     found = jobs()
     cluster = next((word.partition("=")[2] for word in arguments if word.startswith("--clusters=")), "")
     for job in positional:
-        if job not in found or found[job].get("cluster", "") != cluster:
+        tasks = [one for one in found if job in (one, one.partition("_")[0])]
+        if not tasks or found[tasks[0]].get("cluster", "") != cluster:
             sys.stderr.write(f"scancel: error: Kill job error on job id {job}: Invalid job id specified\n")
             return 1, ""
-        found[job]["state"] = "CANCELLED"
+        for task in tasks:
+            found[task]["state"] = "CANCELLED"
     save(found)
     return 0, ""
 

@@ -140,6 +140,67 @@ def test_a_module_and_a_program_are_sent_with_their_folder(laptop: Laptop) -> No
     assert "no module 'nowhere.part'" in done.stderr
 
 
+ARRAY = """#!/bin/bash
+#SBATCH --array=0-2%2 --output=part_%A_%a.txt
+cat input.txt
+"""
+
+
+def test_the_tasks_of_an_array_are_runs_in_one_copy_of_the_folder(laptop: Laptop) -> None:
+    (laptop.world.project / "parts.sh").write_text(ARRAY)
+    (laptop.world.project / "input.txt").write_text("x\n")
+    (laptop.world.project / "results/of tasks").mkdir(parents=True)
+    done = laptop.run("submit", "--json", "--detach", "parts.sh", "a b")
+    assert done.returncode == 0, done.stderr
+    array = json.loads(done.stdout)
+    tasks = [run["run"] for run in array["runs"]]
+    assert ([task.partition("-")[0] for task in tasks], laptop.runs()) == (["parts_0", "parts_1", "parts_2"], tasks)
+    first, second, _ = (Path(run["directory"]) for run in array["runs"])
+    assert {path.name for path in (first / "code").iterdir()} >= {"parts.sh", "input.txt", "job.py"}
+    assert (first / "code/results/of tasks").is_dir()
+    assert not list((second / "code").iterdir())
+    assert laptop.staged() == []
+    directives = dict(json.loads((second / "plan.json").read_text())["directives"])
+    code = json.loads((second / "plan.json").read_text())["inside"]["code"]
+    assert (directives["--chdir"], code["cwd"], code["arguments"]) == (*2 * [str(first / "code")], ["a b"])
+    script = Path(laptop.world.jobs()[f"{array['job']}_0"]["script"])
+    (second / "job.sh").write_text("echo started\n")
+    words = ["bash", str(script)]
+    task = {"SLURM_ARRAY_TASK_ID": "1", "PATH": os.environ["PATH"]}
+    assert subprocess.run(words, env=task, capture_output=True, text=True, check=False).stdout == "started\n"
+    elsewhere = first.with_name("elsewhere")
+    first.rename(elsewhere)
+    first.symlink_to(elsewhere)
+    assert subprocess.run(words, env=task, capture_output=True, check=False).returncode == errors.STORAGE
+    first.unlink()
+    elsewhere.rename(first)
+
+    listed = json.loads(laptop.run("ls", "--json", "--name", "parts_*").stdout)
+    assert {row["run"] for row in listed} == {*tasks}
+    assert json.loads(laptop.run("status", "--json", f"{array['job']}_1").stdout)["job_state"] == "PENDING"
+    (second / "logs/script.log").write_text("of task 1\n")
+    assert laptop.run("logs", "parts_1").stdout == "of task 1\n"
+    assert "parts_2" in laptop.run("why", "parts_2").stdout
+    again = json.loads(laptop.run("rerun", "--json", "--detach", "parts_1").stdout)
+    [run] = again["runs"]
+    assert (run["job"].partition("_")[2], (Path(run["directory"]) / "code/input.txt").read_text()) == ("1", "x\n")
+
+    write_end(first)
+    assert laptop.run("fetch", tasks[0], "got").returncode == 0
+    (first / "code/part_1.txt").write_text("of task 1\n")
+    assert laptop.run("fetch", tasks[1], "got").returncode == 0
+    assert (laptop.world.project / "got/code/part_1.txt").read_text() == "of task 1\n"
+    assert laptop.run("cancel", f"{array['job']}_0").returncode == 0
+    kept = laptop.run("rm", "--yes", tasks[0])
+    assert (kept.returncode, first.is_dir()) == (1, True)
+    assert tasks[1] in kept.stderr
+    assert laptop.run("cancel", array["job"]).returncode == 0
+    assert {job["state"] for name, job in laptop.world.jobs().items() if name.startswith(array["job"])} == {"CANCELLED"}
+    (first / "code/part_2.txt").write_text("of task 2\n")
+    assert laptop.run("rm", "--yes", *tasks).returncode == 0
+    assert laptop.runs() == [run["run"]]
+
+
 @pytest.mark.parametrize("command", ["submit", "rerun", "jupyter"])
 def test_what_submits_waits_where_this_end_has_a_terminal(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for stream in (sys.stdout, sys.stderr):

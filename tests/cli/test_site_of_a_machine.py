@@ -1,16 +1,15 @@
-"""`hpcml site init` with the tables that two machines' Slurm would answer (written, see the fixtures' README)."""
+"""`hpcml site init` on two machines whose profiles ship with hpcml."""
 
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
 
+from test_sites_as_they_are import settle
 from world import World
 
-ANSWERS = Path(__file__).resolve().parents[1] / "fixtures/sites"
 GPUS = ("--gpus-per-node", "4")
 # Requests, and the directives in which the profiles may differ because the written one asks about them.
 MACHINES = {
@@ -25,16 +24,6 @@ MACHINES = {
 }  # fmt: skip
 
 
-def like(world: World, machine: str) -> dict[str, str]:
-    """Put a machine's answers in the place of Slurm's; return the environment that has them."""
-    folder = world.top / "like"
-    shutil.copytree(ANSWERS / machine, folder)
-    for name in ("sinfo", "scontrol", "sacctmgr", "sbatch"):
-        shutil.copy(ANSWERS / "answer.sh", folder / name)
-        (folder / name).chmod(0o755)
-    return {"PATH": f"{folder}:{world.environment['PATH']}"}
-
-
 def directives(world: World, site: str, request: tuple[str, ...], env: dict[str, str]) -> dict[str, str]:
     done = world.run(
         "submit", "--dry-run=script", "--json", "--site", site, "--account", "mine", *request, "job.py", env=env
@@ -47,7 +36,7 @@ def directives(world: World, site: str, request: tuple[str, ...], env: dict[str,
 def test_the_plan_is_that_of_the_shipped_profile_or_a_question(
     world: World, machine: str, subtests: pytest.Subtests
 ) -> None:
-    env = like(world, machine)
+    env = settle(world, machine)
     done = world.run("site", "init", f"my-{machine}", "--json", env=env)
     assert done.returncode == 0, done.stderr
     written = json.loads(done.stdout)

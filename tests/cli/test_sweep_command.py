@@ -438,6 +438,20 @@ def test_rm_removes_a_sweep_with_its_runs(world: World) -> None:
     assert sweep(world, "status")[0] == ""
 
 
+def test_the_name_of_a_sweep_may_come_after_options_and_is_no_path(world: World, tmp_path: Path) -> None:
+    sweep(world, *GRID, "--json")
+    end_all(world)
+    for words in (("rm", "--dry-run", "job"), ("rm", "--set", "report.sample_every=0", "job", "--dry-run"), ("status", "--json", "job"),
+                  ("table", "--csv", "job")):  # fmt: skip
+        sweep(world, *words)
+    sweep(world, "table", "job", "--csv", str(tmp_path / "x.csv"))
+    assert (tmp_path / "x.csv").exists()
+    assert "(job)" in sweep(world, "plot", "-o", "x.svg", "job", status=errors.USAGE)[1]  # it has no metric yet
+    for name in ("../sweeps/job", "job/", str(world.runs / "sweeps/job"), "x" * 300):
+        sweep(world, "rm", "--yes", name, status=errors.NOT_FOUND)
+    assert (world.runs / "sweeps/job/sweep.json").exists()
+
+
 def test_rm_keeps_a_sweep_that_went_on_meanwhile(world: World) -> None:
     """Another command submits more points while the user is asked."""
     sweep(world, *GRID, "--json")

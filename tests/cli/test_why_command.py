@@ -369,3 +369,31 @@ def test_a_run_whose_record_was_cut_off(world: World) -> None:
     (directory / "status.json").unlink()
     shutil.rmtree(directory / "logs")
     assert why(world)["state"] in ("PENDING", "RUNNING")
+
+
+@pytest.mark.parametrize(("wait", "state", "place"), [
+    ("10 sec", "CANCELLED", ("KillWait", "10 s", "deadlines.script_grace = '5s'")), ("10 sec", "TIMEOUT", ("10 s",)),
+    ("30 sec", "PREEMPTED", ()), ("1 sec", "CANCELLED", ("KillWait", "support")),
+])  # fmt: skip
+def test_a_run_that_slurm_killed_while_it_was_ending(
+    world: World, tmp_path: Path, wait: str, state: str, place: tuple[str, ...]
+) -> None:
+    """Its KillWait was over before the script's grace; without an end of its own, Slurm's word is all there is."""
+    site = tmp_path / "site.toml"
+    site.write_text(f'cluster = "c"\nslurm = "25.05"\n[partition]\n[config]\nKillWait = "{wait}"\n')
+    directory = world.submit("--name", "job")
+    (directory / "attempts/0").mkdir(parents=True)
+    write_events(directory, {"event": "allocated", "nodes": ["n1"]}, {"event": "script-started"})
+    (job,) = world.jobs()
+    world.set_job(job, state=state)
+    environment = {"FAKE_SITE": str(site)}
+    assert not json.loads(world.run("status", "--json", env=environment).stdout)["cut_short"], "nothing told it to end"
+    write_events(directory, {"event": "allocated", "nodes": ["n1"]}, {"event": "ending", "message": "cancelled"})
+    shown = json.loads(world.run("status", "--json", env=environment).stdout)
+    assert (shown["cut_short"], shown["state"]) == (True, state)
+    assert directory.name in shown["warnings"][-1]
+    answer = json.loads(world.run("why", "--json", env=environment).stdout)
+    assert answer["kill_wait"] == int(wait.split(maxsplit=1)[0])
+    told = f"{answer['cause']} {answer['next_step']}"
+    assert [word for word in place if word not in told] == []
+    assert ("KillWait" in told) == bool(place)

@@ -381,9 +381,9 @@ print(json.dumps({"tries": tries, "won": won}))
 
 # Sends what UCX's TCP transport takes from everybody, the order to write at an address. Arguments: ADDRESS:PORT.
 UCX_PUT = r"""
-import json, socket, struct, sys, time
+import concurrent.futures, json, socket, struct, sys
 sent, refused = [], []
-for place in sys.argv[1:]:
+def put(place):
     host, _, port = place.rpartition(":")
     try:
         with socket.create_connection((host, int(port)), 5) as s:
@@ -394,6 +394,7 @@ for place in sys.argv[1:]:
             except OSError: pass
             sent.append(place)
     except OSError as error: refused.append(f"{place} {type(error).__name__}")
+with concurrent.futures.ThreadPoolExecutor(64) as pool: list(pool.map(put, sys.argv[1:]))
 print(json.dumps({"sent": sent, "refused": refused}))
 """
 

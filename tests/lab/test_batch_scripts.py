@@ -19,6 +19,7 @@ pytestmark = pytest.mark.lab
 TASK = """python3 -c 'import os, socket
 print("task", os.environ["SLURM_PROCID"], "of", os.environ["SLURM_NTASKS"], "on", socket.gethostname(), flush=True)'"""
 SHORT = "--time=5 --mem-per-cpu=100M"
+beside = pytest.mark.beside(at_once=6)  # each of these scripts has its nodes, which are the same by sbatch
 
 
 class Case(NamedTuple):
@@ -41,7 +42,7 @@ CASES = {
     ),
     "mpirun": Case("-N2 -n2", "mpirun --version | head -n1; mpirun --allow-run-as-root hostname"),
     "its own exit status": Case("-n1", "echo before; exit 7"),
-    "a failed step": Case("-n2", "srun sh -c 'exit 3'; echo went on; exit 0"),
+    "a failed step": Case("-n2", "srun -n1 sh -c 'exit 3'; echo went on; exit 0"),
     "set -e": Case("-n1", "set -e\nsrun false\necho never"),
     "a signal": Case("-n1", "kill -SEGV $$"),
     "a command that is not there": Case("-n1", "no-such-program"),
@@ -70,7 +71,9 @@ class Result(NamedTuple):
 
 
 def text_of(name: str, case: Case) -> str:
-    lines = "".join(f"#SBATCH {line}\n" for line in [*case.lines.splitlines(), SHORT])
+    has_two = any(word in case.lines for word in ("-N2", "--nodes=2", "-n 4"))
+    nodes = "n3,n4" if "--exclusive" in case.lines else "n1,n2" if has_two else "n1"
+    lines = "".join(f"#SBATCH {line}\n" for line in [*case.lines.splitlines(), SHORT, f"--nodelist={nodes}"])
     code = f"python3 - <<'END'\n{case.code}\nEND" if name == "another interpreter" else case.code
     return f"{FIRST_LINES.get(name, '#!/bin/bash' + chr(10))}{lines}{code}\n"
 
@@ -113,6 +116,7 @@ def events_of(directory: Path) -> list[dict[str, str]]:
     return [json.loads(line) for line in (directory / "events.jsonl").read_text().splitlines()]
 
 
+@beside
 @pytest.mark.parametrize("name", CASES)
 def test_a_script_does_the_same(cluster: Cluster, name: str) -> None:
     case, folder = CASES[name], cluster.work / f"batch-{time.time_ns()}"
@@ -151,11 +155,11 @@ class Told(NamedTuple):
 
 
 TOLD = {
-    "scancel": Told("-N2", "trap 'echo told TERM; exit 9' TERM", ("scancel",)),
-    "scancel of one that ignores it": Told("-N1", IGNORES, ("scancel",)),
-    "a signal to the script": Told("-N2", "trap 'echo told USR1; exit 8' USR1", ("scancel", "--batch", "--signal=USR1")),
-    "TERM to the script": Told("-N1", "trap 'echo told TERM; sleep 2; echo saved; exit 0' TERM", ("scancel", "-b", "-s", "TERM")),
-    "a signal to all": Told("-N1", "trap 'echo told USR2' USR2; trap 'echo told INT; exit 6' INT",
+    "scancel": Told("-N2 --nodelist=n1,n2", "trap 'echo told TERM; exit 9' TERM", ("scancel",)),
+    "scancel of one that ignores it": Told("-N1 --nodelist=n2", IGNORES, ("scancel",)),
+    "a signal to the script": Told("-N2 --nodelist=n1,n2", "trap 'echo told USR1; exit 8' USR1", ("scancel", "--batch", "--signal=USR1")),
+    "TERM to the script": Told("-N1 --nodelist=n2", "trap 'echo told TERM; sleep 2; echo saved; exit 0' TERM", ("scancel", "-b", "-s", "TERM")),
+    "a signal to all": Told("-N1 --nodelist=n2", "trap 'echo told USR2' USR2; trap 'echo told INT; exit 6' INT",
                             ("scancel", "--full", "--signal=USR2")),
 }  # fmt: skip
 
@@ -183,6 +187,7 @@ def waiting(cluster: Cluster, told: Told, folder: Path, *, by_hpcml: bool) -> tu
     return job, output, directory
 
 
+@beside
 @pytest.mark.parametrize("name", TOLD)
 def test_a_signal_reaches_the_script_as_under_sbatch(cluster: Cluster, name: str) -> None:
     told, ends = TOLD[name], []
@@ -203,13 +208,16 @@ def test_a_signal_reaches_the_script_as_under_sbatch(cluster: Cluster, name: str
     assert shown["state"] == facts["JobState"], shown
 
 
+@beside
 def test_the_time_limit_is_the_script_s(cluster: Cluster) -> None:
     """Slurm sends the script's own signal before the limit; one with no such line gets none of hpcml's."""
     folder = cluster.work / f"limit-{time.time_ns()}"
     traps = "trap 'echo told USR1' USR1; trap 'echo told URG' URG; trap 'echo told TERM; exit 3' TERM"
     code = WAITS.format(traps=traps, task="true").replace("600", "2000")
-    own = cluster.write(f"{folder.name}/own.sh", f"#!/bin/bash\n#SBATCH -n1 -t 1 --signal=B:USR1@30\n{code}")
-    none = cluster.write(f"{folder.name}/none.sh", f"#!/bin/bash\n#SBATCH -n1 -t 1\n{code}")
+    own = cluster.write(
+        f"{folder.name}/own.sh", f"#!/bin/bash\n#SBATCH -n1 -t 1 --nodelist=n2 --signal=B:USR1@30\n{code}"
+    )
+    none = cluster.write(f"{folder.name}/none.sh", f"#!/bin/bash\n#SBATCH -n1 -t 1 --nodelist=n2\n{code}")
     jobs, logs = {}, {}
     for script in (own, none):
         by_sbatch = cluster.run("sbatch", "--parsable", f"--output={folder}/%x.out", str(script), cwd=folder)

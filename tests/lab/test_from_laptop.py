@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import shutil
@@ -169,3 +170,58 @@ def test_a_batch_script_runs_as_it_is_in_the_copy_of_its_folder(outside: Outside
     assert done.returncode == 0, done.stderr
     code = directory_of(done) / "code"
     assert sorted(done.stdout.splitlines()) == [str(code), f"task 0 {code}", f"task 1 {code}"]
+
+
+ARRAY = """#!/bin/bash
+#SBATCH --array=1-5:2%2 -n1 --time=5 --mem-per-cpu=100M
+#SBATCH --output=logs/%A_%a.txt
+echo "$SLURM_ARRAY_TASK_COUNT" "$SLURM_ARRAY_TASK_MAX" "$1" | tee "part_$SLURM_ARRAY_TASK_ID"
+[ "$SLURM_ARRAY_TASK_ID" != 3 ] || exit 7
+"""
+LONG = """#!/bin/bash
+#SBATCH --array=0-2%1 -n1 --time=5 --mem-per-cpu=100M
+echo ready $PWD
+exec sleep 600
+"""
+
+
+def has_begun(log: Path) -> bool:
+    return log.exists() and "ready" in log.read_text()
+
+
+def test_the_tasks_of_an_array_share_the_copy_of_the_folder(outside: Outside, project: Path) -> None:
+    """As on a login node: each writes beside the script, and a task that is submitted again finds what others wrote."""
+    folder = project / "array"
+    outside.laptop("mkdir", "-p", str(folder / "logs"))
+    write(outside, folder / "job.sh", ARRAY)
+    done = hpcml(outside, folder, "submit", "--detach", "--json", "job.sh", "a b")
+    assert done.returncode == 0, done.stderr
+    array = json.loads(done.stdout)
+    waited = hpcml(outside, folder, "wait", "--json", array["job"])
+    assert waited.returncode == 7, waited.stderr
+    assert [row["exit_status"] for row in json.loads(waited.stdout)] == [0, 7, 0]
+    assert hpcml(outside, folder, "logs", f"{array['job']}_3").stdout == "3 5 a b\n"
+    assert "job_3-" in hpcml(outside, folder, "why", "job_3").stdout
+    assert hpcml(outside, folder, "fetch", "job_5", "got").returncode == 0
+    got = outside.home / folder.relative_to(outside.lab.home("alice")) / "got/code"
+    assert {str(path.relative_to(got)) for path in got.rglob("*") if path.is_file()} == {
+        name for index in (1, 3, 5) for name in (f"part_{index}", f"logs/{array['job']}_{index}.txt")
+    }
+    again = hpcml(outside, folder, "rerun", "--wait", "--json", "job_3")
+    assert (again.returncode, len(json.loads(again.stdout))) == (7, 1), again.stderr
+    assert hpcml(outside, folder, "logs", "job_3").stdout == "1 3 a b\n"
+
+
+def test_an_array_is_cancelled_from_the_laptop(outside: Outside, project: Path) -> None:
+    folder = project / "long"
+    outside.laptop("mkdir", "-p", str(folder))
+    write(outside, folder / "long.sh", LONG)
+    done = hpcml(outside, folder, "submit", "--detach", "--json", "long.sh")
+    array = json.loads(done.stdout)
+    logs = [Path(run["directory"]) / "logs/script.log" for run in array["runs"]]
+    for index in (0, 1):
+        until(functools.partial(has_begun, logs[index]), 60)
+        assert hpcml(outside, folder, "cancel", array["runs"][0]["run"] if index == 0 else array["job"]).returncode == 0
+    waited = hpcml(outside, folder, "wait", "--json", array["job"])
+    assert {row["state"] for row in json.loads(waited.stdout)} == {"CANCELLED"}, waited.stdout
+    assert logs[1].read_text() == f"ready {logs[0].parent.parent}/code\n"

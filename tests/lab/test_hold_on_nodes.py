@@ -288,6 +288,43 @@ def test_four_runs_share_a_node_and_each_has_a_gpu_of_its_own(cluster: Cluster, 
         assert cluster.run(*command, *words, *script, "1").returncode == errors.USAGE, words
 
 
+def test_a_part_of_a_node_is_its_run_s_alone(cluster: Cluster, with_gpus: Path) -> None:
+    """Another run of the hold gets none of its GPUs, whatever its shell's variables name; another account gets nothing."""
+    place = cluster.work / "apart"
+    cluster.run("mkdir", "-p", str(place))
+    first = start(cluster, WAITS, "--gpus-per-node", "2", "--ranks", "1", env={"PASSWORD": WORD_OF_ALICE})
+    assert wait_for(lambda: "waits" in cluster.run("cat", str(first / "logs/script.log")).stdout, 60)
+    job = json.loads((with_gpus / "submission.json").read_text())["job"]
+    all_of_them = {"CUDA_VISIBLE_DEVICES": "0,1,2,3", "NVIDIA_VISIBLE_DEVICES": "all", "SLURM_OVERLAP": "1", "SLURM_STEP_GPUS": "0,1,2,3",
+                   "SLURM_GRES": "gpu:4", "SLURM_MEM_PER_CPU": "1", "SRUN_CPUS_PER_TASK": "8", "SLURM_WHOLE": "1"}  # fmt: skip
+    script = [*cluster.command(SHARES)[2:], str(place), "1"]
+    for number, gpus in (("1", {"2"}), ("0", {"-", "", "NoDevFiles"})):
+        sizes = ("--gpus-per-node", number, "--cpus-per-node", "1", "--memory-per-node", "500M", "--ranks", "1")
+        done = cluster.run("hpcml", "run", "--in", with_gpus.name, *sizes, *script, env=all_of_them)
+        assert done.returncode == 0, done.stderr
+        seen, *amounts = (place / directory_of(done).name).read_text().split(" ")
+        assert (seen in gpus, amounts) == (True, ["1", "500"]), (number, seen, amounts)
+        cluster.run("rm", str(place / directory_of(done).name))
+    steps = {
+        row
+        for row in cluster.run("squeue", "--steps", "--noheader", "--job", job, "--format=%i").stdout.split()
+        if row[-1].isdigit()
+    }
+    assert steps
+    for step in steps:
+        for words in (
+            ["scancel", step],
+            ["srun", f"--jobid={job}", "--exact", "--gres=gpu:1", "true"],
+            ["sattach", step],
+        ):
+            done = cluster.lab.exec(words, node="n1", user="mallory", timeout=60)
+            assert done.returncode != 0 or done.stdout == "", words
+    read_files_and_processes(cluster, first, "rank", "supervisor")
+    send_junk_to_link(cluster, first)
+    assert not (first / "status.json").exists()
+    assert json.loads(cluster.run("hpcml", "status", with_gpus.name, "--json").stdout)["runs"] == [first.name]
+
+
 def test_a_session_and_a_sweep_share_a_node(cluster: Cluster) -> None:
     """Each has a Dask cluster of its own, with the CPUs and the memory of its part."""
     shared = started(cluster, "--nodelist", "n1", "--cpus-per-node", "8", "--mem", "3200M", "--idle", "off")

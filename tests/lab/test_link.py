@@ -118,33 +118,26 @@ def test_an_agent_behind_a_filter_that_is_killed_is_known_by_its_files(cluster: 
     )
 
 
-@pytest.mark.parametrize("policy", ["fail", "continue"])
-def test_a_node_of_dask_without_network_is_named(cluster: Cluster, policy: str) -> None:
+def test_a_node_of_dask_without_network_is_named(cluster: Cluster) -> None:
     """Dask gives a connection up after 30 s. The link knows before why: its node's agent has not answered."""
-    options = (
-        "--set",
-        f"workers.on_loss={policy}",
-        "--set",
-        "deadlines.answer=8s",
-        "--set",
-        "deadlines.script_grace=2s",
+    options = ("--set", "deadlines.answer=8s", "--set", "deadlines.script_grace=2s", *SMALL)
+    fails, continues = (
+        start(cluster, WAITS, "--set", f"workers.on_loss={policy}", *options) for policy in ("fail", "continue")
     )
-    directory = start(cluster, WAITS, *SMALL, *options)
     with cut_off("n2"):
-        if policy == "fail":
-            cluster.wait_status(directory, LOST)
-        else:
-            assert cluster.wait_event(directory, "workers-lost", LOST)["node"] == "n2"
-        end = json.loads(cluster.run("hpcml", "status", directory.name, "--json").stdout)
-        why = cluster.run("hpcml", "why", directory.name).stdout
+        cluster.wait_status(fails, LOST)
+        assert cluster.wait_event(continues, "workers-lost", LOST)["node"] == "n2"
+        end, goes_on = (
+            json.loads(cluster.run("hpcml", "status", one.name, "--json").stdout) for one in (fails, continues)
+        )
+        why = cluster.run("hpcml", "why", fails.name).stdout
     words = "n2 has not answered for 8 s"
-    if policy == "fail":
-        assert (end["exit_status"], end["message"]) == (errors.ROLE_LOST, f"workers were lost: n2: {words}")
-        assert words in why
-    else:
-        assert end["warnings"] == [f"n2 lost a worker permanently: {words}; 1 of 2 workers are left."], end
-        cluster.run("hpcml", "cancel", directory.name)
-    cluster.wait_gone(directory, 120)
+    assert (end["exit_status"], end["message"]) == (errors.ROLE_LOST, f"workers were lost: n2: {words}")
+    assert words in why
+    assert goes_on["warnings"] == [f"n2 lost a worker permanently: {words}; 1 of 2 workers are left."], goes_on
+    cluster.run("hpcml", "cancel", continues.name)
+    for directory in (fails, continues):
+        cluster.wait_gone(directory, 120)
 
 
 def test_floods_from_its_first_moment_end_no_run_of_dask(cluster: Cluster) -> None:

@@ -51,6 +51,7 @@ def plain(lab: Lab, folder: Path, project: Project) -> tuple[str, dict[str, str]
     return done.stdout, tree(lab, folder)
 
 
+@pytest.mark.beside
 @pytest.mark.parametrize("name", FIVE)
 def test_files_and_values_on_a_node_are_as_with_plain_python(cluster: Cluster, name: str) -> None:
     project, place = PROJECTS[name], cluster.work / f"project-{name}"
@@ -62,9 +63,10 @@ def test_files_and_values_on_a_node_are_as_with_plain_python(cluster: Cluster, n
     assert tree(cluster.lab, place / "run") == files
 
 
+@pytest.mark.beside
 @pytest.mark.parametrize("name", [*FIVE, "relative"])
-def test_a_laptop_fetches_the_files_and_does_not_send_them_again(outside: Outside, name: str) -> None:
-    project, place = PROJECTS[name], outside.cluster.work / f"from-laptop-{name}"
+def test_a_laptop_fetches_the_files_and_does_not_send_them_again(cluster: Cluster, outside: Outside, name: str) -> None:
+    project, place = PROJECTS[name], cluster.work / f"from-laptop-{name}"
     said, files = plain(outside.lab, place / "alone", project)
     folder = place / "proj"
     put(outside.lab, folder, project, lab_ssh.LAPTOP)

@@ -46,6 +46,7 @@ def setting(*words: str) -> tuple[str, ...]:
 
 
 RAN = "print('the script ran')\n"
+STAYS = "import signal, time\nsignal.signal(signal.SIGTERM, lambda *_: time.sleep(300))\ntime.sleep(300)\n"
 ENDS = {
     "0": End(CONNECT + "print('sum', client.submit(sum, [1, 2, 3]).result())\n", 0),
     "no interpreter": End(CONNECT + RAN, errors.START_FAILED, setting("runtime.python=/opt/gone/python"),
@@ -55,6 +56,8 @@ ENDS = {
         mark="n2: the workers' parent process exited with status 127", says=("not found",),
     ),
     "hpcml cancel": End(CONNECT + WAIT, errors.CANCELLED, act="hpcml ls --name {name} >{name}.cancel; hpcml cancel {name} >>{name}.cancel", why="cancelled"),
+    "KillWait": End(STAYS, errors.CANCELLED, setting("deadlines.script_grace=25s"), act="scancel --name={name}", ways=("submit",),
+                    why="cancelled"),
     # What a submission survives: its command only waits.
     "SIGTERM": End(CONNECT + WAIT, errors.CANCELLED, act="kill -TERM $run", ways=("run",)),
     "SIGKILL": End(CONNECT + WAIT, errors.CANCELLED, act="kill -KILL $run", ways=("run",)),
@@ -164,6 +167,8 @@ def test_an_end_is_a_submission_s(
         assert " within " not in written["message"]
     if end.why:
         assert json.loads(cluster.run("hpcml", "why", name, "--json").stdout)["short"].startswith(end.why)
+    if kind == "KillWait":  # the lab's
+        assert json.loads(cluster.run("hpcml", "why", name, "--json").stdout)["kill_wait"] == 10
     if "run" in end.ways:
         assert facts == recorded(cluster, in_allocation[kind][0], end.mark)
 

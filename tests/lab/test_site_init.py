@@ -12,10 +12,15 @@ import pytest
 
 from conftest import Cluster
 from lab_state import PATIENCE, wait_for
+from site_slurm import Site
 
 pytestmark = pytest.mark.lab
 
 ANSWERS = Path(__file__).resolve().parents[1] / "fixtures/sites"
+COMMANDS = {"config": "scontrol show config", "partition": "scontrol --oneliner show partition",
+            "node": "scontrol --oneliner show node lrdn0001", "sinfo": "sinfo --format=%P|%D|%c|%Z|%m|%l|%N|%G",
+            "qos": "sacctmgr --parsable2 show qos", "assoc": "sacctmgr --parsable2 show assoc",
+            "user": "sacctmgr --parsable2 show user"}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -38,10 +43,16 @@ def shut(cluster: Cluster) -> Iterator[str]:
     cluster.run("scontrol", "delete", words[0], node="ctl", user="root")
 
 
+def text_of_leonardo(command: str) -> str:
+    """Return what the machine of the table answers to a command."""
+    program, *words = command.split()
+    return Site(str(ANSWERS / "leonardo.toml")).answer(program, words)[1]
+
+
 def like_leonardo(cluster: Cluster) -> dict[str, str]:
     """Put a machine's answers in the place of the lab's; return the environment that has them."""
-    for source in sorted((ANSWERS / "leonardo").glob("*.txt")):
-        folder = cluster.write(f"like-leonardo/{source.name}", source.read_text()).parent
+    for name, command in COMMANDS.items():
+        folder = cluster.write(f"like-leonardo/{name}.txt", text_of_leonardo(command)).parent
     for name in ("sinfo", "scontrol", "sacctmgr", "sbatch"):
         cluster.write(f"like-leonardo/{name}", (ANSWERS / "answer.sh").read_text())
     cluster.run("sh", "-c", f"chmod +x {folder}/s*[a-z]")
@@ -76,7 +87,7 @@ def test_a_node_tells_what_only_it_knows(cluster: Cluster, profiles: Path) -> No
     text = cluster.run("cat", f"{profiles}/seen.toml").stdout
     mark = "# To show the source of each value"
     cluster.write(f"{profiles}/seen.toml", text.replace(mark, f"[network]\ninterface = 'ib7'\n\n{mark}"))
-    limits = (ANSWERS / "leonardo/partition.txt").read_text().replace("MaxTime=1-00:00:00", "MaxTime=12:00:00")
+    limits = text_of_leonardo(COMMANDS["partition"]).replace("MaxTime=1-00:00:00", "MaxTime=12:00:00")
     cluster.write("like-leonardo/partition.txt", limits)
     asked = cluster.run("hpcml", "site", "init", "seen", "--refresh", env=env)
     assert asked.returncode == 64, asked.stderr

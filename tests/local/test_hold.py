@@ -147,9 +147,11 @@ def test_an_idle_hold_ends(here: Here) -> None:
 
 
 def test_runs_end_with_a_killed_supervisor(here: Here) -> None:
+    """And nothing keeps the variables of a run that waited."""
     directory = hold(here)
-    first = start(here, WAITS)
+    first, waits = start(here, WAITS), start(here, WAITS)
     here.until(lambda: script_runs(here, first))
+    assert (directory / "hold/queue" / waits.name).read_text()
     (supervisor,) = (
         pid
         for pid, line in here.processes(directory).items()
@@ -158,6 +160,7 @@ def test_runs_end_with_a_killed_supervisor(here: Here) -> None:
     os.kill(supervisor, signal.SIGKILL)
     assert here.ended(first)["exit_status"] == errors.CANCELLED
     assert here.ended(directory)["exit_status"] == 137
+    assert [path for path in (directory / "hold").rglob("*-*") if path.is_file() and path.read_text()] == []
     done = run(here, "--in", "last", here.script(PRINTS), "0")
     assert (done.returncode, "no kept allocation" in done.stderr) == (errors.NOT_FOUND, True), done.stderr
 
@@ -203,6 +206,9 @@ def test_what_a_hold_refuses(here: Here, held: Path) -> None:
         (("sweep", "--in", first.name, "--grid", "k=1,2", script), "not a hold"),
         (("sweep", "--no-wait", "--grid", "k=1,2", script), "--no-wait needs --in"),
         (("jupyter", "--no-wait"), "--no-wait needs --in"),
+        (("run", "--in", "", script), "--in is empty"),
+        (("jupyter", "--in", ""), "--in is empty"),
+        (("sweep", "--in", "", "--grid", "a=1", script), "--in is empty"),
         (("jupyter", "--in", "last", "--prepare"), "is not a job"),
         (("jupyter", "--in", "last", "--check"), "requests nothing from Slurm"),
         (("jupyter", "--in", "last", "--nodes", "2"), "hold has 1"),

@@ -81,19 +81,23 @@ def dashboard(address: str, picture: Path) -> None:
         shown.screenshot(path=str(picture))
 
 
-def notebook(address: str, token: str, name: str, waited_for: str, picture: Path) -> None:
-    """Open a notebook in JupyterLab, run its cells, and photograph it when it shows a text."""
+def notebook(address: str, token: str, name: str, waited_for: str, picture: Path) -> list[str]:
+    """Open a notebook in JupyterLab, run its cells, photograph it when it shows a text, and return the page's lines."""
     with page(1100, 640) as shown:
         shown.goto(f"{address}/tree/{name}?token={token}")
         shown.locator(".jp-Notebook .jp-Cell").first.wait_for()
+        shown.get_by_text("| Idle").wait_for()  # the kernel
         with contextlib.suppress(Exception):  # the question about news is asked at the first start, mostly
-            shown.get_by_role("button", name="No").click(timeout=3000)
-        shown.locator(".jp-Notebook .jp-Cell").first.click()
-        for _ in range(shown.locator(".jp-Notebook .jp-Cell").count()):
+            shown.get_by_role("button", name="No").click(timeout=10_000)
+        cells = shown.locator(".jp-Notebook .jp-Cell")
+        cells.first.click()
+        for place in range(cells.count()):
             shown.keyboard.press("Shift+Enter")
+            cells.nth(place).locator(".jp-InputPrompt", has_text=f"[{place + 1}]").wait_for()
         shown.locator(".jp-OutputArea-output", has_text=waited_for).first.wait_for()
         shown.wait_for_timeout(1500)
         shown.screenshot(path=str(picture))
+        return str(shown.evaluate("document.body.innerText")).splitlines()
 
 
 def photograph(svg: str, width: int, picture: Path, back: str) -> None:

@@ -281,7 +281,7 @@ def document(chosen: Sequence[str]) -> None:
     ):
         for name, draw in DOCUMENTED.items():
             if not chosen or name in chosen:
-                if lines := draw(desk):  # none of a page of Dask's or JupyterLab's
+                if lines := draw(desk):  # none of Dask's page
                     picture_words.record(name, lines)
                 print(*sorted(path.relative_to(PICTURES.parent) for path in PICTURES.glob(f"{name}.*")), flush=True)
 
@@ -330,9 +330,9 @@ def _jupyter(desk: LabDesk) -> list[str]:
     here.piped("hpcml jupyter --detach --nodes 4")
     with browser.tunnel(*here.command(["hpcml", "tunnel", "--service", "jupyter", "jupyter"])) as address:
         token = next(here.home.glob(".hpcml/runs/jupyter-*/attempts/*/secret/jupyter.token")).read_text().strip()
-        browser.notebook(address, token, "tour.ipynb", "0.0001", PICTURES / "jupyter.png")
+        lines = browser.notebook(address, token, "tour.ipynb", "0.0001", PICTURES / "jupyter.png")
     here.piped("hpcml cancel jupyter; hpcml wait jupyter")
-    return []
+    return lines
 
 
 def _interconnect(desk: LabDesk) -> list[str]:

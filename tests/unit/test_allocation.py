@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import time
@@ -255,3 +256,22 @@ def test_a_run_that_does_not_get_into_the_hold_leaves_nothing_there(tmp_path: Pa
     with pytest.raises(StorageError):
         hold_scheduler.HERE.submit(Site(name="local"), run_paths)
     assert [*kept.hold.iterdir()] == [kept.queue]
+
+
+def test_a_run_whose_job_step_slurm_does_not_start_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where a step of the user's has the node; the hold's own bookkeeping says that the node is free."""
+    kept, run = RunPaths(tmp_path / "hold-1"), RunPaths(tmp_path / "run-1")
+    kept.held.mkdir(parents=True)
+    run.directory.mkdir()
+    entry = kept.held / "run-1"
+    entry.touch()
+    job = f"5\n{kept.directory}\n{run.directory}"
+    monkeypatch.setattr(hold_scheduler.IN_JOB, "of_holds", SimpleNamespace(states=lambda _: {"5": JobState("RUNNING")}))
+    assert hold_scheduler.IN_JOB.states([job])[job] == JobState("RUNNING")
+    os.utime(entry, (time.time() - 60,) * 2)
+    state = hold_scheduler.IN_JOB.states([job])[job]
+    assert (state.pending, "hold-1" in state.reason) == (True, True)
+    (run.directory / "attempts").mkdir()
+    assert hold_scheduler.IN_JOB.states([job])[job].active
+    entry.unlink()
+    assert hold_scheduler.IN_JOB.states([job])[job].state == "UNKNOWN"

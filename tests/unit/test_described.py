@@ -95,6 +95,14 @@ def project(folder: Path, lock: str = LOCK, python: str = ">=3.11") -> Path:
     return folder
 
 
+def test_the_metadata_of_a_script_is_read_with_any_line_ends_and_in_a_long_script(tmp_path: Path) -> None:
+    """Otherwise the run would silently have another environment."""
+    script = tmp_path / "job.py"
+    for text in (SCRIPT.replace("\n", "\r\n"), "x = 1\n" * 200_000 + SCRIPT):
+        script.write_bytes(text.encode())
+        assert (uv_environments.metadata(script) or {}).get("requires-python") == ">=3.11"
+
+
 def test_uv_makes_the_environment_of_a_script_once(work: Path) -> None:
     (work / "job.py").write_text(SCRIPT)
     dry = choose(dry_run=True)

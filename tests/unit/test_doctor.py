@@ -303,6 +303,8 @@ def test_slurms_configuration(tmp_path: Path) -> None:
     cases: list[tuple[dict[str, str], str, str]] = [
         ({}, "green", "Slurm 23.11.10"),
         ({"KillWait": "10 sec"}, "yellow", "kills a job 10 s after"),
+        ({"KillWait": "20 sec"}, "yellow", "script_grace is 20s"),  # both at the same time
+        ({"KillWait": "21 sec"}, "green", "Slurm 23.11.10"),
         ({"RequeueExit": "1-9,85"}, "yellow", "exit with status 85"),
         ({"RequeueExitHold": "64-66"}, "yellow", "exit with status 64"),
         ({"MaxArraySize": "1"}, "yellow", "job arrays are off"),

@@ -117,7 +117,17 @@ def test_which_sites_and_requests_get_gpus(world: Path, subtests: pytest.Subtest
 
 def test_this_machine(world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mine = python(world / "mine", *PACKAGES)
-    for visible, gpus in (("0,1", 2), ("GPU-1a", 1), ("", -1), ("-1", -1)):
+    said = (
+        ("0,1", 2),
+        ("GPU-1a", 1),
+        ("", -1),
+        ("-1", -1),
+        ("0,-1,1", 1),
+        ("NoDevFiles", -1),
+        ("none", -1),
+        ("1,0,1,2", 2),
+    )
+    for visible, gpus in said:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
         assert choose(mine, site="local")[0].size.gpus_per_node == gpus
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace as Some
@@ -80,6 +82,65 @@ def test_a_run_that_is_not_to_wait_does_not_wait_behind_another(hold: holding.Ho
     assert "another run waits, and --no-wait refuses to wait" in end["message"]
     waiting = {path.name for path in RunPaths(HOLD).queue.iterdir()}
     assert waiting == {large.directory.name, patient.directory.name}
+
+
+def test_an_entry_that_cannot_be_read_ends_its_run_and_not_the_hold(hold: holding.Holding) -> None:
+    """As after an error of the file system; the next run starts."""
+    hold.state.warn = Mock()  # type: ignore[method-assign]
+    damaged, new = put(1), put(2)
+    entry = RunPaths(HOLD).queue / damaged.directory.name
+    entry.unlink()
+    entry.mkdir()
+    (RunPaths(HOLD).queue / "stray").mkdir()
+    take(hold)
+    end = json.loads(damaged.status.read_text())
+    assert (end["exit_status"], end["over"]) == (errors.START_FAILED, True)
+    assert [*hold.runs] == [new.directory.name]
+    assert [damaged.directory.name in str(call) for call in hold.state.warn.call_args_list] == [False, True]
+
+
+def test_a_run_that_is_cancelled_while_the_hold_takes_it_has_an_end(
+    hold: holding.Holding, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its file was renamed between two looks: without an end the run would be RUNNING until the hold's end."""
+    run, paths = put(1), RunPaths(HOLD)
+
+    def cancelled(entry: Path) -> object:
+        entry.rename(paths.told / entry.name)
+        raise FileNotFoundError
+
+    monkeypatch.setattr(holding, "read_json", cancelled)
+    take(hold)
+    assert (json.loads(run.status.read_text())["exit_status"], hold.runs) == (errors.CANCELLED, {})
+    assert [*paths.hold.rglob("*-*")] == []
+
+
+def test_the_watch_beside_a_batch_script_ends_with_it(tmp_path: Path) -> None:
+    """Also if it ended before its first attempt, as on a full disk: no process is left on this machine."""
+    run = RunPaths(tmp_path)
+    run.script.write_text("exit 3\n")
+    reader, writer = os.pipe()
+    with subprocess.Popen(held.batch_script(run), stdin=reader, start_new_session=True) as process:
+        os.close(reader)
+        assert process.wait(30) == 3
+    os.close(writer)
+    until = time.monotonic() + 30
+    with pytest.raises(ProcessLookupError):
+        while time.monotonic() < until:
+            os.killpg(process.pid, 0)
+            time.sleep(0.05)
+
+
+def test_a_queue_that_cannot_be_changed_now_is_looked_at_again(
+    hold: holding.Holding, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits = put(1)
+    with monkeypatch.context() as broken:
+        broken.setattr(Path, "rename", Mock(side_effect=OSError(5, "Input/output error")))
+        take(hold)
+    assert hold.runs == {}
+    take(hold)
+    assert [*hold.runs] == [waits.directory.name]
 
 
 def test_parts_of_a_node_go_back_when_their_runs_end(hold: holding.Holding) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -106,6 +108,17 @@ def planted(folder: Path, number: int, exit_status: int) -> Path:
 
 def settle(run: Path) -> None:
     os.utime(run, (time.time() - 300 + len(os.listdir(run)),) * 2)
+
+
+def test_a_note_comes_behind_the_rows(tmp_path: Path) -> None:
+    for number in range(2):
+        planted(tmp_path, number, 0)
+    command = [sys.executable, "-m", "hpcml", "ls", "--site", "local", "--set", f"paths.runs={tmp_path}", "--last", "1"]
+    environment = {"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}
+    said = subprocess.run(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=True
+    )
+    assert [line.split()[0] for line in said.stdout.splitlines()] == ["RUN", "train-20261122-220001-0000", "1"]
 
 
 def test_ends_are_kept_for_long_listings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ import re
 import shlex
 from html import unescape
 
+import make
 import picture_words
 import pytest
 
@@ -18,8 +19,7 @@ OTHERS = {
     "shape.svg",
     "hardware-limits.svg",
     "dashboard.png",
-    "jupyter.png",
-}  # of benchmarks, and pages of Dask and JupyterLab
+}  # of benchmarks, and Dask's page
 
 
 def lines_of(name: str) -> list[str]:
@@ -53,6 +53,13 @@ def test_each_picture_is_recorded_as_it_is() -> None:
         recorded = [line.split() for line in RECORDED[name]["lines"]]
         assert [line.split() for line in lines_of(f"{name}.svg")] == [words for words in recorded if words]
         assert RECORDED[name]["lines"][0].startswith("$ hpcml ")
+
+
+def test_the_notebook_of_the_picture_is_that_of_make_py() -> None:
+    """And its kernel has the name that hpcml gives kernels."""
+    lines = RECORDED["jupyter"]["lines"]
+    assert [line for cell in make.CELLS for line in cell.splitlines() if line and line not in lines] == []
+    assert "hpcml (this run)" in lines
 
 
 def test_an_older_word_is_noticed() -> None:

@@ -92,7 +92,7 @@ def row(t: object) -> bytes:
 def test_damage_costs_the_damaged_line_alone(attempt: AttemptPaths, subtests: pytest.Subtests) -> None:
     damaged = {
         "half a line": b'{"t": 1002.0, "cp', "bytes": b"\xff\xfe\x00", "columns too few": b"[1, 2]", "no table": b"5",
-        "a time that is none": row("now"), "no number": row(float("nan")), "without end": b"[" * 100_000,
+        "a time that is none": row("now"), "true": row(True), "no number": row(float("nan")), "without end": b"[" * 100_000,
     }  # fmt: skip
     for name, line in damaged.items():
         with subtests.test(name):

@@ -19,6 +19,7 @@ from hpcml.runs import directories
 from hpcml.runs import submit as submission
 from hpcml.runs.submit import Prepared
 from hpcml.schedulers import JobState, Submission, sbatch_lines, slurm
+from hpcml.subprocesses import Answer
 from tests.said import in_order
 
 FIXTURES = Path(__file__).resolve().parents[1] / "fixtures/batch_scripts"
@@ -175,8 +176,31 @@ def test_which_files_are_batch_scripts(text: str, is_one: bool) -> None:
     assert is_batch_script(text) is is_one
 
 
+def test_the_lines_that_sbatch_reads_are_read(subtests: pytest.Subtests) -> None:
+    """As the lab's sbatch does: otherwise the job silently has fewer nodes than the script asks for."""
+    for before in (
+        "  # note\n",
+        "\t# note\n",
+        "# a\u2028b\n",
+        "# a\x85b\n",
+        "# a\x0cb\n",
+        "# a\x0bb\n",
+        " \x0c\n",
+        "#SBATCH-t5\n",
+    ):
+        with subtests.test(before):
+            lines = [line for _, line in sbatch_lines.of_script(f"#!/bin/bash\n{before}#SBATCH -N2\n")]
+            assert lines[-1:] == ["#SBATCH -N2"]
+    assert [line for _, line in sbatch_lines.of_script("#!/bin/bash\n#SBATCH-N2\n")] == ["#SBATCH-N2"]
+    for code in ("set -e\n", "\xa0\n"):
+        assert list(sbatch_lines.of_script(f"#!/bin/bash\n{code}#SBATCH -N2\n")) == []
+    assert list(sbatch_lines.of_script("#!/bin/bash\n #SBATCH -N2\n")) == []
+
+
 @pytest.mark.parametrize(("line", "options"), [
     ("#SBATCH -N2 -n 4 --exclusive --mem=0", {"--nodes": "2", "--ntasks": "4", "--exclusive": "", "--mem": "0"}),
+    ("#SBATCH --arr=0-9 --job x --mem-bind=no --gpus-per=4", {"--array": "0-9", "--job-name": "x", "--mem-bind": "no", "--gpus-per": "4"}),
+    ("#SBATCH-N2", {"--nodes": "2"}),
     ("#SBATCH --exclusive -t 5", {"--exclusive": "", "--time": "5"}),
     ("#SBATCH --hold --wait -J a", {"--hold": "", "--wait": "", "--job-name": "a"}),
     ('#SBATCH --job-name="a b" # -n 3', {"--job-name": "a b"}), ("#SBATCH 'open", {}), ("#PBS -l nodes=1", {}),
@@ -335,14 +359,13 @@ def test_a_run_waits_for_all_tasks_of_an_array(monkeypatch: pytest.MonkeyPatch) 
         )
 
 
-def test_an_array_from_a_laptop_is_refused() -> None:
-    """Its tasks would have to share one copy of the folder."""
-    spec = prepared("#SBATCH -a 0-1").spec
-    with pytest.raises(UsageError) as caught:
-        submission.prepare_request(spec._replace(code=spec.code._replace(staged=True)))
-    assert caught.value.place == "-a 0-1 of job.sh"
-
-
 def test_python_submits_no_array() -> None:
     with pytest.raises(UsageError, match="job array"):
         submission.submit(prepared("#SBATCH --array=0-4"))
+
+
+def test_the_words_of_sbatch_about_an_option_are_shown() -> None:
+    said = (
+        "sbatch: option '--node=2' is ambiguous; possibilities: '--nodes'\nTry \"sbatch --help\" for more information\n"
+    )
+    assert "ambiguous" in slurm.refusal(Answer(1, "", said)).message

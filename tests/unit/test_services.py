@@ -107,11 +107,33 @@ def test_the_supervisor_reads_each_request_once_and_survives_damage(
     assert requests.look() == []
     services.ask(attempt.wanted, Wanted("b", "n2", 2))
     (attempt.wanted / "c.json").write_text("{")
+    (attempt.wanted / "d.json").write_text("[" * 100_000)
+    (attempt.wanted / "e.json").mkdir()
+    os.mkfifo(attempt.wanted / "f.json")  # to read one would wait without end
     assert requests.look() == [Wanted("b", "n2", 2)]
     assert requests.look() == []
     services.ask(attempt.wanted, Wanted("b", "n1", 2))
     assert requests.look() == [Wanted("b", "n1", 2)]
-    assert capsys.readouterr().err.count("cannot be read") == 1
+    assert capsys.readouterr().err.count("cannot be read") == 4
+
+
+def test_a_run_has_so_many_services_and_its_log_says_that_there_are_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each has a process, which looks at its port again and again."""
+    monkeypatch.setattr(node_side, "EVERY", 0.0)
+    attempt = RunPaths(tmp_path).attempt(0)
+    attempt.directory.mkdir(parents=True)
+    context: Any = SimpleNamespace(attempt=attempt, node_names=("n1",), settings=SimpleNamespace(services=()))
+    requests = node_side.Requests(context)
+    services.ask(attempt.wanted, Wanted("z", "n1", 1))
+    assert requests.look() == [Wanted("z", "n1", 1)]
+    for number in range(node_side.MOST + 20):
+        services.ask(attempt.wanted, Wanted(f"s{number}", "n1", 1))
+    assert len(requests.look()) == node_side.MOST - 1
+    services.ask(attempt.wanted, Wanted("z", "n1", 2))
+    assert requests.look() == [Wanted("z", "n1", 2)]
+    assert capsys.readouterr().err.count(f"serves {node_side.MOST} of them") == 1
 
 
 def test_the_supervisor_looks_for_requests_once_a_second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,8 +26,11 @@ from hpcml.subprocesses import Answer
 from hpcml.survey import machine, profile
 from hpcml.survey.draft import SLURM, Draft, How, read_by
 from hpcml.survey.node_tables import Login
+from site_slurm import Site
 
 ANSWERS = Path(__file__).resolve().parents[1] / "fixtures/sites"
+ODD = "example"  # a folder of texts as no machine writes them
+QOS = ("sacctmgr", "--parsable2", "show", "qos")
 FILES = ("sinfo", "config", "partition", "node", "qos", "assoc", "user")
 LOGIN = Login("login01.example.org", ("users",), {"SCRATCH": "/scratch/me"}, mounts={"/scratch": "lustre"})
 NO_PLACE = {"bus_id": "", "path": [], "numa": -1}
@@ -53,14 +56,21 @@ def probed() -> dict[str, Any]:
 NODE = record.from_json(probed())
 
 
-def answer(monkeypatch: pytest.MonkeyPatch, folder: str, **changed: str) -> Tables:
-    """Return what is read where Slurm's commands answer with a folder's files, or other texts; "-" is denied."""
+def text_of(machine: str, *command: str) -> str:
+    """Return what a machine answers to a command; "-" if it is denied."""
+    if machine == ODD:
+        return (ANSWERS / ODD / f"{next(name for name in FILES if name in command)}.txt").read_text()
+    code, text, _ = Site(str(ANSWERS / f"{machine}.toml")).answer(command[0], [*command[1:]])
+    return "-" if code else text
+
+
+def answer(monkeypatch: pytest.MonkeyPatch, machine: str, **changed: str) -> Tables:
+    """Return what is read where Slurm's commands answer as on a machine, or with other texts; "-" is denied."""
 
     def ask(command: list[str], timeout: float = 60.0) -> Answer:
         assert 0 < timeout <= 60
         name = next(name for name in FILES if name in command)
-        path = ANSWERS / folder / f"{name}.txt"
-        text = changed.get(name, path.read_text() if path.exists() else "-")
+        text = changed[name] if name in changed else text_of(machine, *command)
         return Answer(1, "", "error: Access/permission denied\n") if text == "-" else Answer(0, text, "")
 
     monkeypatch.setattr(slurm, "ask", ask)
@@ -98,11 +108,11 @@ EXPECTED: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("folder", EXPECTED)
-def test_partitions_and_qos_of_four_versions(folder: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """22.05 (recorded), 23.11, 24.11 and 25.11 (written from the documentation)."""
-    expected = dict(EXPECTED[folder])
-    text = profile.write(answer(monkeypatch, folder), LOGIN, None, "2026-11-23").text(())
+@pytest.mark.parametrize("machine", EXPECTED)
+def test_partitions_and_qos_of_four_versions(machine: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """22.05, 23.11, 24.11 and 25.11."""
+    expected = dict(EXPECTED[machine])
+    text = profile.write(answer(monkeypatch, machine), LOGIN, None, "2026-11-23").text(())
     found = tomllib.loads(text)
     assert list(found["partitions"]) == expected.pop("partitions")
     assert list(found.get("qos", [])) == (expected.pop("qos") or [])
@@ -267,10 +277,10 @@ def test_the_limits_of_a_qos_are_those_that_a_job_has(monkeypatch: pytest.Monkey
     assert leonardo["qos"]["boost_qos_bprod"] == {"partitions": ["boost_usr_prod"], "min_nodes": 65, "max_nodes": 256, "max_time": "1-00:00:00"}  # fmt: skip
     assert leonardo["qos"]["boost_qos_lprod"]["max_time"] == "4-00:00:00", "its flag PartitionTimeLimit"
     assert leonardo["qos"]["boost_qos_dbg"] == {"partitions": ["boost_usr_prod"], "max_nodes": 2, "max_time": "00:30:00", "max_jobs": 2}  # fmt: skip
-    plain = (ANSWERS / "leonardo/qos.txt").read_text().replace("PartitionTimeLimit", "")
+    plain = text_of("leonardo", *QOS).replace("PartitionTimeLimit", "")
     again = profile_of(answer(monkeypatch, "leonardo", qos=plain))
     assert again["qos"]["boost_qos_lprod"]["max_time"] == "1-00:00:00", "without it the partition's limit holds"
-    in_gpus = (ANSWERS / "leonardo/qos.txt").read_text().replace("node=65", "gres/gpu=257")
+    in_gpus = text_of("leonardo", *QOS).replace("node=65", "gres/gpu=257")
     uneven = profile_of(answer(monkeypatch, "leonardo", qos=in_gpus))
     assert uneven["qos"]["boost_qos_bprod"]["min_nodes"] == 65, "257 GPUs are more than 64 nodes have"
     example = profile_of(answer(monkeypatch, "example"))
@@ -283,7 +293,7 @@ def test_the_limits_of_a_qos_are_those_that_a_job_has(monkeypatch: pytest.Monkey
 
 
 def test_what_is_denied_is_taken_from_elsewhere(monkeypatch: pytest.MonkeyPatch, subtests: pytest.Subtests) -> None:
-    shown = (ANSWERS / "leonardo/node.txt").read_text()
+    shown = text_of("leonardo", "scontrol", "--oneliner", "show", "node")
     with subtests.test("no sinfo, but nodes"):
         found = profile_of(answer(monkeypatch, "leonardo", sinfo="-", node=shown))
         assert found["partitions"]["boost_usr_prod"] == EXPECTED["leonardo"]["boost_usr_prod"]

@@ -8,6 +8,7 @@ import json
 import os
 import resource
 import signal
+import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,7 +24,8 @@ from hpcml.kinds.dask.node.cluster import Processes
 from hpcml.node import full_disk, processes, supervisor
 from hpcml.node.interconnect import record
 from hpcml.node.outcome import EventLog, RunEndedError, or_a_full_disk
-from hpcml.node.run_state import RunState
+from hpcml.node.processes import Process
+from hpcml.node.run_state import LAST_WORDS, RunState
 from hpcml.node.settings import Context
 from hpcml.node.supervisor import tear_down
 from hpcml.node.tasks import follow, ready
@@ -348,6 +350,46 @@ def test_a_scheduler_that_dies_while_workers_start_ends_the_wait(
     with pytest.raises(RunEndedError) as told:
         cluster._until(lambda: False, 0.0, lambda *_: ended("no worker came").end)
     assert told.value.end.message == "the scheduler has died"
+
+
+def test_the_end_of_a_scheduler_is_judged_when_its_step_has_written_its_log(
+    cluster: Broken, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The exit file comes from the step's task; srun, which ends last, writes the role's log."""
+    srun = subprocess.Popen(["sleep", "100"])
+    cluster.state.steps.processes["scheduler"] = Process.named(srun.pid)
+    cluster.context.attempt.exits.mkdir(parents=True, exist_ok=True)
+    cluster.context.attempt.exit_of("scheduler", "n1").write_text("1\n")
+    assert cluster._scheduler_missing(0.0) is None
+    last = "ModuleNotFoundError: No module named 'dask'"
+    cluster.context.run.log("scheduler").write_text(f"{last}\n")
+    srun.kill()
+    srun.wait()
+    end = cluster._scheduler_missing(0.0)
+    assert end
+    assert (end.quote, last in end.message) == ((last,), True)
+
+
+def test_the_end_of_a_lost_scheduler_quotes_what_its_step_wrote_last(cluster: Broken) -> None:
+    lost = LOST._replace(role="scheduler", node="n1", quote=("Traceback (most recent call last):",))
+    cluster.context.run.log("scheduler").write_text(f"{lost.quote[0]}\nMemoryError\n")
+    for end, quote in (
+        (lost, [*lost.quote, "MemoryError"]),
+        (lost._replace(quote=()), []),  # one that does not answer
+        (lost._replace(role="worker"), [*lost.quote]),
+        (lost._replace(exit_status=errors.START_FAILED), [*lost.quote]),  # what followed is its teardown
+    ):
+        assert tear_down(cluster.state, cluster, end)
+        assert json.loads(cluster.context.run.status.read_text())["quote"] == quote
+
+
+def test_a_step_that_does_not_end_is_not_waited_for(cluster: Broken) -> None:
+    cluster.state.steps.processes["scheduler"] = Process.named(os.getpid())
+    cluster.context.attempt.exits.mkdir(parents=True, exist_ok=True)
+    cluster.context.attempt.exit_of("scheduler", "n1").write_text("1\n")
+    assert cluster._scheduler_missing(0.0) is None
+    cluster.state.clock.seconds += LAST_WORDS
+    assert cluster._scheduler_missing(0.0)
 
 
 @pytest.mark.parametrize("present", [set(), {"n2-0"}])

@@ -42,6 +42,8 @@ def test_nothing_in_a_line_is_obeyed(subtests: pytest.Subtests, capsys: pytest.C
             lines = capsys.readouterr().out.splitlines()
             assert len(lines) == 4, lines
             assert all(line.isprintable() for line in lines)
+            terminal.say_lines(f"several\nlines {text}")
+            assert capsys.readouterr().out.replace("\n", "").isprintable()
 
 
 def test_json_with_an_indent_is_what_python_writes(subtests: pytest.Subtests) -> None:

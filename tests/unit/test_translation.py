@@ -115,6 +115,56 @@ def test_without_slurm_its_variables_are_not_there(code: str, expected: str) -> 
     assert got.replace("4: a second", "3: a second") == expected
 
 
+# Lines that do more than they seem to, each before or in the one command of a script with four tasks on two nodes.
+MORE = [
+    (": ${N:=4}\nsrun ./a $N", "--set 'runtime.setup=[\": ${N:=4}\", \"export N\"]' --ranks 2 -- bash -c 'exec ./a $N'"),
+    ("B=${N:=4}\nsrun ./a $N", "4: B, whose line sets another variable too"),
+    ("ls ${N:=4}\nsrun ./a $N", "4: ${N:=…} in this place, which hpcml has no word for"),
+    (": ${N:?no N}\nsrun ./a", "--set 'runtime.setup=[\": ${N:?no N}\"]' --ranks 2 -- ./a"),
+    ("N=1\necho $((N++))\nsrun ./a $N", "5: arithmetic that changes a variable"),
+    ("N=1\necho $[N=2]\nsrun ./a $N", "5: arithmetic in $[…]"),
+    ("printf -v N %03d 4\nsrun ./a $N", "--set 'runtime.setup=[\"printf -v N %03d 4\", \"export N\"]' --ranks 2 -- bash -c 'exec ./a $N'"),
+    ("printf -v A[0] x\nsrun ./a", "4: printf -v A[0] x, which hpcml has no word for"),
+    *((f"set {flags}\n. ./f\nsrun ./a", f"4: set {flags}, which hpcml has no word for") for flags in ("-a", "-f", "-en", "-- x")),
+    ("set -Eeuo pipefail\nsrun ./a", "--ranks 2 -- ./a"),
+    ("export A=1\nA=2\nsrun ./a", "--env A=1 --env A=2 --ranks 2 -- ./a"),
+    ("PATH=/opt/b:$PATH\nsrun ./a", "--set 'runtime.setup=[\"PATH=\\\"/opt/b:$PATH\\\"\"]' --ranks 2 -- ./a"),
+    ("OWN=2\nsrun ./a", "--ranks 2 -- ./a"),
+    ('X=""\nsrun ./a "$X" $X b', "--ranks 2 -- ./a '' b"),
+    *((f"srun ./a ${name}", f"4: ${name}, whose value only the batch script's shell knows") for name in ("HOSTNAME", "RANDOM")),
+    ("S=$RANDOM\nsrun ./a $S", "--set 'runtime.setup=[\"S=\\\"$RANDOM\\\"\", \"export S\"]' --ranks 2 -- bash -c 'exec ./a $S'"),
+    *((f"X=$({inner})\nsrun ./a", "4: X, whose command may do more than print") for inner in (
+        "date\n./b", "( ./b )", "! ./b", '"./b"', "$B", "~/b", "xargs -n1 ./b <f", "sed -i s/a/b/ f", "awk 'BEGIN{system(\"./b\")}'",
+        "scontrol update x", 'echo "it\'s $(./b) it\'s"', "`./b`")),
+    ("X=$(cat f | xargs)\nsrun ./a", "--ranks 2 -- ./a"),
+    ("scontrol requeue 5\nsrun ./a", "5: a second command; hpcml starts one"),
+    ("srun ./b date\nsrun ./a", "5: a second command; hpcml starts one"),
+    ("srun -n 4 date\nsrun ./a", "--ranks 2 -- ./a"),
+    ("srun ./a $K\"b\" \"$K\"_1 ${K}x", "--ranks 2 -- bash -c 'exec ./a ${K}b \"${K}_1\" ${K}x'"),
+    *((f"{line}\nsrun ./a {word}", f"5: {word.strip(chr(34))}, whose value only the batch script's shell knows") for line, word in (
+        ("F=(*.csv)", '"${F[@]}"'), ("F=(*.csv)", "$F"), ("mapfile -t F < f", "${F[0]}"), (". ./f", "${#F[@]}"), ("F=1", "${!F}"))),
+    ("F=()\nsrun ./a $F b", "--ranks 2 -- ./a b"),
+    ("set -u\nsrun ./a $K", "--ranks 2 -- bash -uc 'exec ./a $K'"),
+    ("set -e\nls data\necho $K\nsrun ./a", "--set 'runtime.setup=[\"ls data\"]' --set runtime.setup_errors=end --ranks 2 -- ./a"),
+    ("cd b\nK=$PWD\ncd ..\nsrun ./a $K",
+     "--set 'runtime.setup=[\"cd b\", \"K=\\\"$PWD\\\"\", \"export K\"]' --ranks 2 -- bash -c 'cd b && cd .. && exec ./a $K'"),
+    (". ./f\nK=2\nsrun ./a", "--set 'runtime.setup=[\". ./f\", \"K=2\"]' --ranks 2 -- ./a"),
+    ("time -p srun ./a", "4: time with options"),
+    ("module load openmpi\nmpirun -x A=5 ./a", "5: mpirun -x A=…. Write a line: export NAME=VALUE"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("code", "expected"), MORE)
+def test_a_line_that_does_more_than_it_seems_is_kept_or_refused(code: str, expected: str) -> None:
+    got = translated(script("-N 2\n-n 4", code)).removeprefix("--nodes 2 --cpus-per-node 2 ")
+    assert got == expected
+
+
+def test_a_line_that_sets_a_variable_of_the_shell_changes_the_program_s() -> None:
+    text = script("-n 1", "OWN=2\n./a")
+    assert "--env OWN=2" in translate(text, (), {}, VARIABLES, slurm=True, exported={"OWN"}).line
+
+
 # Pieces that a random script is made of: of the shell's grammar, of Slurm's, and of neither.
 PIECES = (
     *"\n\n\n ;|&()<>{}[]$\"'`\\#=!*?~", "$(", "${", "))", "<<", "&&", "||", "\\\n", "\t", "#SBATCH ", "-N 2", "-n 4", "--mem-per-cpu=",

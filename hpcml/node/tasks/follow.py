@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 
 from hpcml import errors
+from hpcml.failures import job_log
 from hpcml.failures.end import SLURM, End, MemoryLimit, Reason
-from hpcml.files import tail
 from hpcml.kind import Processes, RunningTask
 from hpcml.node import full_disk, stacks, starts
 from hpcml.node.oom_and_hangs import HUNG_AFTER, FileSystemHang
@@ -225,9 +225,8 @@ def _own_end(state: RunState, task: Task, running: RunningTask, status: int) -> 
     """Return the end of a task that ended by itself, or its program of hpcml's, with the last lines of what failed."""
     failed = running.failed_process()
     log = state.context.run.logs / failed.log if failed.log else task.log
-    quote = () if status in (0, errors.STOPPED) else tail(log, width=300, begin=failed.log_begin)
     by = "hpcml" if task.code.form in state.kind.programs and status == errors.START_FAILED else "script"
     hint = next_step(state.context, task.error) if status else ""
-    end = End(status, SCRIPT, by, running.describe_end(status), hint, quote)
     reason = Reason.EXIT if by == "script" and running.only_exited(status) else ""
-    return end._replace(reason=reason, **failed._asdict())
+    end = End(status, SCRIPT, by, running.describe_end(status), hint, reason=reason, **failed._asdict())
+    return end._replace(quote=job_log.of_script(log, end))

@@ -192,7 +192,8 @@ class Processes:
         if closed and not self.closed_at:
             self.closed_at = time.monotonic()
         silent = closed and time.monotonic() - self.closed_at > LAST_WORDS
-        return losses.of_the_scheduler(self.context, silent, late, step_gone=step_gone)
+        outcome = losses.of_the_scheduler(self.context, silent, late, step_gone=step_gone)
+        return None if outcome and not late and self.state.steps.still_writes(SCHEDULER.name) else outcome
 
     def _workers_missing(self, late: float) -> End | None:
         return losses.of_the_workers(self.losses.absence, self.present, late)

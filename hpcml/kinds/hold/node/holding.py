@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 import signal
@@ -14,6 +13,7 @@ from pathlib import Path
 
 from hpcml import errors, held, records
 from hpcml.failures.end import End
+from hpcml.files import read_json
 from hpcml.kind import FailedProcess
 from hpcml.kinds.hold import END
 from hpcml.kinds.hold.node.ahead import Ahead, difference, launched, parts
@@ -210,14 +210,14 @@ class Holding:
         entry = self.paths.held / name
         try:
             (self.paths.queue / name).rename(entry)
-            start = records.read(held.Start, json.loads(entry.read_text()))
         except FileNotFoundError:  # it was cancelled meanwhile
             return True
-        except ValueError as error:  # hpcml run writes whole files: somebody has changed it
-            self.state.warn(f"The entry {name} of the hold is damaged, so hpcml does not start this run: {error}")
-            entry.unlink(missing_ok=True)
+        except OSError:  # the file system may recover
+            return False
+        if (start := self._read(entry)) is None:
+            with contextlib.suppress(OSError):
+                entry.unlink(missing_ok=True)
             return True
-        entry.write_text("")  # the variables may be secret
         problem, status = _problem(count, len(free), left, behind=name != waiting[0])
         try:
             if not problem:
@@ -229,6 +229,24 @@ class Holding:
             self._never_began(name, End(status, "queued", "hpcml", message))
             entry.unlink(missing_ok=True)
         return True
+
+    def _read(self, entry: Path) -> held.Start | None:
+        """Return the start of a run, and empty its file; None if that cannot be, and then the run has ended."""
+        try:
+            start = records.read(held.Start, read_json(entry))
+            entry.write_text("")  # the variables may be secret
+        except FileNotFoundError:  # it was cancelled meanwhile
+            end = End(errors.CANCELLED, "queued", "user", "the run was cancelled", ended_as=State.CANCELLED)
+            (self.paths.told / entry.name).unlink(missing_ok=True)
+        except (OSError, ValueError) as error:  # somebody changed it (hpcml run writes whole files), or the disk fails
+            problem = f"its entry in the hold cannot be read: {getattr(error, 'strerror', '') or error}"
+            self.state.warn(f"hpcml does not start {entry.name}: {problem}")
+            end = End(errors.START_FAILED, "queued", "hpcml", f"the run never started: {problem}")
+        else:
+            return start
+        if (self.paths.directory.parent / entry.name).is_dir():
+            self._never_began(entry.name, end)
+        return None
 
     def _hasty(self, waiting: Sequence[str]) -> str:
         """Return the first of these runs that is not to wait, empty if all may; each is read once."""
