@@ -111,7 +111,7 @@ SLURM = (
          "Check --qos with sacctmgr show assoc where user=$USER format=account,qos.", "QoS rejected", where=_REFUSED),
     Rule("partition", ROOT, r"(?i)invalid partition (?:name )?specified",
          "the partition does not exist", "List the partitions with sinfo -s.", "no such partition", where=_REFUSED),
-    Rule("cluster", ROOT, r"can't be reached now, or it is an invalid entry for --cluster",
+    Rule("cluster", ROOT, r"can't be reached now, or it is an invalid entry",
          "Slurm cannot reach this cluster, or there is no such cluster",
          "List the clusters with sacctmgr show cluster. If the cluster is listed, try again in some minutes.",
          "cluster not reached", where=_REFUSED),

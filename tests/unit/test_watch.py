@@ -207,7 +207,7 @@ def test_which_rank_the_others_wait_for(lines: list[int], sentence: str) -> None
 
 def test_the_keys_of_a_status_for_programs() -> None:
     assert " ".join(sorted(run_status.Status("r").as_json())) == (
-        "address ahead at_fault attempt blocked_on brought by cause clocks command differences directory estimate exit_status expected fabric fabric_ok has_cluster hint hold idle_since in_image interconnect interconnect_ok job job_state "
+        "address ahead at_fault attempt blocked_on brought by cause clocks command cut_short differences directory estimate exit_status expected fabric fabric_ok has_cluster hint hold idle_since in_image interconnect interconnect_ok job job_state "
         "jupyter kind log log_begin lost_nodes memory_limit message node node_count nodes not_ahead not_brought original others phase points protocol quote rank reason repairs role run seconds seconds_before security service services setup_warnings silent silent_workers site staging "
         "state times versions wait warnings workers"
     )
