@@ -61,7 +61,7 @@ def run(options: Namespace) -> int:
     from hpcml.runs import submit as submission
 
     if getattr(options, "in") is not None:
-        options.wait = not options.detach
+        options.wait = not (options.detach or options.dry_run)
         return int(hooks.only("run in a kept allocation")(options, submit.script_spec(options)))
     for name in ("no_wait", "detach"):
         if getattr(options, name):
@@ -98,8 +98,7 @@ def fitted(spec: RunRequest, given: Allocation, place: str = "") -> RunRequest:
     UsageError
         If the command line asks for anything else.
     """
-    gpus = given.gpus if spec.size.gpus_per_node else 0  # 0 is asked for: workers on CPUs
-    has = {"nodes": len(given.nodes), "gpus_per_node": gpus, "cpus_per_node": given.cpus}
+    has = _of_allocation(spec, given)
     lines = of_lines(spec)
     others = {name.lstrip("-").replace("-", "_"): value or name for name, value in spec.place.sbatch}
     left_out = _other_type(spec, given, lines, place)
@@ -130,6 +129,13 @@ def fitted(spec: RunRequest, given: Allocation, place: str = "") -> RunRequest:
             "time": TimeLimit(str(minutes)) if minutes else TimeLimit(),
         }
     )
+
+
+def _of_allocation(spec: RunRequest, given: Allocation) -> dict[str, int]:
+    """Return the size of a run in an allocation, by option; without CPUs it has those of the machine."""
+    gpus = given.gpus if spec.size.gpus_per_node else 0  # 0 is asked for: workers on CPUs
+    size = {"nodes": len(given.nodes), "gpus_per_node": gpus}
+    return size | ({"cpus_per_node": given.cpus} if given.cpus else {})
 
 
 def _other_type(spec: RunRequest, given: Allocation, lines: dict[str, tuple[str, str]], place: str) -> dict[str, str]:

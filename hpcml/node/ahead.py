@@ -1,17 +1,20 @@
 """A role that starts before its run, in a hold that keeps processes ready: it imports, and waits for the run's name.
 
 It has run nothing of the user's. The batch script names the run's directory on standard input; until then no file of a
-run is read but the plan of the run before, no key is there, and nothing listens.
+run is read but the plan of the run before, no key is there, and nothing listens. The script's interpreter imports this
+module too, before its script: it imports nothing that a script could hide by a module of its own.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 import time
-from collections.abc import Iterable
-from pathlib import Path
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
 
 VARIABLE = "HPCML_AHEAD"  # set in such a role until its run begins
 _NAMES = ("sitecustomize.py", "usercustomize.py")
@@ -27,7 +30,7 @@ def wait(settings_files: Iterable[Path] = ()) -> None:
     """
     global before  # noqa: PLW0603 - a process becomes part of one run
     paths = [*settings_files]
-    imported = _stamps(paths)
+    imported = stamps(paths)
     directory = _line()
     if not directory:
         raise SystemExit(0)
@@ -36,7 +39,7 @@ def wait(settings_files: Iterable[Path] = ()) -> None:
     os.environ.pop(VARIABLE, None)
     with open(os.devnull) as nothing:
         os.dup2(nothing.fileno(), 0)
-    if _stamps(paths) != imported:
+    if stamps(paths) != imported:
         print("hpcml: a package or a file of settings has changed: this process imports all modules again.", flush=True)
         environment = _GIVEN | {name: os.environ[name] for name in ("HPCML_RUN_DIR", "HPCML_BEGAN")}
         environment.pop(VARIABLE)
@@ -51,15 +54,17 @@ def _line() -> str:
     return os.fsdecode(line) if byte else ""
 
 
-def _stamps(paths: Iterable[Path]) -> _Stamps:
+def stamps(paths: Iterable[Path]) -> _Stamps:
     """Return the times at which the imported files last changed: folders of packages, and each module beside them."""
     folders = [entry for entry in sys.path if os.path.isabs(entry)]  # noqa: PTH117 - as they are
     modules = [str(getattr(module, "__file__", None) or "") for module in list(sys.modules.values())]
     others = [path for path in modules if not path.startswith((sys.prefix, sys.base_prefix)) and os.path.isabs(path)]  # noqa: PTH117
     special = [f"{folder}/{name}" for folder in folders for name in _NAMES]
-    stamps: _Stamps = {}
+    found: _Stamps = {}
     for path in {*folders, *others, *special, *map(str, paths)}:
-        with contextlib.suppress(OSError):  # most of them do not exist
+        try:
             status = os.stat(path)  # noqa: PTH116 - there may be hundreds
-            stamps[path] = (status.st_mtime_ns, status.st_size)
-    return stamps
+        except OSError:  # most of them do not exist
+            continue
+        found[path] = (status.st_mtime_ns, status.st_size)
+    return found

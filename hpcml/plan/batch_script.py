@@ -97,13 +97,12 @@ def _environment(folders: Sequence[Path]) -> jinja2.Environment:
     builtin = jinja2.FileSystemLoader(str(assets.folder("templates")))
     user_loaders = [jinja2.FunctionLoader(functools.partial(_named, folder)) for folder in folders]
     # In the sandbox a template reaches the plan and Jinja2's own words, and nothing of Python behind them.
+    syntax = {"trim_blocks": True, "lstrip_blocks": True, "keep_trailing_newline": True, "autoescape": False}
     environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
         loader=jinja2.ChoiceLoader([*user_loaders, builtin, jinja2.PrefixLoader({"hpcml": builtin})]),
         undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-        autoescape=False,
+        bytecode_cache=assets.compiled_templates(syntax),
+        **syntax,
     )
     environment.filters |= {"sh": quote, "argv": join, "directive": directive, "comment": comment}
     return environment

@@ -50,7 +50,8 @@ class Hold:
         nodes = self.status.allocation.nodes if not job.one_machine else ()
         gpus = gres.gpus(plan.directive("--gres") or f"gpu:{plan.directive('--gpus-per-node')}")
         types = tuple(gpu.type for gpu in gpus if gpu.type)
-        return Allocation(self.run.job, nodes or ("",) * job.nodes, plan.cpus or 1, memory, job.gpus, end, types)
+        cpus = plan.cpus or (0 if job.one_machine else 1)  # 0: those that this machine has
+        return Allocation(self.run.job, nodes or ("",) * job.nodes, cpus, memory, job.gpus, end, types)
 
     @property
     def terms(self) -> dict[str, Any]:

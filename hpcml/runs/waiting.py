@@ -23,6 +23,7 @@ from hpcml.sites.schema import Site
 from hpcml.states import Phase
 
 LOOK = 0.15  # seconds between looks at a run's files
+SOON, SETTLED = 0.03, 5.0  # the same for so many seconds after they changed: a script that starts also prints soon
 FIRST_ASK_AFTER_START = 7.0  # seconds that a run's own events are trusted at first, before Slurm is asked again
 
 
@@ -55,6 +56,7 @@ def follow(
         If it is a prepared run that nobody has submitted.
     """
     ask_at, distance, look_at = 0.0, 1.0, 0.0
+    pace = _Pace()
     state: JobState | None = None
     heard = time.monotonic()
     last: Status | None = None
@@ -100,7 +102,7 @@ def follow(
             if run.job and (record := records.supervisor_record(run.paths)) != over:
                 over, distance, ask_at = record, 1.0, 0.0
         each()
-        time.sleep(LOOK)
+        pace.sleep(files)
 
 
 def _present_job(run: directories.Run) -> tuple[directories.Run, JobState | None]:
@@ -110,6 +112,20 @@ def _present_job(run: directories.Run) -> tuple[directories.Run, JobState | None
         hint = f"Submit the run with this command: {run.submission.line if run.submission else ''}"
         raise NotFoundError("The run is prepared but not submitted", place=run.id, hint=hint)
     return run_status.present_job(run) if run.job else (run, None)
+
+
+class _Pace:
+    """The distance between looks at files: short after they changed."""
+
+    def __init__(self) -> None:
+        self.seen: object = None
+        self.changed = 0.0
+
+    def sleep(self, files: object) -> None:
+        """Sleep until the next look at files, of which this is the state."""
+        if files != self.seen:
+            self.seen, self.changed = files, time.monotonic()
+        time.sleep(SOON if time.monotonic() - self.changed < SETTLED else LOOK)
 
 
 def _stamp(path: Path) -> tuple[int, int]:

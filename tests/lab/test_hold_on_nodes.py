@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
+import mallory
 from conftest import Cluster, directory_of, together
 from hpcml import errors
 from lab_state import wait_for
-from test_attacks_nodes import NODES, clean, read_files_and_processes, send_junk_to_link
+from test_attacks_nodes import NODES, clean, read_files_and_processes, send_junk_to_link, tries
 from test_inventory import NVML
-from test_losses import roles
+from test_losses import environment, roles
 
 pytestmark = pytest.mark.lab
 
@@ -206,6 +207,12 @@ def _is_in(path: Path, hold: Path) -> bool:
     return submission.get("hold") == str(hold)
 
 
+def interpreters(cluster: Cluster, ahead: Path) -> list[int]:
+    """Return the pids of scripts' interpreters that have started ahead in a folder."""
+    found = [pid for pid, line in cluster.processes() if line.endswith("launcher import main; main()")]
+    return [pid for pid in found if environment(pid).get("HPCML_RUN_DIR") == str(ahead)]
+
+
 def test_processes_that_start_ahead_have_no_secret_and_none_of_the_last_run_s_code(cluster: Cluster) -> None:
     """Mallory finds no port and no file of theirs. The next run has them, and the module that was edited meanwhile."""
     hold = started(cluster, *ASKED, "--keep-cluster")
@@ -217,11 +224,13 @@ def test_processes_that_start_ahead_have_no_secret_and_none_of_the_last_run_s_co
         ahead = hold / "hold/ahead/1"
         wanted = [("scheduler", "n1"), ("supervisor", "n1"), ("worker", "n1"), ("worker", "n2")]
         assert wait_for(lambda: all(roles(cluster, ahead, *pair) for pair in wanted), 60)
-        pids = {pid for pair in wanted for pid in roles(cluster, ahead, *pair)}
+        assert wait_for(lambda: len(interpreters(cluster, ahead)) == 1, 60)
+        pids = {pid for pair in wanted for pid in roles(cluster, ahead, *pair)} | {*interpreters(cluster, ahead)}
         listeners = "".join(cluster.lab.exec(["ss", "-Hltnp"], node=node, user="root").stdout for node in NODES)
         assert [pid for pid in pids if f"pid={pid}," in listeners] == []
         assert [*ahead.glob("attempts/*/secret/*")] == []
         read_files_and_processes(cluster, ahead, "scheduler", "supervisor", "worker")
+        tries(cluster, mallory.READ, str(ahead), "--", *map(str, interpreters(cluster, ahead)), node="n1")
         for command in (f"touch {ahead}/terminate", f"mv {ahead} {ahead}.away", f"echo /tmp > {ahead}/logs/script.log"):
             assert cluster.lab.exec(["sh", "-c", command], node="n1", user="mallory").returncode != 0
         helper.write_text("def value():\n    return 2\n")
@@ -236,6 +245,7 @@ def test_processes_that_start_ahead_have_no_secret_and_none_of_the_last_run_s_co
         cluster.run("hpcml", "cancel", hold.name)
     assert cluster.wait_status(hold, 90)["exit_status"] == errors.CANCELLED
     assert wait_for(lambda: not any(roles(cluster, ahead, *pair) for pair in wanted), 30)
+    assert wait_for(lambda: not interpreters(cluster, ahead), 30)
 
 
 @pytest.fixture

@@ -172,6 +172,16 @@ def test_the_summary_of_a_hold_has_no_line_of_a_script(here: Here) -> None:
     assert here.run("hold", "--dry-run", "--detach").returncode == errors.USAGE
 
 
+def test_the_dry_run_of_a_run_in_a_hold_starts_nothing(here: Here, held: Path) -> None:
+    script = here.script(WAITS)
+    done = run(here, "--in", "last", "--dry-run", script)
+    assert (done.returncode, "--dry-run=script" in done.stdout) == (0, True), done
+    assert run(here, "--in", "last", "--dry-run", "--detach", script).returncode == errors.USAGE
+    ranks = run(here, "--in", "last", "--dry-run", "--ranks", "2", script)  # the hold has this machine's CPUs
+    assert (ranks.returncode, "2 ranks" in ranks.stdout) == (0, True), ranks
+    assert [row["run"] for row in here.json("ls")] == [held.name]
+
+
 def test_what_a_hold_refuses(here: Here, held: Path) -> None:
     script = here.script(WAITS)
     first = start(here, WAITS)

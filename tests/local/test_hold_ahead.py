@@ -55,8 +55,9 @@ def newest(here: Here) -> Path:
 
 
 def waiting(here: Here, hold: Path) -> list[int]:
-    """Return the processes that have started ahead, once all three roles have."""
-    ends = tuple(f"python -P -m hpcml.kinds {role}" for role in ("supervisor", "scheduler", "worker"))
+    """Return the processes that have started ahead, once all three roles and the script's interpreter have."""
+    roles = (f"python -P -m hpcml.kinds {role}" for role in ("supervisor", "scheduler", "worker"))
+    ends = (*roles, "hpcml.node.script.launcher import main; main()")
 
     def pids() -> list[int]:
         lines = here.processes(hold / "hold/ahead").items()
@@ -131,3 +132,43 @@ def test_the_processes_end_with_a_killed_supervisor_of_the_hold(here: Here, held
                     and f"HPCML_RUN_DIR={held}\0" in Path(f"/proc/{pid}/environ").read_text()]  # fmt: skip
     os.kill(supervisor, signal.SIGKILL)
     here.until(lambda: not here.processes(held / "hold/ahead"))
+
+
+STATE = """
+from distributed import Client
+import json, os, re, subprocess, sys
+from hpcml.kinds.dask.node.script import state_to_workers
+with open("/proc/self/status") as file:
+    status = re.findall("^Sig(?:Ign|Cgt|Blk).*|^Umask.*", file.read(), re.MULTILINE)
+given = [value for name, value in sorted(os.environ.items()) if not re.match("DASK_(SCHED|TEMP)|HPCML_(BEGAN|GIVEN)", name)]
+changes = str(state_to_workers.collect({}, sys.argv[1:], gpus=False)[0])
+child = "" if sys.argv[1:] == ["child"] else subprocess.run(
+    [sys.executable, os.path.realpath(__file__), "child"], capture_output=True, text=True, check=True).stdout
+if child:
+    with open("/proc/self/environ") as file:
+        print("HPCML_AHEAD" in file.read(), os.getpid(), file=sys.stderr)
+modules = [name for name in sys.modules if not re.match("hpcml.node.(script.)?ahead", name)]
+print(json.dumps([sys.argv, sys.orig_argv, sys.path, os.getcwd(), status, given, changes, modules, str(sys.flags), child]))
+"""
+
+
+def test_a_script_finds_the_same_in_an_interpreter_that_started_before_it(here: Here, held: Path) -> None:
+    """Its arguments, variables, path, signals and modules; and its child knows the same of it."""
+    states = []
+    for number in range(2):
+        done = here.run("run", "--in", "last", here.script(STATE), f"number-{number}")
+        assert done.returncode == 0, done.stderr
+        name = newest(here).name
+        errors = (newest(here) / "logs/script.log").read_text().splitlines()
+        is_ahead, pid = next(line.split() for line in errors if line.startswith(("True ", "False ")))
+        assert is_ahead == str(number == 1)
+        [state] = [line for line in done.stdout.splitlines() if line.startswith("[")]
+        states.append(json.loads(state.replace(name, "RUN").replace(f"number-{number}", "N")))
+        [started] = here.events(newest(here), "script-started")
+        assert str(started["pid"]) == pid
+        waiting(here, held)
+    for first, second in zip(*states, strict=True):
+        assert first == second
+    here.run("cancel", held.name)
+    here.ended(held)
+    here.until(lambda: not here.left())

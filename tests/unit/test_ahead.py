@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
+import struct
 import subprocess
 import sys
+import termios
 import time
 from pathlib import Path
 
 import pytest
 
 from hpcml import assets, held
+from hpcml.forms import Form
+from hpcml.kinds.dask import KIND
 from hpcml.kinds.hold import END
 from hpcml.kinds.hold.node import ahead
+from hpcml.node.script import interpreter, launcher
+from hpcml.node.tasks import process as tasks
+from hpcml.node.tasks.ready import Ready
 from hpcml.paths import RunPaths
+from hpcml.settings import Code
 
 WAITS = """
 import os, sys
@@ -136,3 +145,111 @@ def test_a_process_for_which_no_run_comes_ends(tmp_path: Path) -> None:
                           env={**os.environ, "HPCML_AHEAD": "1"}, stdin=subprocess.DEVNULL, capture_output=True,
                           text=True, timeout=60, check=False, cwd=tmp_path)  # fmt: skip
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+SHOWS = """
+import os, sys
+with open("/proc/self/environ") as file:
+    print("HPCML_AHEAD" in file.read(), "dask" in sys.modules, sys.argv[1:], os.getcwd(), os.environ.get("MINE"),
+          "HPCML_AHEAD" in os.environ, sys.orig_argv[4:] == sys.argv, oct(os.umask(0)))
+"""
+
+
+def waiting(last: str = "") -> Ready:
+    """Start an interpreter that waits for a script; ``last`` is that of the run before."""
+    reader, writer = os.pipe()
+    variables = {"HPCML_RUN_DIR": "/runs/before", "HPCML_AHEAD": last, launcher.BEGIN: str(reader)}
+    environment = {**os.environ, **variables, interpreter.IN_SCRIPT: KIND.in_script, "MINE": "/runs/before/x"}
+    command = [sys.executable, "-u", "-c", tasks._START]
+    process = subprocess.Popen(command, env=environment, pass_fds=(reader,), stdout=subprocess.PIPE)
+    os.close(reader)
+    return Ready(process, writer, reader)
+
+
+def shown(ready: Ready, script: Path, *, waits: bool = False, **variables: str) -> str:
+    """Return what the script prints that the interpreter becomes."""
+    given = {"HPCML_RUN_DIR": "/runs/now", interpreter.IN_SCRIPT: KIND.in_script, "MINE": "/runs/now/x"}
+    command = [sys.executable, "-u", "-c", tasks._START, str(script), "a b"]
+    code = Code(Form.SCRIPT, "", (), str(script.parent), 0o027, "", (), 0)
+    with ready.process as process:
+        assert ready.take(command, {**os.environ, **given, **variables}, code, waits=waits)
+        if waits:
+            os.write(ready.pipe, b"\n")
+        os.close(ready.pipe)
+        output, _ = process.communicate(timeout=60)
+    assert process.returncode == 0
+    return output.decode()
+
+
+@pytest.mark.parametrize("waits", [False, True])
+@pytest.mark.parametrize(
+    ("first", "beside", "variables", "stays"),
+    [
+        ("import dask\n", "", {}, True),
+        ("VALUE = 1\nimport dask\n", "", {}, False),  # the import may depend on what comes before
+        ("import dask\n", "antigravity.py", {}, False),  # it hides a module of Python
+        ("import dask\n", "hpcml.py", {}, False),
+        ("import dask\n", "", {"OMP_NUM_THREADS": "3"}, False),  # a library reads it as it is imported
+    ],
+)
+def test_an_interpreter_that_waits_becomes_the_script_or_a_new_one(
+    tmp_path: Path, first: str, beside: str, variables: dict[str, str], stays: bool, waits: bool
+) -> None:
+    """What the script finds is the same but for what has been imported where that makes no difference."""
+    last, script = tmp_path / "last/job.py", tmp_path / "now/job.py"
+    for path, text in ((last, "import dask\n"), (script, first)):
+        path.parent.mkdir()
+        path.write_text(text + SHOWS)
+    if beside:
+        (script.parent / beside).touch()
+    text = shown(waiting(str(last)), script, waits=waits, **variables)
+    assert text == f"{stays} True ['a b'] {script.parent} /runs/now/x False True 0o27\n"
+
+
+@pytest.mark.parametrize("changes", [False, True])
+def test_an_interpreter_imports_again_what_has_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: bool
+) -> None:
+    (tmp_path / "packages").mkdir()
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "packages"))
+    (tmp_path / "job.py").write_text("import dask\n" + SHOWS)
+    ready, write = waiting(str(tmp_path / "job.py")), os.write
+
+    def in_two_parts(pipe: int, data: bytes) -> int:
+        write(pipe, data[:-1])
+        while struct.unpack("i", fcntl.ioctl(pipe, termios.FIONREAD, bytes(4))) != (0,):  # it waits, and reads
+            time.sleep(0.01)
+        if changes:
+            (tmp_path / "packages/new.py").touch()
+        return len(data) - 1 + write(pipe, data[-1:])
+
+    monkeypatch.setattr(os, "write", in_two_parts)
+    assert shown(ready, tmp_path / "job.py").startswith(f"{not changes} True")
+
+
+def test_without_an_interpreter_that_lives_the_run_starts_its_own(tmp_path: Path) -> None:
+    ready = waiting()
+    ready.process.kill()
+    ready.process.communicate()
+    assert not ready.take([sys.executable], {}, Code(Form.SCRIPT, "", (), str(tmp_path), 0o027, "", (), 0), waits=True)
+
+
+def test_an_interpreter_whose_supervisor_is_gone_ends() -> None:
+    ready = waiting()
+    os.close(ready.pipe)
+    assert ready.process.communicate(timeout=60)[0] == b""
+    assert ready.process.returncode == 1
+
+
+def test_the_processes_of_a_script_that_waited_know_what_it_began_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else its process gives workers the run's own variables as changes of the script."""
+    before = {"HPCML_RUN_DIR": "/runs/before", "HPCML_AHEAD": "", "PYTHONPATH": "/runs/before/lib.zip", "MINE": "1"}
+    for name, value in {
+        "HPCML_RUN_DIR": "/runs/now",
+        "DASK_A": "2",
+        "DASK_B": "3",
+        interpreter.GIVEN: "DASK_A",
+    }.items():
+        monkeypatch.setenv(name, value)
+    now = {"HPCML_RUN_DIR": "/runs/now", "PYTHONPATH": "/runs/now/lib.zip", "MINE": "1", "DASK_A": "2"}
+    assert interpreter._since_ahead(before) == now

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from distributed.deploy.utils import nprocesses_nthreads
 from hypothesis import given
 from hypothesis import strategies as st
+from jinja2 import Environment
 
-from hpcml import errors
+from hpcml import assets, errors
 from hpcml.errors import HpcmlError, SiteError, UsageError
 from hpcml.forms import Form
 from hpcml.plan import batch_script, plan
@@ -408,3 +411,28 @@ def test_workers_and_threads_of_a_node_on_cpus(subtests: pytest.Subtests) -> Non
         with subtests.test(settings=settings, **{name: str(value) for name, value in asked.items()}):
             made = plan.plan(site({"scheduler": "slurm", "workers": settings}), spec(**asked), PLACE)
             assert (made.inside.workers.per_node, made.inside.workers.threads) == (workers, threads)
+
+
+def test_the_template_is_compiled_once_for_each_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And a place that cannot be written, or a damaged file, does not end a submission."""
+    monkeypatch.setattr(assets, "_PACKAGE", tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    (tmp_path / "_assets/templates").mkdir(parents=True)
+    (tmp_path / "__pycache__").mkdir()
+    template, compile_ = (
+        tmp_path / "_assets/templates/batch.sh.j2",
+        Mock(side_effect=Environment(autoescape=True)._compile),
+    )
+    monkeypatch.setattr(Environment, "_compile", lambda _, *words: compile_(*words))
+    made = plan.plan(site(TWO), spec(), PLACE)
+    texts = ("one {{ plan.run_id }}\n", "one {{ plan.run_id }}\n", "two\n")
+    for text in texts:
+        template.write_text(text)
+        assert batch_script.render(made) == text.replace("{{ plan.run_id }}", made.run_id)
+    assert compile_.call_count == 2
+    [kept] = (tmp_path / "__pycache__").iterdir()
+    kept.write_bytes(b"x")
+    assert batch_script.render(made) == "two\n"
+    kept.unlink()
+    (tmp_path / "__pycache__").rmdir()
+    assert batch_script.render(made) == "two\n"

@@ -28,7 +28,7 @@ from hpcml.node.processes import Process
 from hpcml.node.run_state import LAST_WORDS, RunState
 from hpcml.node.settings import Context
 from hpcml.node.supervisor import tear_down
-from hpcml.node.tasks import follow
+from hpcml.node.tasks import follow, ready
 from hpcml.node.tasks import process as scripts
 from hpcml.node.tasks.follow import run_tasks
 from hpcml.node.tasks.task import OneTask, of_run
@@ -509,3 +509,16 @@ def test_lines_of_the_setup_that_failed_are_told_whatever_else_the_variable_has(
     cluster.context.run.plan.write_text(json.dumps({"setup": ["true", "(exit 7)"]}))
     supervisor._warn_of_setup(cluster.state)
     assert told == [{"setup": "(exit 7)", "line": 2, "exit_status": 7}]
+
+
+@pytest.mark.parametrize(("entries", "count"), [("", 1), ("/nowhere", 1), ("lib", 0), ("/nowhere:", 0)])
+def test_no_interpreter_starts_ahead_whose_path_depends_on_its_folder(
+    cluster: Broken, monkeypatch: pytest.MonkeyPatch, entries: str, count: int
+) -> None:
+    monkeypatch.setenv("HPCML_PYTHONPATH", entries)
+    monkeypatch.setenv("HPCML_RUN_DIR", str(cluster.context.run.directory))
+    scripts.start_ahead(cluster.context, KIND)
+    waiting = [*ready.WAITING]
+    while ready.WAITING:
+        ready.WAITING.pop().end()
+    assert [one.process.returncode for one in waiting] == [-signal.SIGKILL] * count

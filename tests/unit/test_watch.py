@@ -66,6 +66,20 @@ def shown(status: run_status.Status) -> str:
     return out.getvalue()
 
 
+def test_a_run_whose_files_change_is_looked_at_sooner(run: directories.Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    now = itertools.count(100.0, 0.0)
+    clock = SimpleNamespace(sleep=slept.append, monotonic=lambda: next(now))
+    monkeypatch.setattr(waiting, "time", clock)
+    pace = waiting._Pace()
+    pace.sleep([1])
+    now = itertools.count(100.0 + waiting.SETTLED, 0.0)
+    pace.sleep([1])
+    pace.sleep([2])
+    assert slept == [waiting.SOON, waiting.LOOK, waiting.SOON]
+    assert waiting.SOON < waiting.LOOK
+
+
 def test_a_check_of_the_wire_is_told_only_where_there_is_one(run: directories.Run) -> None:
     """Runs of CPU workers over TLS check nothing."""
     diary(run, *UP, "workers-ready")

@@ -159,7 +159,7 @@ class DaskKind(Kind):
     def import_ahead(self, role: str, context: Any) -> Sequence[Path]:
         from hpcml.kinds.dask.node import ahead
 
-        return ahead.import_for(role, context)
+        return ahead.import_for(role, context, self)
 
     def processes(self, state: RunState, folders: Any) -> Processes:
         from hpcml.kinds.dask.node import cluster

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 RESETS = "HPCML_RESETS"  # the module that resets the kind's processes between two points of a sweep
 IN_SCRIPT = "HPCML_IN_SCRIPT"  # the module of the run's kind whose install() changes the interpreter
 BEFORE: dict[str, Any] = {}  # empty in a process that the run did not start
+GIVEN = "HPCML_GIVEN"  # names the variables that a script got after its interpreter had started ahead of the run
+_ORIGINALS: list[str] = []  # the folder of the run's copy, and that of the files that were submitted
 
 
 def take() -> None:
@@ -41,7 +43,17 @@ def _environment_of_script() -> dict[str, str]:
         variables = {name: value for name, _, value in entries}
         if "HPCML_RUN_DIR" not in variables or "HPCML_PYTHONPATH" in variables:  # the supervisor, or beyond
             return result
+        if GIVEN in os.environ and "HPCML_AHEAD" in variables:
+            variables = _since_ahead(variables)
         result, pid = variables, _lines(f"../{pid}/status", 6).get("PPid:", "0")
+
+
+def _since_ahead(variables: dict[str, str]) -> dict[str, str]:
+    """Return the variables of a script whose interpreter started with others, ahead of the run."""
+    del variables["HPCML_AHEAD"]
+    given = {name: os.environ[name] for name in os.environ[GIVEN].split() if name in os.environ}
+    before, run = variables["HPCML_RUN_DIR"], os.environ["HPCML_RUN_DIR"]
+    return {name: value.replace(before, run) for name, value in variables.items()} | given
 
 
 def current() -> dict[str, Any]:
@@ -95,14 +107,15 @@ def name_originals() -> None:
     from hpcml.node.settings import load
 
     context = load()
-    if not context.settings.code.copy_of:
+    copied = context.settings.code.copy_of
+    _ORIGINALS[:] = [f"{context.run.code}/", f"{copied}/"] if copied else []
+    if not copied:
         return
-    copy, original = f"{context.run.code}/", f"{context.settings.code.copy_of}/"
-    _rename(getattr(traceback, "StackSummary", None), "format_frame_summary", f'  File "{copy}', f'  File "{original}')
-    _rename(warnings, "_formatwarnmsg_impl", copy, original)  # formatwarning, which is public, gets no source
+    _rename(getattr(traceback, "StackSummary", None), "format_frame_summary", '  File "')
+    _rename(warnings, "_formatwarnmsg_impl", "")  # formatwarning, which is public, gets no source
 
 
-def _rename(owner: Any, name: str, copy: str, original: str) -> None:
+def _rename(owner: Any, name: str, begin: str) -> None:
     """Have a function's text begin with the original's name; nothing where a module beside the script is the owner."""
     function = getattr(owner, name, None)
     if function is None or hasattr(function, "__wrapped__"):
@@ -113,6 +126,8 @@ def _rename(owner: Any, name: str, copy: str, original: str) -> None:
     @functools.wraps(function)
     def renamed(*arguments: Any, **options: Any) -> Any:
         text = function(*arguments, **options)
-        return original + text[len(copy) :] if isinstance(text, str) and text.startswith(copy) else text
+        if not _ORIGINALS or not isinstance(text, str) or not text.startswith(begin + _ORIGINALS[0]):
+            return text
+        return begin + _ORIGINALS[1] + text[len(begin + _ORIGINALS[0]) :]
 
     setattr(owner, name, renamed)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from typing import Any, Self
 
 
+ARGUMENTS = 4  # of the command that starts this module, before those of the script
 BEGIN = "HPCML_SCRIPT_BEGIN"  # names the descriptor that says when the script may begin: its cluster starts meanwhile
 
 _CODE_OF = os.environ.pop("HPCML_CODE_OF", "")  # the folder whose copy the script is in
@@ -74,6 +75,7 @@ def main() -> None:
     from hpcml.repairs import finder
 
     finder.install()
+    kind = _of_script_that_comes()
     del sys.argv[0]  # the -c
     is_module = sys.argv[0] == "-m"
     del sys.argv[: int(is_module)]
@@ -82,7 +84,6 @@ def main() -> None:
     sys.excepthook = print_error
     recording: Any = _Nothing()
     tree: Any = None if is_module else _tree(path)
-    kind = None
     worlds.install()
     if _MEMRAY:  # before the script's folder is on the path
         from hpcml.node import profilers
@@ -94,7 +95,7 @@ def main() -> None:
         for name in [name for name in sys.modules if name.partition(".")[0] == "hpcml"]:
             del sys.modules[name]
     else:
-        kind = interpreter.install_kind()
+        kind = kind or interpreter.install_kind()
     _wait(kind, tree, folder)
     if not os.environ.get("PYTHONSAFEPATH"):
         _FOLDER = folder
@@ -127,6 +128,18 @@ def main() -> None:
         if end.code not in (None, 0, _STOPPED):
             _leave_mpi(end.code if isinstance(end.code, int) else 1)
         raise
+
+
+def _of_script_that_comes() -> Any:
+    """In an interpreter that starts ahead of its run, wait for the script; return the kind's module, else None."""
+    global _CODE_OF, _NOTE
+    if "HPCML_AHEAD" not in os.environ:
+        return None
+    from hpcml.node.script import ahead
+
+    kind = ahead.wait(BEGIN, ARGUMENTS, _tree)
+    _CODE_OF, _NOTE = os.environ.pop("HPCML_CODE_OF", ""), os.environ.pop("HPCML_SCRIPT_ERROR", "")
+    return kind
 
 
 def _tree(path: str) -> Any:

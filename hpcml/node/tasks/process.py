@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import functools
 import os
 import signal
@@ -16,11 +17,13 @@ from hpcml.errors import MEANING, STOPPED, signal_name, signal_of_status
 from hpcml.failures.note import read_note
 from hpcml.files import size_of
 from hpcml.forms import Form
-from hpcml.kind import FailedProcess
-from hpcml.node import files, job, processes, script_environment
+from hpcml.kind import FailedProcess, Kind
+from hpcml.node import ahead, files, job, processes, script_environment
 from hpcml.node.oom_and_hangs import oom_kills
-from hpcml.node.script import launcher, worlds
+from hpcml.node.script import interpreter, launcher, worlds
 from hpcml.node.settings import Context
+from hpcml.node.tasks import ready
+from hpcml.node.tasks.ready import Ready
 from hpcml.paths import SCRIPT
 
 if TYPE_CHECKING:
@@ -106,6 +109,12 @@ class Script(OneProcess):
         environment = self._variables(environment)
         self.log_begin = size_of(task.log)
         self._begin: int | None = None
+        self.signalled = False
+        if waiting := _waiting(context, programs, environment, waits=waits):
+            self.process, self._begin = waiting.process, waiting.pipe
+            if not waits:
+                self._close()
+            return
         descriptors = os.pipe() if waits else ()
         if descriptors:
             environment[launcher.BEGIN], self._begin = str(descriptors[0]), descriptors[1]
@@ -117,36 +126,18 @@ class Script(OneProcess):
         finally:
             for descriptor in descriptors[:1]:
                 os.close(descriptor)
-        self.signalled = False
 
     def _variables(self, environment: dict[str, str]) -> dict[str, str]:
         """Return the variables of the script's process."""
-        context, task = self.context, self.task
-        settings, traits = context.settings, task.code.form.traits
-        environment = job.of_batch_script(environment, cpus=job.cpus() if settings.job.nodes == 1 else 0)
-        environment = variables_of_script(context, environment, task.error)
-        if settings.job.nodes > 1 and traits.is_script and not task.program:
-            environment[worlds.RECORD] = str(context.attempt.world)
-        if "memray" in settings.report.profilers and traits.is_script:
-            path = context.run.profiles / f"memray-script.{context.number}.bin"
-            environment |= {"HPCML_MEMRAY": str(path)}
-        if not traits.web_service:  # it takes up both itself, when its own files are made
-            script_environment.restore(environment)
-        return environment
+        return variables_of_task(self.context, self.task, environment)
 
     def _start(
         self, environment: Mapping[str, str], programs: Mapping[Form, str], descriptors: Sequence[int]
     ) -> subprocess.Popen[bytes]:
         task, code = self.task, self.task.code
-        return subprocess.Popen(
-            [*_PROGRAM, task.program] if task.program else command_of_script(self.context, programs),
-            cwd=code.cwd,
-            env=environment,
-            process_group=0,
-            umask=0o077 if code.form.traits.web_service else code.umask,
-            pass_fds=(*descriptors, *task.descriptors),
-            preexec_fn=functools.partial(become_script, os.getpid()),  # noqa: PLW1509 - other threads only send
-        )
+        command = [*_PROGRAM, task.program] if task.program else command_of_script(self.context, programs)
+        umask = 0o077 if code.form.traits.web_service else code.umask
+        return _started(command, code.cwd, environment, umask, (*descriptors, *task.descriptors))
 
     def begin(self) -> None:
         """Let a script that waits run its first line."""
@@ -206,6 +197,70 @@ def signal_group(group: int, number: signal.Signals) -> None:
         return  # it ended by itself
 
 
+def _started(
+    command: Sequence[str],
+    folder: str,
+    environment: Mapping[str, str],
+    umask: int,
+    descriptors: Sequence[int],
+    stdin: int | None = None,
+) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        command,
+        cwd=folder,
+        env=environment,
+        process_group=0,
+        umask=umask,
+        stdin=stdin,
+        pass_fds=descriptors,
+        preexec_fn=functools.partial(become_script, os.getpid()),  # noqa: PLW1509 - other threads only send
+    )
+
+
+def _waiting(
+    context: Context, programs: Mapping[Form, str], environment: Mapping[str, str], *, waits: bool
+) -> Ready | None:
+    """Return an interpreter that started ahead and becomes the script's now; None if there is none that can."""
+    waiting = ready.WAITING.pop() if ready.WAITING else None
+    if waiting and not can_start_ahead(context, programs):
+        waiting.end()
+    elif waiting and waiting.take(
+        command_of_script(context, programs), environment, context.settings.code, waits=waits
+    ):
+        return waiting
+    return None
+
+
+def start_ahead(context: Context, kind: Kind) -> None:
+    """In a supervisor that starts before its run: start an interpreter for a script like that of the run before."""
+    from hpcml.node.tasks.task import of_run
+
+    if not can_start_ahead(context, kind.programs):
+        return
+    code = context.settings.code
+    environment = variables_of_task(context, of_run(context), {**os.environ, interpreter.IN_SCRIPT: kind.in_script})
+    environment[ahead.VARIABLE] = code.script if code.form is Form.SCRIPT else ""
+    if not all(entry.startswith("/") for entry in environment["PYTHONPATH"].split(":")):
+        return  # Python makes the others absolute as it starts, and the run's folder is not known
+    reader, writer = os.pipe()
+    environment[launcher.BEGIN] = str(reader)
+    command = command_of_script(context, kind.programs)[: launcher.ARGUMENTS]
+    try:
+        fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, ready.ROOM)
+        os.set_blocking(writer, False)
+        process = _started(command, "/", environment, 0o077, (reader,), stdin=subprocess.DEVNULL)
+        ready.WAITING.append(Ready(process, writer, reader))
+    except OSError:  # the run starts one itself, or says why it cannot
+        os.close(writer)
+    finally:
+        os.close(reader)
+
+
+def can_start_ahead(context: Context, programs: Mapping[Form, str]) -> bool:
+    """Whether the interpreter of a run's script can start before the run."""
+    return can_wait(context, programs) and "memray" not in context.settings.report.profilers
+
+
 def can_wait(context: Context, programs: Mapping[Form, str]) -> bool:
     """Whether hpcml's own launcher runs the script, which can start the interpreter and wait before the first line."""
     code = context.settings.code
@@ -216,6 +271,8 @@ def can_wait(context: Context, programs: Mapping[Form, str]) -> bool:
 def become_script(supervisor: int) -> None:
     """In the child of the supervisor, before the script takes its place."""
     processes.end_with(supervisor)
+    for number in (signal.SIGINT, signal.SIGQUIT):  # a shell has its background processes ignore them
+        signal.signal(number, signal.SIG_DFL)
     processes.lower_file_limit()
 
 
@@ -235,6 +292,21 @@ def command_of_script(context: Context, programs: Mapping[Form, str]) -> list[st
         return [*settings.code.interpreter, settings.code.script, *settings.code.arguments]
     module = ["-m"] if form is Form.MODULE else []
     return [*python, "-c", _START, *module, settings.code.script, *settings.code.arguments]
+
+
+def variables_of_task(context: Context, task: Task, environment: dict[str, str]) -> dict[str, str]:
+    """Return the variables of a task's process."""
+    settings, traits = context.settings, task.code.form.traits
+    environment = job.of_batch_script(environment, cpus=job.cpus() if settings.job.nodes == 1 else 0)
+    environment = variables_of_script(context, environment, task.error)
+    if settings.job.nodes > 1 and traits.is_script and not task.program:
+        environment[worlds.RECORD] = str(context.attempt.world)
+    if "memray" in settings.report.profilers and traits.is_script:
+        path = context.run.profiles / f"memray-script.{context.number}.bin"
+        environment |= {"HPCML_MEMRAY": str(path)}
+    if not traits.web_service:  # it takes up both itself, when its own files are made
+        script_environment.restore(environment)
+    return environment
 
 
 def variables_of_script(context: Context, environment: Mapping[str, str], error: Path) -> dict[str, str]:

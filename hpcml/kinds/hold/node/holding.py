@@ -24,7 +24,7 @@ from hpcml.paths import AttemptPaths, RunPaths
 from hpcml.recorded import Recorded, RecordedPlan
 from hpcml.states import State
 
-LOOK = 0.1  # seconds between two looks for runs
+LOOK = 0.05  # seconds between two looks for runs
 WARNING = 120.0  # seconds before an idle hold ends in which it says so; at most half of its idle time
 TOLD_TO_END = 128 + signal.SIGTERM  # its exit status, as that of a script
 

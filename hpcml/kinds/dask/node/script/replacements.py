@@ -46,24 +46,52 @@ def install() -> None:
     sys.meta_path.append(_Absent())
 
 
-def import_early(tree: Any, folder: str) -> None:
-    """Import Dask while the cluster starts, where the script's first statements do that.
+def import_early(tree: Any, folder: str) -> list[str]:
+    """Import Dask while the cluster starts, where the script's first statements do that; return the names.
+
+    An import that fails is left to the script, which then says it.
+    """
+    imported = []
+    for name in early_imports(tree, folder):
+        try:
+            __import__(name)
+        except Exception:  # noqa: BLE001 - a library's import may raise anything, and will again
+            break
+        imported.append(name)
+    return imported
+
+
+def early_imports(tree: Any, folder: str) -> list[str]:
+    """Return the modules that can be imported before the script begins.
 
     It makes no difference to the script: only imports of installed modules come before, and no file beside the script
-    hides one of them. An import that fails is left to the script, which then says it.
+    hides one of them.
     """
     try:
         beside = {entry.partition(".")[0] for entry in os.listdir(folder)}
     except OSError:  # it may be entered and not read
-        return
-    if len(beside) > _MOST_BESIDE or any(_is_installed(name) for name in beside if name.isidentifier()):
-        return
-    for name in _first_imports(tree, beside):
-        if name in _EARLY:
-            try:
-                __import__(_EARLY[name])
-            except Exception:  # noqa: BLE001 - a library's import may raise anything, and will again
-                return
+        return []
+    if not tree or len(beside) > _MOST_BESIDE or any(_is_installed(name) for name in beside if name.isidentifier()):
+        return []
+    return [_EARLY[name] for name in _first_imports(tree, beside) if name in _EARLY]
+
+
+def settings_files() -> list[str]:
+    """Return Dask's files of settings, which it reads as it is imported; nothing before that."""
+    config = sys.modules.get("dask.config")
+    if config is None:
+        return []
+    import glob
+
+    return [path for place in config.paths for path in (place, *glob.glob(f"{place}/*.y*ml"))]  # noqa: PTH207
+
+
+def take_variables(variables: dict[str, str]) -> None:
+    """Have this process, which may have imported Dask, take up variables that it has got since."""
+    if config := sys.modules.get("dask.config"):
+        config.update(config.config, config.collect_env(variables), priority="new")
+    if "distributed" in sys.modules:
+        interpreter.name_originals()
 
 
 def _first_imports(tree: Any, beside: set[str]) -> Iterator[str]:

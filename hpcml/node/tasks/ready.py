@@ -1,0 +1,44 @@
+"""The interpreter that waits for its script, as the supervisor has it, in a hold that keeps processes ready."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from hpcml.node.script import ahead, launcher
+from hpcml.settings import Code
+
+ROOM = 1 << 20  # bytes that its pipe may hold: what it is sent fits, so that the supervisor never waits for it
+
+
+class Ready(NamedTuple):
+    """An interpreter that waits, and the pipe that tells it its script."""
+
+    process: subprocess.Popen[bytes]
+    pipe: int
+    number: int  # the pipe's descriptor in that process
+
+    def take(self, command: Sequence[str], environment: Mapping[str, str], code: Code, *, waits: bool) -> bool:
+        """Have it become a script's; return False if that cannot be, and end it then.
+
+        With ``waits`` the script's first line runs when another byte comes.
+        """
+        variables = {**environment, **({launcher.BEGIN: str(self.number)} if waits else {})}
+        sent = ahead.message([*command], variables, code.cwd, code.umask)
+        with contextlib.suppress(OSError):  # it has ended, or does not read
+            if os.access(code.cwd, os.X_OK) and self.process.poll() is None and os.write(self.pipe, sent) == len(sent):
+                return True
+        self.end()
+        return False
+
+    def end(self) -> None:
+        """End it."""
+        os.close(self.pipe)
+        self.process.kill()
+        self.process.wait()
+
+
+WAITING: list[Ready] = []  # at most one
