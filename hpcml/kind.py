@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
-from hpcml.forms import Form
+from hpcml.workload_forms import Form
 
 if TYPE_CHECKING:
     from hpcml.settings import Settings, Workers

@@ -10,12 +10,12 @@ from typing import Any, NamedTuple, TypeVar
 
 from hpcml import earlier_names, files, records
 from hpcml.failures.end import End, parse
-from hpcml.forms import Form
-from hpcml.held import Part
+from hpcml.hold_queue import Part
 from hpcml.paths import RunPaths
 from hpcml.records import Table
 from hpcml.settings import Settings
 from hpcml.units import parse_memory
+from hpcml.workload_forms import Form
 
 T = TypeVar("T")
 KIND = "dask"  # of a run whose plan names none

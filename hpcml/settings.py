@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeVar
 
 from hpcml import records
-from hpcml.forms import Form
 from hpcml.site_records import Deadlines, Interconnect, Network
+from hpcml.workload_forms import Form
 
 T = TypeVar("T")
 

@@ -23,13 +23,11 @@ from distributed.deploy.cluster import Cluster
 from hpcml import assets, files, listening, records, schedulers, subprocesses, units
 from hpcml.api import job_request
 from hpcml.errors import ALLOCATION_LOST, HpcmlError, SiteError, SlurmUnreachableError, StorageError, UsageError
-from hpcml.forms import Form
 from hpcml.kinds.dask.node import temporary_directory
 from hpcml.kinds.dask.node.security import connection_limits, tls
 from hpcml.node import scratch
 from hpcml.node.files import remove_secrets
 from hpcml.node.hardware.communication import NoAddressError, choose_address
-from hpcml.origins import HPCML
 from hpcml.paths import AttemptPaths, RunPaths
 from hpcml.plan.batch_script import directive, join, quote
 from hpcml.plan.plan import Plan
@@ -41,6 +39,8 @@ from hpcml.sites import layers
 from hpcml.sites.lookup import LoadedSite
 from hpcml.sites.schema import Site
 from hpcml.terminal import note, say_message
+from hpcml.trusted_origins import HPCML
+from hpcml.workload_forms import Form
 
 _before = signal.getsignal(signal.SIGINT)
 with layers.narrowed_umask():  # it writes ~/.config/dask/jobqueue.yaml, where there is none

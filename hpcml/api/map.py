@@ -21,7 +21,6 @@ from submitit.slurm.slurm import SlurmInfoWatcher, SlurmJob
 from hpcml import files, schedulers
 from hpcml.api import job_request
 from hpcml.errors import HpcmlError, SiteError, SlurmUnreachableError, UsageError
-from hpcml.forms import Form
 from hpcml.paths import RunPaths
 from hpcml.plan.batch_script import directive, join, quote
 from hpcml.plan.plan import Plan
@@ -31,6 +30,7 @@ from hpcml.sites import layers
 from hpcml.sites.schema import Site
 from hpcml.states import ENDED, State
 from hpcml.terminal import note
+from hpcml.workload_forms import Form
 
 _FOLDER = ".maps"  # below the folder of runs
 _SUBMITIT = ("-u", "-m", "submitit.core._submit")

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 from hpcml import units
 from hpcml.cli import common
 from hpcml.errors import UNFIT, HpcmlError, UsageError
-from hpcml.forms import Form
 from hpcml.options.reading import request_of
 from hpcml.options.table import OPTIONS
 from hpcml.request.record import Code
 from hpcml.sites import layers
 from hpcml.terminal import COLOURS, Raw, columns, fitted, say, say_fitted, say_state
+from hpcml.workload_forms import Form
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace

@@ -9,10 +9,10 @@ from hpcml import schedulers
 from hpcml.cli import common, submit
 from hpcml.cli import run as in_allocation
 from hpcml.errors import SiteError, UsageError
-from hpcml.forms import Form
-from hpcml.held import Part
+from hpcml.hold_queue import Part
 from hpcml.request.record import NOT_SAID
 from hpcml.units import Memory, TimeLimit, format_memory_for_slurm, format_time_limit
+from hpcml.workload_forms import Form
 
 if TYPE_CHECKING:
     from argparse import Namespace

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from hpcml.cli import common, submit
 from hpcml.errors import NotFoundError, StorageError, UsageError
-from hpcml.forms import Form
 from hpcml.recorded import Recorded
 from hpcml.runs import directories
 from hpcml.terminal import say, say_fitted
+from hpcml.workload_forms import Form
 
 if TYPE_CHECKING:
     from argparse import Namespace

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpcml import hooks
+from hpcml import extension_points
 from hpcml.cli import common, submit
 from hpcml.errors import NotFoundError
-from hpcml.forms import Form
 from hpcml.sites import layers
+from hpcml.workload_forms import Form
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -40,7 +40,7 @@ def run(options: Namespace) -> int:
     spec = submit.service_spec(options, Form.JUPYTER)
     spec = spec.changed(idle=idle, cwd=notebook_folder(spec.code.cwd, options.notebook_dir))
     if getattr(options, "in") is not None:
-        return int(hooks.only("run in a kept allocation")(options, spec))
+        return int(extension_points.only("run in a kept allocation")(options, spec))
     return submit.start(options, spec)
 
 

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 from hpcml.cli import common
 from hpcml.errors import UsageError, did_you_mean, nearest
 from hpcml.failures.end import Reason
-from hpcml.forms import Form
 from hpcml.runs import directories
 from hpcml.states import Phase
 from hpcml.terminal import columns, say, say_state, shown
 from hpcml.units import counted, format_age, format_time_limit, parse_seconds
+from hpcml.workload_forms import Form
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from hpcml import earlier_names
 from hpcml.cli import commands, common, misplaced
 from hpcml.errors import UsageError
-from hpcml.forms import Form
 from hpcml.remote import channel
 from hpcml.remote.ssh import login_of
 from hpcml.request.record import Code, RunRequest
@@ -21,6 +20,7 @@ from hpcml.runs import programs, project, snapshot, uv_environments
 from hpcml.runs.checks import script_checks
 from hpcml.terminal import note, say
 from hpcml.units import counted, format_bytes
+from hpcml.workload_forms import Form
 
 if TYPE_CHECKING:
     from argparse import Namespace

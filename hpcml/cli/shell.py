@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from hpcml import schedulers
 from hpcml.cli import common
 from hpcml.errors import NotFoundError, UsageError
-from hpcml.origins import HPCML
 from hpcml.terminal import say_fitted
+from hpcml.trusted_origins import HPCML
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 from hpcml import files, records, subprocesses
 from hpcml.cli import common, tunnel
 from hpcml.errors import UsageError
-from hpcml.origins import HPCML
 from hpcml.sites.layers import process_environment
 from hpcml.terminal import say, say_fitted
+from hpcml.trusted_origins import HPCML
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace

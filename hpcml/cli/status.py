@@ -7,7 +7,7 @@ import shlex
 import sys
 from typing import TYPE_CHECKING
 
-from hpcml import hooks
+from hpcml import extension_points
 from hpcml.cli import commands, common
 from hpcml.errors import MEANING, STOPPED, UNREACHABLE, UsageError, did_you_mean, nearest
 from hpcml.states import Phase
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Any
 
-    from hpcml.attempts import Attempt
+    from hpcml.attempt_history import Attempt
     from hpcml.runs import directories
     from hpcml.runs import status as run_status
 
@@ -59,7 +59,7 @@ def run(options: Namespace) -> int:
 
 def show(run: directories.Run, *, as_json: bool, all_notes: bool, host: str) -> int:
     """Print what is known of a run; ``host`` is how the laptop that asks names this machine, if one asks."""
-    from hpcml import attempts
+    from hpcml import attempt_history
     from hpcml.recorded import Recorded
     from hpcml.runs import request_cost
     from hpcml.runs import status as run_status
@@ -77,8 +77,8 @@ def show(run: directories.Run, *, as_json: bool, all_notes: bool, host: str) -> 
             for service in status.progress.services
         )
         status = status.changed(services=tuple(named))
-    before = attempts.earlier(Recorded(run.paths), status.progress.attempt)
-    lines = _lines(status, hooks.only("cause of a state")(run, status), before, request["asked"])
+    before = attempt_history.earlier(Recorded(run.paths), status.progress.attempt)
+    lines = _lines(status, extension_points.only("cause of a state")(run, status), before, request["asked"])
     lines += [("results", common.typed(request["results"], sys.stdout))] if request["results"] else []
     notes = request["notes"]
     if notes and not all_notes:
@@ -89,9 +89,9 @@ def show(run: directories.Run, *, as_json: bool, all_notes: bool, host: str) -> 
         say(f"  | {line}")
     _say_lines(lines[head:] + [("note", str(text)) for text in notes if all_notes])
     if status.over:
-        for title, path in hooks.collected("files of an end", run):
+        for title, path in extension_points.collected("files of an end", run):
             say(f"{title:<10} {common.typed(path, sys.stdout)}")
-        for title, command in hooks.collected("commands of an end", run):
+        for title, command in extension_points.collected("commands of an end", run):
             say(f"{title:<10} {command}")  # whole: it is to be copied
     if status.phase == Phase.PREPARED and run.submission:
         say("Submit the run with:")
@@ -135,7 +135,7 @@ def _lines(
     status: run_status.Status, cause: str, before: Sequence[Attempt], asked: Mapping[str, Any]
 ) -> list[tuple[str, str]]:
     """Return the known facts of a run under their keys, of the attempts ``before`` and of what was ``asked`` for."""
-    from hpcml.attempts import sentence
+    from hpcml.attempt_history import sentence
     from hpcml.cli.waiting_display import phases
     from hpcml.runs import request_cost
 

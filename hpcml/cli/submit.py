@@ -11,10 +11,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpcml import files, hooks, records
+from hpcml import extension_points, files, records
 from hpcml.cli import commands, common
 from hpcml.errors import CANCELLED, MEANING, NO_PROGRESS, STOPPED, HpcmlError, StorageError, UsageError
-from hpcml.forms import Form
 from hpcml.options.parser import add_to
 from hpcml.options.reading import request_of
 from hpcml.options.table import OPTIONS, TAKES_VALUE
@@ -25,12 +24,13 @@ from hpcml.runs.directories import complete
 from hpcml.sites import key_permissions, layers
 from hpcml.states import Phase
 from hpcml.terminal import Raw, note, say, say_fitted, say_lines, say_message
+from hpcml.workload_forms import Form
 
 if TYPE_CHECKING:  # each command imports what it needs: `submit` is to be fast
     from argparse import Namespace
 
     from hpcml.options.parser import Parser
-    from hpcml.options.translation import Translation
+    from hpcml.options.translate.batch_script import Translation
     from hpcml.recorded import RecordedRequest, RecordedSpec
     from hpcml.request.record import RunRequest
     from hpcml.runs import status as run_status
@@ -95,7 +95,7 @@ def script_spec(options: Namespace) -> RunRequest:
     from hpcml.runs.submit import script_request
 
     arguments = options.script_words if options.caller is None else options.caller.stage(options.script_words)
-    for check in hooks.added("check of arguments"):
+    for check in extension_points.added("check of arguments"):
         check(arguments, common.here(), options.parser.prog)
     if getattr(options, "translate", False):
         from hpcml.runs import translated
@@ -353,14 +353,16 @@ def _tell_files(run: directories.Run, last: run_status.Status, host: str) -> Non
     from hpcml.runs import status
 
     lines = [("results", common.typed(run.paths.out, sys.stderr))] if status.has_results(run) else []
-    lines += [(title, common.typed(path, sys.stderr)) for title, path in hooks.collected("files of an end", run)]
+    lines += [
+        (title, common.typed(path, sys.stderr)) for title, path in extension_points.collected("files of an end", run)
+    ]
     lines += [("fetch", common.from_host(host, f"hpcml fetch {run.id}"))] if host and lines else []
-    lines += hooks.collected("advice at an end", run, last)
+    lines += extension_points.collected("advice at an end", run, last)
     for title, text in lines:
         common.say_row(title, text)
     if "task-output" in last.progress.times:
         say(f"  tasks      output of the Dask tasks: hpcml logs {run.id} worker", sys.stderr)
-    for title, command in hooks.collected("commands of an end", run):
+    for title, command in extension_points.collected("commands of an end", run):
         say(f"  {title:<11}{command}", sys.stderr)  # whole: it is to be copied
 
 
@@ -373,7 +375,7 @@ def _tell_end(run: directories.Run, last: run_status.Status, *, as_json: bool) -
         explain(last)
     if not last.exit_status or as_json:
         return
-    for tell in hooks.added("cause of an end"):
+    for tell in extension_points.added("cause of an end"):
         tell(run, last)
     if last.ending.by == "script" and last.hint:
         say_message(f"hpcml: {last.hint}")

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 from hpcml import kinds
 from hpcml.cli import common
-from hpcml.forms import Form
 from hpcml.kind import Kind
 from hpcml.paths import RunPaths
 from hpcml.runs import gpus_chosen, programs, snapshot
 from hpcml.terminal import say, say_facts
 from hpcml.units import counted, first_of_many, format_bytes, format_time_limit
+from hpcml.workload_forms import Form
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

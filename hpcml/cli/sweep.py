@@ -10,10 +10,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpcml import files, hooks
+from hpcml import extension_points, files
 from hpcml.cli import common, submit
 from hpcml.errors import NotFoundError, UsageError, nearest
-from hpcml.forms import Form
 from hpcml.options.table import TAKES_VALUE
 from hpcml.request.record import job_name
 from hpcml.runs import directories
@@ -21,6 +20,7 @@ from hpcml.sites import layers
 from hpcml.sweeps import points, record, results, search
 from hpcml.terminal import Raw, columns, fit, note, say, say_fitted, shown
 from hpcml.units import counted, format_seconds
+from hpcml.workload_forms import Form
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -252,8 +252,8 @@ def _prepared(options: Namespace, spec: RunRequest, jobs: int) -> tuple[Any, Pre
     if jobs > 1:
         hint = "Remove --jobs. --at-once N runs N points in parallel."
         raise UsageError("A sweep in a hold is one run, without jobs of its own", place="--jobs", hint=hint)
-    hold, spec = hooks.only("place in a kept allocation")(options, spec)
-    return hold, hooks.only("plan in a kept allocation")(hold, submission.with_python(spec))
+    hold, spec = extension_points.only("place in a kept allocation")(options, spec)
+    return hold, extension_points.only("plan in a kept allocation")(hold, submission.with_python(spec))
 
 
 def _typed(options: Namespace) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple, TextIO
 
-from hpcml import attempts, files, kinds
+from hpcml import attempt_history, files, kinds
 from hpcml.failures.end import Reason
 from hpcml.kind import Stage
 from hpcml.paths import RunPaths
@@ -191,8 +191,8 @@ class Progress:
         if status.progress.attempt != self.attempt:  # Slurm has started the job again: its phases come anew
             self.attempt, self.since = status.progress.attempt, time.time()
             self.shown.clear()
-            before = attempts.one(Recorded(RunPaths(Path(status.directory))), self.attempt - 1)
-            self._once("before", _Line("wait", "before", attempts.sentence(before)))
+            before = attempt_history.one(Recorded(RunPaths(Path(status.directory))), self.attempt - 1)
+            self._once("before", _Line("wait", "before", attempt_history.sentence(before)))
             self._once("attempt", _Line("wait", "attempt", f"{self.attempt + 1} of this run"))
         for line in _past(status):
             self._once(f"{line.role} {line.event or line.text}", line, {"seen": self.since, **status.progress.times})

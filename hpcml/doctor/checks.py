@@ -20,12 +20,12 @@ from hpcml.doctor import scheduler
 from hpcml.doctor.finding import Examination, Finding, clause, green, not_applicable, red, yellow
 from hpcml.errors import HpcmlError
 from hpcml.images import sif
-from hpcml.origins import HPCML
 from hpcml.plan.container import image_of
 from hpcml.plan.plan import ADAPTERS, named_adapters
 from hpcml.remote import ssh
 from hpcml.runs import bad_nodes, directories
 from hpcml.sites.schema import Login
+from hpcml.trusted_origins import HPCML
 
 # -- this machine as the user's processes see it ----------------------------------------------------------------------
 

@@ -13,10 +13,10 @@ from hpcml.failures.evidence import Hit, Line, Piece
 from hpcml.failures.order import Clocks
 from hpcml.failures.rule import Retry, Role, Rule
 from hpcml.failures.rules import BY_NAME, COLLECTIVE, filled
-from hpcml.forms import Form
 from hpcml.kind import Kind
 from hpcml.paths import SCRIPT
 from hpcml.units import first_of_many
+from hpcml.workload_forms import Form
 
 KINDS = ("oom", "timeout", "node", "error", "unknown")  # of failures, by what may help
 SHOWN = 3  # lines of evidence, and of what followed; ranks that are named

@@ -23,11 +23,11 @@ from hpcml.failures.rule import Retry, Role
 from hpcml.failures.rules import BY_NAME, COLLECTIVE, filled
 from hpcml.failures.script_ends import ended
 from hpcml.failures.script_errors import raised
-from hpcml.forms import Form
 from hpcml.kind import Kind
 from hpcml.paths import SCRIPT, AttemptPaths, RunPaths
 from hpcml.states import State
 from hpcml.units import format_bytes
+from hpcml.workload_forms import Form
 
 MOST_LOGS = 16  # workers' logs that are read where a run ends
 _NO_ROLES = ("job", "library", "record")  # sources of lines that are no role's log

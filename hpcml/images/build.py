@@ -23,8 +23,8 @@ from hpcml.errors import HpcmlError, ImageError, NotFoundError, StorageError, Us
 from hpcml.failures.rule import Where
 from hpcml.failures.rules import meaning
 from hpcml.images.sif import Definition, Image, inspect
-from hpcml.origins import HPCML, TYPED, Named
 from hpcml.sites import layers
+from hpcml.trusted_origins import HPCML, TYPED, Named
 
 # -- the program that builds and runs images: Apptainer, SingularityCE or Singularity ---------------------------------
 

@@ -16,7 +16,7 @@ from hpcml.node.outcome import leave_note
 from hpcml.node.processes import long_import
 from hpcml.node.settings import Context, load
 from hpcml.paths import SUPERVISOR
-from hpcml.repairs import finder
+from hpcml.repairs import rapids_import_deadlock
 
 
 def main(arguments: list[str], kinds: Mapping[str, Kind]) -> int:
@@ -31,7 +31,7 @@ def main(arguments: list[str], kinds: Mapping[str, Kind]) -> int:
             file=sys.stderr,
         )
         return 64
-    finder.install()
+    rapids_import_deadlock.install()
     sys.stdout, sys.stderr = full_disk.patient(1), full_disk.patient(2)
     role = kind.role(arguments[0])
     if role is None:

@@ -14,10 +14,10 @@ import threading
 from collections.abc import MutableMapping
 from pathlib import Path
 
-from hpcml.forms import Form
 from hpcml.node import files, job, script_module
 from hpcml.node.settings import Context
 from hpcml.paths import LIBRARY
+from hpcml.workload_forms import Form
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _mask = threading.local()  # of the thread that forks

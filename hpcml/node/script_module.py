@@ -17,8 +17,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from hpcml.forms import Form
 from hpcml.settings import Settings
+from hpcml.workload_forms import Form
 
 # Calls that make a value and do nothing else: by the last name of what is called.
 _PURE = {

@@ -6,7 +6,6 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from hpcml.errors import UsageError, did_you_mean, nearest
-from hpcml.forms import Form
 from hpcml.kinds import KINDS
 from hpcml.options.sbatch_options import directive, instead
 from hpcml.options.table import OPTIONS, of
@@ -14,6 +13,7 @@ from hpcml.request import variables
 from hpcml.request.option import as_word
 from hpcml.request.record import OPTIONAL, Code, RunRequest
 from hpcml.terminal import json_text
+from hpcml.workload_forms import Form
 
 
 def request_of(given: Mapping[str, Any], code: Code) -> RunRequest:

@@ -98,22 +98,22 @@ def check(name: str, text: str, lines: Sequence[tuple[int, str]], given: Mapping
 
 def _is_one_task_a_node(asked: Mapping[str, sbatch_lines.Option], given: Mapping[str, Any]) -> bool:
     """Return True if a launcher would start the same tasks without the lines."""
-    from hpcml.options import sbatch_translated, shell_lines  # what only few scripts need
+    from hpcml.options.translate import directives, shell_syntax
 
     try:
-        made = sbatch_translated.layout(asked, str(given.get("nodes") or ""))
-    except shell_lines.UntranslatedError:
+        made = directives.layout(asked, str(given.get("nodes") or ""))
+    except shell_syntax.UntranslatedError:
         return False
     return made.each == 1 and "--gpus-per-task" not in asked
 
 
 def _advice(name: str, text: str, given: Mapping[str, Any]) -> str:
     """Return the line to type: the whole one if the script only prepares and starts one program."""
-    from hpcml.options import shell_lines, translation
+    from hpcml.options.translate import batch_script, shell_syntax
 
     try:
-        line = translation.translate(text, (), given, {}, slurm=True).line
-    except shell_lines.UntranslatedError as error:
+        line = batch_script.translate(text, (), given, {}, slurm=True).line
+    except shell_syntax.UntranslatedError as error:
         if name.endswith(".py"):
             return "Start the program itself: hpcml submit --nodes N --ranks N -- PROGRAM."
         why = f"hpcml has no line that does the same: line {error.number} has {error.what}"

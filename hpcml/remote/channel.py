@@ -25,7 +25,6 @@ from hpcml.errors import (
     StorageError,
     UsageError,
 )
-from hpcml.origins import HPCML
 from hpcml.remote import answers, fetched, receiver
 from hpcml.remote.answers import GO, PROTOCOL, SERVE, CallFacts, StreamDemux
 from hpcml.remote.ssh import Connection
@@ -34,6 +33,7 @@ from hpcml.runs import notes
 from hpcml.runs.snapshot import take
 from hpcml.sites.schema import Code, Login
 from hpcml.terminal import Raw, noted, say
+from hpcml.trusted_origins import HPCML
 from hpcml.units import format_bytes
 
 INTERRUPTED = 10.0  # seconds that the other side has to end after Ctrl-C where a run is in its hands

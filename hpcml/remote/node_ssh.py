@@ -16,13 +16,13 @@ from pathlib import Path
 
 from hpcml import assets, files, schedulers, script_api, subprocesses
 from hpcml.errors import NotFoundError, SiteError, StorageError, UsageError
-from hpcml.origins import HPCML
 from hpcml.remote import ssh, tunnel_server
 from hpcml.remote.answers import Relay, RunNode
 from hpcml.runs import directories, handle
 from hpcml.runs import record as run_record
 from hpcml.runs import status as run_status
 from hpcml.sites.layers import process_environment
+from hpcml.trusted_origins import HPCML
 
 INCLUDE = "Include ~/.hpcml/ssh/nodes.conf"
 _FILE, _FOLDER, _ENDS = "nodes.conf", "node-", 30 * 86400.0

@@ -24,13 +24,13 @@ from typing import Any, NoReturn
 
 from hpcml import files, listening, socket_relay, subprocesses
 from hpcml.errors import HostKeyError, HpcmlError, ServiceGoneError, TunnelError
-from hpcml.origins import HPCML
 from hpcml.remote import answers, ssh
 from hpcml.remote.answers import Relay, RunFacts, Service
 from hpcml.remote.channel import Call
 from hpcml.remote.ssh import Connection, literal, proxy
 from hpcml.runs import directories
 from hpcml.sites.layers import process_environment
+from hpcml.trusted_origins import HPCML
 
 MEANING = {
     "direct": "ssh through the login node to the compute node",

@@ -19,12 +19,12 @@ from typing import Any
 from hpcml import __version__
 from hpcml.errors import ConfigError, LinkError, StorageError, UsageError
 from hpcml.files import parsed
-from hpcml.forms import Form
 from hpcml.remote.answers import LONGEST_LINE, PROTOCOL, SERVE, mark, output_mark
 from hpcml.remote.transfer import PIECE, entries_of, files, parts_of, receive
 from hpcml.request.record import RunRequest
 from hpcml.runs import pythons
 from hpcml.sites.layers import forget, process_environment
+from hpcml.workload_forms import Form
 
 GO_DEADLINE = 60.0  # seconds for the laptop to say that it knows the run's id
 _UPDATE = "Update hpcml on the laptop or on the cluster, whichever is older."

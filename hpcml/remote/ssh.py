@@ -34,10 +34,10 @@ from hpcml.errors import (
     StorageError,
     UsageError,
 )
-from hpcml.origins import HPCML
 from hpcml.sites import lookup
 from hpcml.sites.layers import process_environment, user_path
 from hpcml.sites.schema import Login
+from hpcml.trusted_origins import HPCML
 
 PERSIST = 600  # seconds that an idle connection stays for the next command
 CHECK = 10.0  # seconds for a question to the local end of the connection

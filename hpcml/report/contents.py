@@ -7,8 +7,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-from hpcml import attempts, earlier_names, records, samples
-from hpcml.attempts import Attempt
+from hpcml import attempt_history, earlier_names, records, samples
+from hpcml.attempt_history import Attempt
 from hpcml.failures import stack_groups
 from hpcml.failures.end import End
 from hpcml.failures.rules import of_xid
@@ -289,13 +289,13 @@ def ledger_of(recorded: Recorded, attempt: int, kind: Kind, most: int = 0) -> Le
 
 
 def _measure(recorded: Recorded, attempt: int, kind: Kind, end: End | None, most: int) -> _Measured:
-    of_attempt, events = recorded.paths.attempt(attempt), attempts.events(recorded, attempt)
+    of_attempt, events = recorded.paths.attempt(attempt), attempt_history.events(recorded, attempt)
     times = {event.name: event.time for event in events}
     alone = "cluster-waits" in times and kind.ready not in times  # the script ran without the kind's processes
     accounting, activity = PLAIN if alone else accounting_of(kind), None
     if accounting.activity and (measured := samples.of_kind(of_attempt, kind)):
         activity = accounting.activity(measured)
-    names = attempts.allocated(events).nodes
+    names = attempt_history.allocated(events).nodes
     by_node = dict(sorted(series.nodes(of_attempt, most).items(), key=lambda one: _place(one[0], names)))
     names = names or tuple(by_node)
     phases = _phases(events, times, end, by_node, kind)
@@ -328,7 +328,7 @@ def _phases(
     if not seen:
         return Phases(0.0, None, None, None, None, 0.0)
     first = times.get("image-staging") or times.get("allocated") or min(seen)
-    began = attempts.begin_of(attempts.allocated(events).began, first)
+    began = attempt_history.begin_of(attempt_history.allocated(events).began, first)
     script, torn = times.get("script-started"), times.get("torn-down")
     script_end = times.get("script-ended")
     if script_end is None and torn is not None:
@@ -386,10 +386,10 @@ def _usages(
 def _hours(recorded: Recorded, attempt: int, end: End, measured: _Measured) -> tuple[Hours, tuple[str, ...]]:
     """Return the hours of all attempts until one, and sentences on those that the sum lacks."""
     counted, phases = measured.ledger, measured.phases
-    before, total = attempts.earlier(recorded, attempt), dict(counted.parts)
+    before, total = attempt_history.earlier(recorded, attempt), dict(counted.parts)
     uncounted = []
     for attempt_before in before:
-        kept = attempts.sums(recorded, attempt_before.number)
+        kept = attempt_history.sums(recorded, attempt_before.number)
         if kept.unit == counted.unit:
             total = {name: hours + kept.parts.get(name, 0.0) for name, hours in total.items()}
         else:
@@ -397,7 +397,7 @@ def _hours(recorded: Recorded, attempt: int, end: End, measured: _Measured) -> t
                 f"The total of the {counted.unit}-hours does not include attempt {attempt_before.number + 1}, "
                 "which has no samples."
             )
-    this = attempts.one(recorded, attempt)._replace(begin=phases.began, end=phases.end)
+    this = attempt_history.one(recorded, attempt)._replace(begin=phases.began, end=phases.end)
     this = this._replace(hours=counted.paid, useful=counted.share("useful"))
     if end.over:
         this = this._replace(state=end.state, exit_status=end.exit_status, message=end.message)

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import jinja2
 from markupsafe import Markup, escape
 
-from hpcml import attempts, files, states
+from hpcml import attempt_history, files, states
 from hpcml.failures.end import Reason
 from hpcml.kind import Kind
 from hpcml.paths import RunPaths
@@ -67,18 +67,18 @@ def make(
     recorded = Recorded(paths)
     for before in recorded.attempts:
         if before < attempt and not paths.attempt(before).ledger.exists():  # it was killed, or its report was late
-            attempts.keep_sums(paths, before, _sums(contents.ledger_of(recorded, before, kind, most)))
+            attempt_history.keep_sums(paths, before, _sums(contents.ledger_of(recorded, before, kind, most)))
     report = contents.load(paths, attempt, kind, ending, memory, most)
     over = report.course.ending.end.over
     if over and (attempt or paths.attempt(attempt).goes_on.exists()):  # another report will count it
-        attempts.keep_sums(paths, attempt, _sums(report.hours.ledger))
+        attempt_history.keep_sums(paths, attempt, _sums(report.hours.ledger))
     files.write(paths.report_facts, json.dumps(report.as_json(), indent=1) + "\n")
     files.write(paths.report, html(report))
     return paths.report
 
 
-def _sums(counted: Ledger) -> attempts.Sums:
-    return attempts.Sums(counted.unit, counted.number, counted.paid, counted.parts)
+def _sums(counted: Ledger) -> attempt_history.Sums:
+    return attempt_history.Sums(counted.unit, counted.number, counted.paid, counted.parts)
 
 
 def html(report: Report) -> str:

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hpcml.errors import UsageError
-from hpcml.forms import Form
-from hpcml.held import Part
+from hpcml.hold_queue import Part
 from hpcml.settings import Points
 from hpcml.units import Memory, TimeLimit
+from hpcml.workload_forms import Form
 
 _NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9._-]+")
 LONGEST_NAME = 64

@@ -9,9 +9,9 @@ import shlex
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from hpcml.forms import Form
 from hpcml.request.record import RunRequest
 from hpcml.runs import modules_reached
+from hpcml.workload_forms import Form
 
 _DASK = re.compile(r"dask|coiled", re.IGNORECASE)
 _DISTRIBUTED = re.compile(r"distributed(\..*)?")  # Dask's; torch.distributed is another

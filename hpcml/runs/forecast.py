@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from hpcml import schedulers, subprocesses, units
 from hpcml.errors import HpcmlError
-from hpcml.origins import Named
 from hpcml.plan import cost
 from hpcml.runs import directories, request_cost
 from hpcml.runs import record as records
@@ -22,6 +21,7 @@ from hpcml.runs.status import status
 from hpcml.sites.lookup import LoadedSite
 from hpcml.sites.schema import Partition
 from hpcml.states import Phase
+from hpcml.trusted_origins import Named
 
 if TYPE_CHECKING:
     from hpcml.runs.submit import Prepared  # which hpcml status does without

@@ -14,9 +14,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from hpcml import hooks, installed, kinds, schedulers
+from hpcml import extension_points, installed, kinds, schedulers
 from hpcml.errors import HpcmlError
-from hpcml.forms import Form
 from hpcml.gpu_vendor import VENDOR
 from hpcml.plan.container import image_of
 from hpcml.request.record import NOT_SAID, Code, RunRequest
@@ -27,6 +26,7 @@ from hpcml.sites import layers
 from hpcml.sites.lookup import LoadedSite
 from hpcml.sites.schema import Site
 from hpcml.units import first_of_many
+from hpcml.workload_forms import Form
 
 _MOST_NAMED = 3  # uses or packages in a sentence
 _WORKERS = "dask_cuda"  # the package that GPU workers need
@@ -117,7 +117,7 @@ def _of_python(site: Site, python: str, needed: Mapping[str, None]) -> tuple[lis
 def _of_image(site: Site, image: str, needed: Mapping[str, None]) -> tuple[list[str], str]:
     """Return the packages that an image lacks by its labels, and why that is unknown, empty if it is known."""
     try:
-        facts = hooks.only("check of an image")(Path(image), cuda=site.gpu.cuda, gpus=0)
+        facts = extension_points.only("check of an image")(Path(image), cuda=site.gpu.cuda, gpus=0)
     except HpcmlError:  # reported where the image is checked for the run
         return [*needed], ""
     labels = facts["labels"]

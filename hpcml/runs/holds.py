@@ -9,7 +9,6 @@ from typing import Any
 
 from hpcml import __version__, files
 from hpcml.errors import ConfigError, NotFoundError, SiteError, UsageError
-from hpcml.forms import Form
 from hpcml.request.record import RunRequest
 from hpcml.runs import directories
 from hpcml.runs import status as run_status
@@ -20,6 +19,7 @@ from hpcml.schedulers.allocation import Allocation
 from hpcml.sites.layers import user_path
 from hpcml.states import Phase
 from hpcml.units import parse_memory
+from hpcml.workload_forms import Form
 
 _NODES_BACK = 5.0  # seconds
 _START = "Start one: hpcml hold --nodes N --time TIME."

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from hpcml.forms import Form
 from hpcml.request.record import Code
+from hpcml.workload_forms import Form
 
 MOST_FILES = 200  # modules that are looked into
 _MOST_ENTRIES = 20_000  # files and folders of a package that are passed

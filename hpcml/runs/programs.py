@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hpcml.errors import UsageError
-from hpcml.forms import Form
 from hpcml.options import sbatch_tasks, script_lines
 from hpcml.request import record
 from hpcml.runs import modules_reached
 from hpcml.sites import layers
+from hpcml.workload_forms import Form
 
 _PYTHON = re.compile(r"(python|pypy|graalpy)[0-9.]*t?d?")
 _WITH_VALUE = "WX"  # options of Python that take a value, beside -c and -m

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hpcml import files
-from hpcml.forms import Form
 from hpcml.request.record import Code, RunRequest
 from hpcml.runs import folders_reached, modules_reached, snapshot, uv_environments
 from hpcml.sites.schema import Code as Rules
+from hpcml.workload_forms import Form
 
 _NAMED = 3  # lines in a note
 

@@ -14,8 +14,6 @@ from typing import Any, NamedTuple
 
 from hpcml import files, installed, kinds, subprocesses
 from hpcml.errors import ScriptError, UsageError
-from hpcml.forms import Form
-from hpcml.origins import Origin
 from hpcml.request.record import RunRequest
 from hpcml.runs import directories, modules_reached, uv_environments
 from hpcml.runs.environments import OPTION, away_from_nodes, exists, find, too_old, who_may_change
@@ -25,7 +23,9 @@ from hpcml.sites import layers
 from hpcml.sites.layers import Layers, Value, user_path
 from hpcml.sites.lookup import LoadedSite
 from hpcml.terminal import json_text
+from hpcml.trusted_origins import Origin
 from hpcml.units import first_of_many
+from hpcml.workload_forms import Form
 
 KEY = "runtime.python"
 ACTIVE = ("VIRTUAL_ENV", "CONDA_PREFIX")  # variables that name the active environment

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from hpcml import earlier_names, files, kinds, records, schedulers
 from hpcml.errors import ANSWER_LOST, CANCELLED, StorageError
 from hpcml.failures.end import End
-from hpcml.forms import Form
 from hpcml.paths import SUPERVISOR, RunPaths
 from hpcml.recorded import Event, Recorded
 from hpcml.request.record import ENDS, Awaited
@@ -19,6 +18,7 @@ from hpcml.runs.directories import complete
 from hpcml.schedulers import Submission
 from hpcml.services import Known
 from hpcml.states import State
+from hpcml.workload_forms import Form
 
 if TYPE_CHECKING:
     from hpcml.failures.note import Note

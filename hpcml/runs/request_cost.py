@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from hpcml import attempts, units
+from hpcml import attempt_history, units
 from hpcml.errors import ConfigError, StorageError
 from hpcml.plan import cost
 from hpcml.recorded import Recorded
@@ -28,7 +28,9 @@ def described(run: directories.Run, status: Status) -> dict[str, Any]:
     more = {
         "asked": asked(run, status.planned),
         "results": str(run.paths.out) if has_results(run) else "",
-        "attempts": [attempt._asdict() for attempt in attempts.earlier(Recorded(run.paths), status.progress.attempt)],
+        "attempts": [
+            attempt._asdict() for attempt in attempt_history.earlier(Recorded(run.paths), status.progress.attempt)
+        ],
         "notes": [*run.submission.notes, *run.submission.said] if run.submission else [],
     }
     return {**status.as_json(), **more}

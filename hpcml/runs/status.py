@@ -23,7 +23,6 @@ from hpcml.errors import (
     StorageError,
 )
 from hpcml.failures.end import SLURM, End, Reason
-from hpcml.forms import Form
 from hpcml.kind import Stage
 from hpcml.recorded import Event
 from hpcml.records import Table, plain, read
@@ -37,6 +36,7 @@ from hpcml.services import Known, Target
 from hpcml.sites.layers import process_environment
 from hpcml.states import HAS_NODES, STATE_BY_PHASE, Phase, State, Wait
 from hpcml.units import format_age
+from hpcml.workload_forms import Form
 
 _WITH_SIGTERM = (State.CANCELLED, State.TIMEOUT, State.PREEMPTED)  # ends that Slurm announces, then waits for KillWait
 EARLY = "workers.start=early"  # the setting with which the cluster starts before every script

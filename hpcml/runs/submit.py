@@ -13,9 +13,18 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hpcml import __version__, assets, files, hooks, kinds, outputs_brought_back, records, schedulers, subprocesses
+from hpcml import (
+    __version__,
+    assets,
+    extension_points,
+    files,
+    kinds,
+    outputs_brought_back,
+    records,
+    schedulers,
+    subprocesses,
+)
 from hpcml.errors import ANSWER_LOST, HpcmlError, SiteError, UsageError, did_you_mean, nearest
-from hpcml.forms import Form
 from hpcml.options import script_lines
 from hpcml.options.reading import request_of
 from hpcml.paths import RunPaths
@@ -27,6 +36,7 @@ from hpcml.schedulers import Submission
 from hpcml.sites import layers, lookup
 from hpcml.sites.lookup import LoadedSite, config_folders, why_ignored
 from hpcml.sites.schema import Site
+from hpcml.workload_forms import Form
 
 if TYPE_CHECKING:
     from hpcml.options.parser import Parser
@@ -103,7 +113,7 @@ def prepare_request(
     place = spec.place
     loaded = lookup.load_here(place.site, spec.code.cwd, place.settings, place.line_settings)
     spec, notes = kinds.get(spec.kind).with_script(spec)
-    for adapt in hooks.added("change of a request"):
+    for adapt in extension_points.added("change of a request"):
         spec, more = adapt(loaded.site, spec, look=not dry_run)
         notes += more
     prepared = prepare(loaded, spec, dry_run=dry_run, may_choose_gpus=may_choose_gpus)
@@ -151,7 +161,7 @@ def prepare(
     from hpcml.plan import batch_script
 
     chosen = pythons.typed(loaded, spec, dry_run=dry_run)
-    for check_request in hooks.added("check of a request"):
+    for check_request in extension_points.added("check of a request"):
         check_request(chosen.loaded.site, chosen.spec)
     if not spec.python:
         is_late = _with_start(loaded.site, spec).workers.start == "late"
@@ -193,7 +203,7 @@ def prepare(
         RunLocation(directory, sys.executable, __version__, layers.user_umask(), pythons.origin(loaded)),
     )
     made = _with_reason(made, loaded.site)
-    for check_plan in hooks.added("check of a plan"):
+    for check_plan in extension_points.added("check of a plan"):
         with _noted(chosen.notes):
             checked: Checked = check_plan(loaded, spec, made, dry_run=dry_run)
         always += checked.always
@@ -394,7 +404,9 @@ def check_image(prepared: Prepared) -> dict[str, object]:
     if not settings.job.image:
         return {}
     gpus, cuda = settings.workers.gpu.count if settings.workers.gpu else 0, prepared.loaded.site.gpu.cuda
-    image: dict[str, object] = hooks.only("check of an image")(Path(settings.job.image), cuda=cuda, gpus=gpus)
+    image: dict[str, object] = extension_points.only("check of an image")(
+        Path(settings.job.image), cuda=cuda, gpus=gpus
+    )
     return image
 
 

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 from hpcml import files, kinds, schedulers
 from hpcml.errors import UsageError
-from hpcml.forms import Form
 from hpcml.options import sbatch_tasks, script_lines
 from hpcml.options.reading import request_of
-from hpcml.options.sbatch_translated import Taken
-from hpcml.options.shell_lines import UntranslatedError
-from hpcml.options.translation import Translation, translate
+from hpcml.options.translate.batch_script import Translation, translate
+from hpcml.options.translate.directives import Taken
+from hpcml.options.translate.shell_syntax import UntranslatedError
 from hpcml.request.record import RunRequest, job_name
 from hpcml.runs import dask_named, programs
 from hpcml.schedulers import batch_variables
 from hpcml.sites import layers, lookup
+from hpcml.workload_forms import Form
 
 if TYPE_CHECKING:
     from hpcml.options.parser import Parser

@@ -20,11 +20,11 @@ from typing import Any, NamedTuple
 
 from hpcml import files, installed, subprocesses
 from hpcml.errors import ScriptError, StorageError
-from hpcml.forms import Form
-from hpcml.origins import HPCML
 from hpcml.request.record import Code
 from hpcml.sites import layers
 from hpcml.terminal import say
+from hpcml.trusted_origins import HPCML
+from hpcml.workload_forms import Form
 
 LOCK = "uv.lock"
 FOLDER = ".environments"  # beside the runs

@@ -11,7 +11,6 @@ from pathlib import Path
 from hpcml import schedulers, subprocesses
 from hpcml.errors import CANCELLED, HpcmlError, NotFoundError, SiteError, SlurmUnreachableError
 from hpcml.failures.end import Reason
-from hpcml.origins import HPCML
 from hpcml.request.record import Awaited
 from hpcml.runs import directories
 from hpcml.runs import record as records
@@ -21,6 +20,7 @@ from hpcml.schedulers import JobState
 from hpcml.sites.layers import process_environment
 from hpcml.sites.schema import Site
 from hpcml.states import Phase
+from hpcml.trusted_origins import HPCML
 
 LOOK = 0.15  # seconds between looks at a run's files
 SOON, SETTLED = 0.03, 5.0  # the same for so many seconds after they changed: a script that starts also prints soon

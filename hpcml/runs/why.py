@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hpcml import attempts, kinds, records, schedulers
+from hpcml import attempt_history, kinds, records, schedulers
 from hpcml.errors import ALLOCATION_LOST, IDLE, ConfigError, NotFoundError, StorageError
 from hpcml.failures import evidence, judgement, stack_groups
 from hpcml.failures.cause import Case, Cause, with_run
@@ -97,7 +97,9 @@ def look(run: directories.Run) -> tuple[Status, Answer]:
         If the run's record cannot be read.
     """
     run, current = run_status.now(run)
-    before = tuple(map(attempts.sentence, attempts.earlier(Recorded(run.paths), current.progress.attempt)))
+    before = tuple(
+        map(attempt_history.sentence, attempt_history.earlier(Recorded(run.paths), current.progress.attempt))
+    )
     return current, of_status(run, current)._replace(attempts=before)
 
 

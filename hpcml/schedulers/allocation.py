@@ -12,10 +12,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from hpcml import files, held, paths, subprocesses
+from hpcml import files, hold_queue, paths, subprocesses
 from hpcml.errors import HpcmlError, SiteError, SlurmUnreachableError, UsageError
 from hpcml.kind import Role
-from hpcml.origins import HPCML
 from hpcml.paths import RunPaths
 from hpcml.schedulers import (
     UNKNOWN,
@@ -32,6 +31,7 @@ from hpcml.schedulers import (
 from hpcml.sites.layers import process_environment
 from hpcml.sites.schema import Site
 from hpcml.states import State
+from hpcml.trusted_origins import HPCML
 from hpcml.units import expand_hosts
 
 ONE_MACHINE, OWN_JOBS, BATCH_SCRIPTS = False, False, False
@@ -212,7 +212,7 @@ def _process(role: Role) -> Launcher:
     return Launcher("env", "", ("/bin/sh", "-c", f'export {slurm_options.NODE}; exec "$@"{output}', "sh"))
 
 
-def taken(site: Site, part: Sequence[held.Part]) -> tuple[str, ...]:
+def taken(site: Site, part: Sequence[hold_queue.Part]) -> tuple[str, ...]:
     """Return the options of srun for what a run's first step takes: nothing, or a part of a node for all of the run.
 
     Slurm chooses the CPUs and GPUs of the part, and holds the steps apart.
@@ -272,7 +272,7 @@ def step_options(run: RunPaths, resources: Sequence[str]) -> list[str]:
     options = [*resources, "--nodes=1", "--ntasks=1", "--mpi=none"]
     options += ["--cpu-bind=none", "--export=ALL", f"--job-name={run.directory.name}", "--open-mode=append"]
     options += [f"--output={slurm_options.filename_pattern(run.job_log)}"]
-    return [*options, *held.batch_script(run)]
+    return [*options, *hold_queue.batch_script(run)]
 
 
 def _not_started(job: str, run: RunPaths, problem: str) -> HpcmlError:

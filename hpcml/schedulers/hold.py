@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from hpcml import files, held, records
+from hpcml import files, hold_queue, records
 from hpcml.errors import SiteError, StorageError, UsageError
 from hpcml.paths import RunPaths
 from hpcml.recorded import RecordedPlan
@@ -49,11 +49,11 @@ class Hold:
         """Put the run into the hold; SiteError if it takes none any more, StorageError if it cannot be written."""
         plan = records.on_demand(RecordedPlan, files.read_json(run.plan))
         hold = RunPaths(Path(plan.hold))
-        start = held.Start(held.batch_script(run), slurm.clean_environment())
+        start = hold_queue.Start(hold_queue.batch_script(run), slurm.clean_environment())
         if not self.ONE_MACHINE:
             of_job = ("SLURM_JOB_ID", "SLURM_CLUSTER_NAME")
             command = ("srun", *allocation.step_options(run, allocation.taken(site, plan.part)))
-            start = held.Start(command, start.environment, of_job, "--nodelist", allocation.NODE_NAMES)
+            start = hold_queue.Start(command, start.environment, of_job, "--nodelist", allocation.NODE_NAMES)
         new = hold.hold / f".{run.directory.name}"
         try:
             files.write(new, json.dumps(records.plain(start)))

@@ -10,13 +10,13 @@ from pathlib import Path
 
 from hpcml import assets, files, records, subprocesses
 from hpcml.errors import NotFoundError, SiteError, UsageError
-from hpcml.origins import HPCML
 from hpcml.paths import RunPaths
 from hpcml.recorded import RecordedPlan
 from hpcml.request.options import OPTIONS
 from hpcml.schedulers import JobEnd, JobLayout, JobRequest, JobState, Submission, slurm
 from hpcml.sites.schema import Site
 from hpcml.states import State
+from hpcml.trusted_origins import HPCML
 
 ONE_MACHINE, OWN_JOBS, BATCH_SCRIPTS = True, True, False
 NODE_OPTIONS: tuple[str, ...] = ()

@@ -16,8 +16,6 @@ from hpcml import files, records, units
 from hpcml.errors import ANSWER_LOST, HpcmlError, SiteError, SlurmUnreachableError
 from hpcml.failures.rule import Where
 from hpcml.failures.rules import meaning, own_lines
-from hpcml.forms import Form
-from hpcml.origins import HPCML
 from hpcml.paths import RunPaths, task_of_array
 from hpcml.recorded import RecordedPlan
 from hpcml.request.record import RunRequest, measure
@@ -39,6 +37,8 @@ from hpcml.sites.layers import process_environment
 from hpcml.sites.schema import Site
 from hpcml.states import ACTIVE, ENDED, PENDING, State
 from hpcml.subprocesses import Answer, CommandMissingError, run
+from hpcml.trusted_origins import HPCML
+from hpcml.workload_forms import Form
 
 ONE_MACHINE, OWN_JOBS, BATCH_SCRIPTS = False, True, True
 NODE_OPTIONS: tuple[str, ...] = ("--exclude", "--nodelist")
@@ -173,11 +173,11 @@ def lay_out(site: Site, request: JobRequest) -> JobLayout:
     """Return Slurm's part of a batch script."""
     if request.spec.code.form not in (Form.BATCH, Form.HOLD):
         return slurm_options.lay_out(site, request)
-    from hpcml.schedulers import slurm_batch
+    from hpcml.schedulers import slurm_batch_script
 
     if request.spec.code.form is Form.HOLD:
-        return slurm_batch.of_hold(slurm_options.lay_out(site, request), request)
-    return slurm_batch.lay_out(site, request)
+        return slurm_batch_script.of_hold(slurm_options.lay_out(site, request), request)
+    return slurm_batch_script.lay_out(site, request)
 
 
 def for_clusters(clusters: str, command: list[str]) -> list[str]:

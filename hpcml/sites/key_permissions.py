@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from enum import Enum
 
 from hpcml.errors import ConfigError
-from hpcml.origins import Origin
 from hpcml.terminal import json_text
+from hpcml.trusted_origins import Origin
 
 
 class Power(Enum):

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple, TypeVar, get_args, get_origin
 
 from hpcml import files
 from hpcml.errors import ConfigError, NotFoundError, did_you_mean, nearest
-from hpcml.origins import HPCML, Named, Origin
-from hpcml.sites import key_permissions, renamed
+from hpcml.sites import key_permissions, renamed_keys
+from hpcml.trusted_origins import HPCML, Named, Origin
 from hpcml.units import Memory, Seconds, TimeLimit
 
 T = TypeVar("T")
@@ -48,12 +48,12 @@ class Layers:
         """
         values = dict(_flatten(table))
         for written, value in values.items():
-            key = renamed.current(written)
+            key = renamed_keys.current(written)
             if key != written:
                 if key in values:
                     problem = f"'{_shown(written)}' is the old name of '{_shown(key)}', which is also set"
                     raise ConfigError(problem, place=origin, hint=f"Remove {_shown(written)}.")
-                self.notes[renamed.note_of(written, origin)] = None
+                self.notes[renamed_keys.note_of(written, origin)] = None
             key_permissions.check(key, by, origin)
             below = f"{key}."
             for shadowed in [name for name in self.values if name.startswith(below)]:

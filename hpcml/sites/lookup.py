@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 
 from hpcml import assets, files
 from hpcml.errors import ConfigError, did_you_mean, nearest
-from hpcml.origins import Origin
-from hpcml.sites import key_permissions, renamed
+from hpcml.sites import key_permissions, renamed_keys
 from hpcml.sites.layers import Layers, Value, build, from_assignments, from_environment, process_environment, read_toml
 from hpcml.sites.schema import CHOICES, CONFIDENCE, Fact, Identify, Site
 from hpcml.terminal import note
+from hpcml.trusted_origins import Origin
 
 _IDENTIFY = re.compile(r"^\[identify\]\n(?:(?!\[).*\n)*", re.MULTILINE)
 
@@ -206,7 +206,7 @@ def recorded(settings: Mapping[str, Mapping[str, object]]) -> Site:
     layers = Layers()
     for key, setting in settings.items():
         value = Value(setting["value"], str(setting.get("origin", "")), Origin.LINE)
-        layers.values[renamed.current(key)] = value
+        layers.values[renamed_keys.current(key)] = value
     return _built(layers)
 
 

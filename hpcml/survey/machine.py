@@ -22,7 +22,6 @@ from hpcml import assets, files, schedulers, subprocesses
 from hpcml.errors import HpcmlError, SiteError, SlurmUnreachableError, StorageError, UsageError
 from hpcml.node.hardware import record
 from hpcml.node.hardware.record import Node
-from hpcml.origins import HPCML, Origin
 from hpcml.paths import LIBRARY
 from hpcml.plan import plan
 from hpcml.request.record import RunRequest
@@ -34,6 +33,7 @@ from hpcml.survey import profile
 from hpcml.survey.draft import SCHEDULER, SLURM, Draft, How, keep_older
 from hpcml.survey.node_tables import Login
 from hpcml.survey.profile import QUICK
+from hpcml.trusted_origins import HPCML, Origin
 from hpcml.units import TimeLimit
 
 _MODULES_SECONDS = 20.0  # for `module avail`, which reads a tree of files

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from hpcml.kind import Kind
-from hpcml.node.absence import Absence, Words
+from hpcml.node.missing_processes import Absence, Words
 from hpcml.node.outcome import EventLog
 
 

@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hpcml.origins import Origin
 from hpcml.plan import batch_script, plan
 from hpcml.request.record import RunRequest, measure
 from hpcml.sites import layers, lookup, schema
+from hpcml.trusted_origins import Origin
 
 SCRIPTS = Path(__file__).resolve().parent / "scripts"
 PYTHON = "/opt/hpcml/bin/python"

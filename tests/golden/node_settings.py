@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from hpcml.forms import Form
 from hpcml.settings import Attempts, Code, Job, Points, Report, Settings, Workers
 from hpcml.site_records import Deadlines, Interconnect, Network
 from hpcml.units import Seconds
+from hpcml.workload_forms import Form
 
 _USUAL = Settings(
     kind="dask",

@@ -14,8 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcml import assets, held
-from hpcml.forms import Form
+from hpcml import assets, hold_queue
 from hpcml.kinds.dask import KIND
 from hpcml.kinds.hold import END
 from hpcml.kinds.hold.node import ahead
@@ -24,6 +23,7 @@ from hpcml.node.tasks import process as tasks
 from hpcml.node.tasks.ready import Ready
 from hpcml.paths import RunPaths
 from hpcml.settings import Code
+from hpcml.workload_forms import Form
 
 WAITS = """
 import os, sys
@@ -49,7 +49,7 @@ def made(folder: Path, text: str = "echo\n") -> RunPaths:
 
 
 def parts(run: RunPaths, nodes: int = 1, **variables: str) -> dict[str, str]:
-    return dict(ahead.parts(run, held.Start(("bash",), {"PATH": "/bin", **variables}), nodes))
+    return dict(ahead.parts(run, hold_queue.Start(("bash",), {"PATH": "/bin", **variables}), nodes))
 
 
 def test_two_runs_of_one_shell_start_in_the_same_way(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ import pytest
 from hpcml import subprocesses
 from hpcml.cli import hold, run, submit
 from hpcml.errors import HpcmlError, SiteError, StorageError, UsageError
-from hpcml.held import Part
+from hpcml.hold_queue import Part
 from hpcml.options.parser import Parser
 from hpcml.options.reading import request_of
 from hpcml.paths import RunPaths

@@ -13,12 +13,12 @@ import pytest
 from hpcml import errors
 from hpcml.errors import HpcmlError
 from hpcml.failures.end import End
-from hpcml.forms import Form
 from hpcml.node import next_attempt
 from hpcml.paths import RunPaths
 from hpcml.plan import plan
 from hpcml.request.record import RunRequest, measure
 from hpcml.sites import layers, schema
+from hpcml.workload_forms import Form
 from node_settings import settings as settings_of
 from tests.said import in_order
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from hpcml.errors import ConfigError
-from hpcml.origins import Origin
 from hpcml.sites import schema
 from hpcml.sites.layers import Layers, build, from_assignments, from_environment, read_toml
+from hpcml.trusted_origins import Origin
 
 
 def layers(*tables: dict[str, Any]) -> Layers:

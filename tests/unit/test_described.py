@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from hpcml.errors import HpcmlError, ScriptError, StorageError
-from hpcml.origins import Origin
 from hpcml.request.record import RunRequest
 from hpcml.runs import pythons, uv_environments
 from hpcml.sites import lookup
+from hpcml.trusted_origins import Origin
 from tests.said import says
 
 VERSION = f"python{sys.version_info[0]}.{sys.version_info[1]}"

@@ -22,7 +22,6 @@ from hpcml.doctor import checks, finding, job, nodes, scheduler
 from hpcml.doctor import ports as ports_of_nodes
 from hpcml.doctor.finding import Examination, Finding
 from hpcml.errors import UNFIT, ConfigError, SiteError, SlurmUnreachableError
-from hpcml.forms import Form
 from hpcml.node.hardware import record
 from hpcml.remote import answers
 from hpcml.request.record import RunRequest
@@ -32,6 +31,7 @@ from hpcml.schedulers.machine import Association
 from hpcml.sites import lookup
 from hpcml.sites.schema import Login
 from hpcml.subprocesses import Answer
+from hpcml.workload_forms import Form
 from tests.fixtures.images import sif_file
 from tests.said import says
 

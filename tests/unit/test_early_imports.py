@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 
-from hpcml.forms import Form
 from hpcml.kinds.dask.node import dask_worker, gpus, scheduler, script_imports
 from hpcml.kinds.dask.node.messages import IMPORT
 from hpcml.kinds.dask.node.script import replacements
@@ -23,6 +22,7 @@ from hpcml.node.script import launcher
 from hpcml.node.tasks import process as tasks_process
 from hpcml.paths import RunPaths
 from hpcml.settings import Gpu
+from hpcml.workload_forms import Form
 from node_settings import settings as settings_of
 
 IN_A_FUNCTION = "def fit():\n    from cuml.dask.cluster import KMeans\n    import cupy as cp"

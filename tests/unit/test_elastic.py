@@ -20,12 +20,12 @@ from hpcml import schedulers
 from hpcml.api import elastic as cluster
 from hpcml.api import job_guard, job_request
 from hpcml.errors import HpcmlError, SiteError, SlurmUnreachableError
-from hpcml.forms import Form
 from hpcml.kinds.dask.node import elastic_worker
 from hpcml.node.settings import load
 from hpcml.request.record import Code
 from hpcml.runs.submit import prepare
 from hpcml.schedulers import slurm
+from hpcml.workload_forms import Form
 
 SITE = {
     "slurm.gpu_request": "gres", "slurm.gpu_type": "a100", "slurm.extra": ["--requeue", "--constraint=fast"],

@@ -15,12 +15,12 @@ from hpcml import errors
 from hpcml.failures import evidence, judgement
 from hpcml.failures.cause import Case, Cause
 from hpcml.failures.end import End, parse
-from hpcml.forms import Form
 from hpcml.kind import Kind
 from hpcml.kinds.dask import KIND as DASK
 from hpcml.kinds.ranks import KIND
 from hpcml.paths import RunPaths
 from hpcml.records import DamagedError
+from hpcml.workload_forms import Form
 from tests.said import in_order, says
 
 OWN = "rank-n2-2.log"  # of the rank that failed first

@@ -24,11 +24,11 @@ from hpcml.failures.evidence import Hit, Line, Piece
 from hpcml.failures.note import script_error
 from hpcml.failures.rule import Role, Where
 from hpcml.failures.rules import BY_NAME, COLOURS, OWN, RULES, meaning
-from hpcml.forms import Form
 from hpcml.kinds.dask import KIND
 from hpcml.kinds.dask.node import messages, workers
 from hpcml.node import oom_and_hangs
 from hpcml.paths import RunPaths
+from hpcml.workload_forms import Form
 
 LAUNCH = "from hpcml.node.script.launcher import main; main()"
 KILLED_WORKER = {"type": "KilledWorker", "message": "Attempted to run task 'f' on 4 different workers, but all died"}

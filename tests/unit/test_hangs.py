@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from hpcml import errors
-from hpcml.forms import Form
 from hpcml.kinds.dask.node.cluster import Hangs
 from hpcml.node.outcome import EventLog, RunEndedError
 from hpcml.node.processes import OwnTime
@@ -18,6 +17,7 @@ from hpcml.paths import RunPaths
 from hpcml.recorded import Recorded
 from hpcml.runs.record import Planned
 from hpcml.runs.status import _reported
+from hpcml.workload_forms import Form
 from node_settings import settings as settings_of
 from tests.said import says
 

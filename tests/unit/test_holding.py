@@ -14,7 +14,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from hpcml import errors, held
+from hpcml import errors, hold_queue
 from hpcml.kinds.hold.node import holding
 from hpcml.paths import RunPaths
 from hpcml.recorded import Recorded
@@ -59,7 +59,7 @@ def put(number: int, nodes: int = 1, *, no_wait: bool = False, part: tuple[int, 
     plan = {
         "inside": {"job": {"nodes": nodes, "image": image}},
         "no_wait": no_wait,
-        "part": [dict(zip(held.Part._fields, sizes, strict=True)) for sizes in (part, NODE)] if part else [],
+        "part": [dict(zip(hold_queue.Part._fields, sizes, strict=True)) for sizes in (part, NODE)] if part else [],
     }
     run.plan.write_text(json.dumps(plan))
     (RunPaths(HOLD).queue / run.directory.name).write_text('{"command": ["x"], "environment": {}}')
@@ -120,7 +120,7 @@ def test_the_watch_beside_a_batch_script_ends_with_it(tmp_path: Path) -> None:
     run = RunPaths(tmp_path)
     run.script.write_text("exit 3\n")
     reader, writer = os.pipe()
-    with subprocess.Popen(held.batch_script(run), stdin=reader, start_new_session=True) as process:
+    with subprocess.Popen(hold_queue.batch_script(run), stdin=reader, start_new_session=True) as process:
         os.close(reader)
         assert process.wait(30) == 3
     os.close(writer)
@@ -225,7 +225,7 @@ def kept(tmp_path: Path) -> Iterator[Kept]:
 
 def test_runs_share_a_node_and_one_that_wants_all_of_it_waits(kept: Kept) -> None:
     quarter, node = [1, 2, 800], [4, 8, 3200]
-    part = [dict(zip(held.Part._fields, amounts, strict=True)) for amounts in (quarter, node)]
+    part = [dict(zip(hold_queue.Part._fields, amounts, strict=True)) for amounts in (quarter, node)]
     for number in range(3):
         kept.put(f"a-1-{number}-0", part=part)
     assert len(kept.look()) == 3

@@ -20,7 +20,7 @@ from hpcml.errors import ImageError, NotFoundError, StorageError, UsageError
 from hpcml.failures.rule import Where
 from hpcml.failures.rules import meaning
 from hpcml.images import build, sif
-from hpcml.origins import HPCML
+from hpcml.trusted_origins import HPCML
 
 APPTAINER = build.Program("/opt/bin/apptainer", "apptainer", (1, 4, 5), HPCML)
 

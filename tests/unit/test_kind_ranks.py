@@ -24,7 +24,6 @@ from hpcml.errors import CANCELLED, IMAGE, STOPPED, TIME_LIMIT, HpcmlError
 from hpcml.failures import judgement
 from hpcml.failures.cause import Case
 from hpcml.failures.end import End, OtherEnd, parse
-from hpcml.forms import Form
 from hpcml.kinds.ranks import KIND
 from hpcml.kinds.ranks.node import interconnect, losses, mpi_tasks, rapidsmpf_server
 from hpcml.kinds.ranks.node.supervised import ENDING, EVENTS, FOLLOW, LEFT, Processes, Ranks
@@ -42,6 +41,7 @@ from hpcml.plan.plan import RunLocation, plan
 from hpcml.request.record import Code
 from hpcml.schedulers import slurm
 from hpcml.subprocesses import Answer
+from hpcml.workload_forms import Form
 from matrix import site_of
 from node_settings import settings as settings_of
 from tests.said import in_order, says

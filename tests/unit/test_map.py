@@ -14,12 +14,12 @@ import hpcml
 from hpcml import errors
 from hpcml.api import map as map_api
 from hpcml.errors import SiteError, SlurmUnreachableError
-from hpcml.forms import Form
 from hpcml.plan import plan
 from hpcml.request import record as request
 from hpcml.schedulers import Submission, slurm
 from hpcml.sites import schema
 from hpcml.subprocesses import Answer
+from hpcml.workload_forms import Form
 from matrix import site_of
 
 SITE = {

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from hpcml.doctor import job
-from hpcml.forms import Form
 from hpcml.kinds.dask.node import dask_worker
 from hpcml.plan import cost, plan
 from hpcml.request import record as request
 from hpcml.sites import lookup
 from hpcml.sites.schema import Site
 from hpcml.units import format_memory_for_slurm
+from hpcml.workload_forms import Form
 from matrix import site_of
 
 PLACE = plan.RunLocation(Path("/runs/job-20261124-074500-1a2b"), "/usr/bin/python3", "0")

@@ -20,7 +20,6 @@ import pytest
 
 from hpcml.cli import common, jupyter
 from hpcml.errors import START_FAILED, NotFoundError, UsageError
-from hpcml.forms import Form
 from hpcml.kinds.dask.node.jupyter import config as notebook_config
 from hpcml.kinds.dask.node.jupyter import server
 from hpcml.kinds.dask.node.jupyter.server import Session
@@ -31,6 +30,7 @@ from hpcml.plan import plan
 from hpcml.request import record as request
 from hpcml.settings import Settings
 from hpcml.sites import layers, schema
+from hpcml.workload_forms import Form
 
 PLACE = plan.RunLocation(Path("/runs/jupyter-20261121-074500-1a2b"), "/usr/bin/python3", "0")
 

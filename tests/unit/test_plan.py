@@ -16,9 +16,9 @@ from jinja2 import Environment
 
 from hpcml import assets, errors
 from hpcml.errors import HpcmlError, SiteError, UsageError
-from hpcml.forms import Form
 from hpcml.plan import batch_script, plan
 from hpcml.request import record as request
+from hpcml.workload_forms import Form
 from matrix import site_of as site
 from tests.said import in_order
 

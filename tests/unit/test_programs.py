@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from hpcml.forms import Form
 from hpcml.node.tasks import process as role
 from hpcml.runs import programs
+from hpcml.workload_forms import Form
 
 
 @pytest.fixture

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from hpcml.forms import Form
 from hpcml.request.record import Code, RunRequest
 from hpcml.runs import project, snapshot
 from hpcml.sites.schema import Code as Rules
 from hpcml.sweeps import submission
 from hpcml.units import Memory
+from hpcml.workload_forms import Form
 
 UP = "from pathlib import Path\nROOT = Path(__file__).resolve().parent.parent\n"
 SEARCH = "from pathlib import Path\nROOT = next(p for p in Path(__file__).parents if (p / '.git').exists())\n"

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from hpcml.errors import HpcmlError, NotFoundError, ScriptError, UsageError
-from hpcml.origins import Origin
 from hpcml.request.record import RunRequest
 from hpcml.runs import environments, packages, pythons
 from hpcml.sites import lookup
+from hpcml.trusted_origins import Origin
 
 PYTHON = Path(os.path.realpath(sys.executable))
 VERSION = f"{sys.version_info[0]}.{sys.version_info[1]}"

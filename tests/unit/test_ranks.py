@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from hpcml.errors import ScriptError, UsageError
-from hpcml.forms import Form
 from hpcml.plan.plan import RunLocation, plan
 from hpcml.request.record import RunRequest
 from hpcml.runs import programs
 from hpcml.runs.checks import expects_ranks
 from hpcml.sites import layers, schema
+from hpcml.workload_forms import Form
 from tests.said import in_order
 
 NEEDS_RANKS = {

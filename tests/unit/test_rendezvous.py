@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from hpcml.errors import UsageError
-from hpcml.origins import Origin
 from hpcml.plan.plan import RunLocation, plan
 from hpcml.request.record import RunRequest
 from hpcml.runs import programs
 from hpcml.runs.checks import unsafe_rendezvous
 from hpcml.sites import layers, schema
+from hpcml.trusted_origins import Origin
 from tests.said import in_order
 
 UNSAFE = {  # what is typed, with what is to be typed instead

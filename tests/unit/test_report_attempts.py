@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcml import attempts, kinds
+from hpcml import attempt_history, kinds
 from hpcml.recorded import Recorded
 from hpcml.report.page import make
 from tests import report_samples
@@ -41,7 +41,7 @@ def test_all_attempts_are_told_and_added_up(tmp_path: Path) -> None:
     told = [(one["job"], round(one["end"] - one["begin"]), one["state"], one["message"]) for one in found["attempts"]]
     assert told == [
         ("4711", 600, "TIMEOUT", "it stopped"),
-        ("4712", 300, "", attempts.NO_STATUS),
+        ("4712", 300, "", attempt_history.NO_STATUS),
         ("4713", 1000, "COMPLETED", "the script exited with status 0"),
     ]
     assert found["ledger"]["paid"] == pytest.approx(2 * 1000 / 3600)
@@ -55,11 +55,13 @@ def test_all_attempts_are_told_and_added_up(tmp_path: Path) -> None:
     assert '<table class="attempts">' in text  # a phone shows how each ended in a row of its own
     assert "grid-column: 1 / -1" in text
     assert "it stopped" in text
-    assert attempts.sentence(attempts.earlier(Recorded(paths), 2)[0]) == (
+    assert attempt_history.sentence(attempt_history.earlier(Recorded(paths), 2)[0]) == (
         "attempt 1: job 4711, on n1,n2, 10:00, TIMEOUT: it stopped"
     )
-    saved = attempts.earlier(Recorded(paths), 2)[0]._replace(state="FAILED")  # Slurm's word for each status but 0
-    assert attempts.sentence(saved).endswith("10:00, SAVED: it stopped")
+    saved = attempt_history.earlier(Recorded(paths), 2)[0]._replace(
+        state="FAILED"
+    )  # Slurm's word for each status but 0
+    assert attempt_history.sentence(saved).endswith("10:00, SAVED: it stopped")
 
     kept_before = paths.attempt(0).ledger.stat().st_mtime_ns
     make(paths, 2, kinds.get("dask"))
@@ -73,4 +75,4 @@ def test_all_attempts_are_told_and_added_up(tmp_path: Path) -> None:
 
     wrong_clock = {"time": 1.79e9, "attempt": 7, "event": "allocated", "began": 1.0}
     paths.events.write_text(json.dumps(wrong_clock) + "\n")
-    assert attempts.one(Recorded(paths), 7).seconds == 0
+    assert attempt_history.one(Recorded(paths), 7).seconds == 0

@@ -11,8 +11,8 @@ import pytest
 
 from hpcml.cli import submit
 from hpcml.errors import REFUSED, HpcmlError, ScriptError, UsageError
-from hpcml.origins import HPCML, TYPED
 from hpcml.runs.checks import script_checks
+from hpcml.trusted_origins import HPCML, TYPED
 from tests.said import in_order, says
 
 

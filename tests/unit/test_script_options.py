@@ -10,10 +10,10 @@ import pytest
 
 from hpcml.cli import commands, misplaced, submit
 from hpcml.errors import UsageError
-from hpcml.origins import Origin
 from hpcml.request.record import NOT_SAID, RunRequest
 from hpcml.runs.checks import script_checks
 from hpcml.sites import lookup
+from hpcml.trusted_origins import Origin
 from tests.said import in_order
 
 TEXT = """#!/usr/bin/env python

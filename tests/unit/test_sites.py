@@ -10,7 +10,7 @@ from typing import Any, get_args, get_origin
 
 import pytest
 
-from hpcml import origins, records
+from hpcml import records, trusted_origins
 from hpcml.errors import ConfigError
 from hpcml.sites import key_permissions, layers, lookup, schema
 
@@ -86,12 +86,12 @@ def test_a_later_account_or_qos_for_all_partitions_replaces_those_of_the_profile
     of_profile = {"defaults": {"account": "a"}, "partitions": {"gpu": {"account": "a-gpu", "qos": "long"}}}
     mine = {"defaults": {"account": "mine"}, "partitions": {"cpu": {"account": "mine-cpu"}}}
     both = layers.Layers()
-    both.add(of_profile, "profile", origins.Origin.SITE)
+    both.add(of_profile, "profile", trusted_origins.Origin.SITE)
     assert layers.build(schema.Site, both).partitions["gpu"].account == "a-gpu"
-    both.add(mine, "config.toml", origins.Origin.USER)
+    both.add(mine, "config.toml", trusted_origins.Origin.USER)
     made = layers.build(schema.Site, both)
     assert (made.partitions["gpu"].account, made.partitions["gpu"].qos) == ("", "long")
-    both.add({"defaults": {"qos": "mine"}}, "--set", origins.Origin.TYPED)
+    both.add({"defaults": {"qos": "mine"}}, "--set", trusted_origins.Origin.TYPED)
     assert layers.build(schema.Site, both).partitions["gpu"].qos == ""
     assert made.partitions["cpu"].account == "mine-cpu"
 
@@ -172,7 +172,7 @@ def test_what_somebody_else_s_file_or_line_may_not_set(subtests: pytest.Subtests
         {"runtime": {"python": "/x"}},
         {"partitions": {"a": {}}},
     )
-    for by in origins.Origin:
+    for by in trusted_origins.Origin:
         for table in (*refused, *allowed):
             with subtests.test(by=by, table=table):
                 foreign = by.foreign and table in refused
@@ -209,12 +209,12 @@ def test_who_set_a_value(environment: dict[str, str], tmp_path: Path, write: Wri
         "code.max_files": "line",
     }  # fmt: skip
     assert loaded.layers.named("cost", "budget") == (
-        origins.Origin.SITE,
+        trusted_origins.Origin.SITE,
         f"{tmp_path}/etc/profiles/base.toml: cost.budget",
     )
     assert loaded.layers.named("runtime", "setup").place == f"{tmp_path}/hpcml.toml [site.mine]: runtime.setup"
-    assert loaded.layers.named("paths", "scratch") == origins.HPCML
-    assert lookup.load("slurm", environment, None).layers.named("scheduler").origin is origins.Origin.SITE
+    assert loaded.layers.named("paths", "scratch") == trusted_origins.HPCML
+    assert lookup.load("slurm", environment, None).layers.named("scheduler").origin is trusted_origins.Origin.SITE
     older = {key: {"value": value.value, "origin": value.origin} for key, value in loaded.layers.values.items()}
     assert lookup.recorded(older).gpu.gds == "on"
 

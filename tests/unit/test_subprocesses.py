@@ -16,7 +16,7 @@ import pytest
 
 from hpcml import subprocesses
 from hpcml.errors import ConfigError
-from hpcml.origins import HPCML, Named, Origin
+from hpcml.trusted_origins import HPCML, Named, Origin
 
 
 @pytest.fixture(autouse=True)

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from hpcml.cli import commands
-from hpcml.options.shell_lines import UntranslatedError
-from hpcml.options.translation import public, translate
+from hpcml.options.translate.batch_script import public, translate
+from hpcml.options.translate.shell_syntax import UntranslatedError
 from hpcml.terminal import shown
 
 VARIABLES = {"HOME": "/home/alice", "USER": "alice", "SLURM_SUBMIT_DIR": "/home/alice/work"}

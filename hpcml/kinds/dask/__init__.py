@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpcml import errors
-from hpcml.forms import Form
 from hpcml.kind import (
     INTERCONNECT,
     Accounting,
@@ -24,6 +23,7 @@ from hpcml.kind import (
     Stage,
 )
 from hpcml.kinds.dask.roles import NEEDS, SCHEDULER, WORKER
+from hpcml.workload_forms import Form
 
 _NODE = f"{__name__}.node"
 

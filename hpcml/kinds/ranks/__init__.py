@@ -91,10 +91,10 @@ class RanksKind(Kind):
         return bool(options.asked(request).mpi)
 
     def check(self, settings: Settings, scheduler: str) -> None:
-        from hpcml.kinds.ranks.login import checks
+        from hpcml.kinds.ranks.login import srun_mpi_check
         from hpcml.kinds.ranks.own_settings import Own
 
-        checks.check_mpi(settings.own(Own).mpi, scheduler)
+        srun_mpi_check.check_mpi(settings.own(Own).mpi, scheduler)
 
     def lines(self, settings: Settings, variables: Sequence[str]) -> list[tuple[str, str]]:
         from hpcml.kinds.ranks.variables import OPEN, World, described

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from hpcml.forms import Form
 from hpcml.kind import Role
+from hpcml.workload_forms import Form
 
 RANK = Role("rank", every_node=True, title="the ranks", log="all ranks; default for runs with --ranks")
 MPI = Role(

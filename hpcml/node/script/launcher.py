@@ -71,10 +71,10 @@ def note_errors_in(path: str) -> None:
 def main() -> None:
     """Become the script that the command line names: ``__main__``, ``sys.argv`` and ``sys.path`` are the script's."""
     global _FOLDER  # noqa: PLW0603 - a process has one script
-    from hpcml.node.script import interpreter, worlds
-    from hpcml.repairs import finder
+    from hpcml.node.script import interpreter, worlds_of_one
+    from hpcml.repairs import rapids_import_deadlock
 
-    finder.install()
+    rapids_import_deadlock.install()
     kind = _of_script_that_comes()
     del sys.argv[0]  # the -c
     is_module = sys.argv[0] == "-m"
@@ -84,7 +84,7 @@ def main() -> None:
     sys.excepthook = print_error
     recording: Any = _Nothing()
     tree: Any = None if is_module else _tree(path)
-    worlds.install()
+    worlds_of_one.install()
     if _MEMRAY:  # before the script's folder is on the path
         from hpcml.node import profilers
 

@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING
 from hpcml.errors import MEANING, STOPPED, signal_name, signal_of_status
 from hpcml.failures.note import read_note
 from hpcml.files import size_of
-from hpcml.forms import Form
 from hpcml.kind import FailedProcess, Kind
 from hpcml.node import ahead, files, job, processes, script_environment
 from hpcml.node.oom_and_hangs import oom_kills
-from hpcml.node.script import interpreter, launcher, worlds
+from hpcml.node.script import interpreter, launcher, worlds_of_one
 from hpcml.node.settings import Context
 from hpcml.node.tasks import ready
 from hpcml.node.tasks.ready import Ready
 from hpcml.paths import SCRIPT
+from hpcml.workload_forms import Form
 
 if TYPE_CHECKING:
     from hpcml.node.tasks.task import Task
@@ -300,7 +300,7 @@ def variables_of_task(context: Context, task: Task, environment: dict[str, str])
     environment = job.of_batch_script(environment, cpus=job.cpus() if settings.job.nodes == 1 else 0)
     environment = variables_of_script(context, environment, task.error)
     if settings.job.nodes > 1 and traits.is_script and not task.program:
-        environment[worlds.RECORD] = str(context.attempt.world)
+        environment[worlds_of_one.RECORD] = str(context.attempt.world)
     if "memray" in settings.report.profilers and traits.is_script:
         path = context.run.profiles / f"memray-script.{context.number}.bin"
         environment |= {"HPCML_MEMRAY": str(path)}
@@ -324,7 +324,7 @@ def variables_of_script(context: Context, environment: Mapping[str, str], error:
 def world_of_one(context: Context, path: Path) -> str:
     """Return the place where MPI or JAX started as a world of one process, as a clause; empty if that was not noticed.
 
-    ``path`` is the file that :mod:`hpcml.node.script.worlds` writes in the script's processes.
+    ``path`` is the file that :mod:`hpcml.node.script.worlds_of_one` writes in the script's processes.
     """
     if not (record := files.read_json(path)):
         return ""

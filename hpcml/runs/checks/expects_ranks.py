@@ -14,11 +14,11 @@ from typing import NamedTuple
 
 from hpcml import kinds, schedulers
 from hpcml.errors import ScriptError, UsageError
-from hpcml.forms import Form
 from hpcml.options import sbatch_tasks
 from hpcml.plan.plan import Plan
 from hpcml.request.record import RunRequest
 from hpcml.runs import modules_reached, programs
+from hpcml.workload_forms import Form
 
 PAGE = "hpcml help ranks"
 _LAUNCHER = re.compile(

@@ -18,9 +18,9 @@ from typing import NamedTuple
 
 from hpcml import assets, installed
 from hpcml.errors import NotFoundError, ScriptError, UsageError, did_you_mean, nearest
-from hpcml.origins import Named
 from hpcml.runs import modules_reached, packages
 from hpcml.runs.modules_reached import imported, module_file, place, texts, top_level
+from hpcml.trusted_origins import Named
 from hpcml.units import first_of_many
 
 _ANSWER = 2.0  # seconds for another interpreter to compile a script that does not compile here

@@ -18,13 +18,13 @@ from typing import NamedTuple
 
 from hpcml import files, kinds
 from hpcml.errors import UsageError
-from hpcml.forms import Form
 from hpcml.plan.plan import Plan
 from hpcml.request.record import RunRequest
 from hpcml.runs import modules_reached
 from hpcml.sites import layers
 from hpcml.sites.schema import Site
 from hpcml.units import counted
+from hpcml.workload_forms import Form
 
 UNPICKLES = ("c10d", "etcd-v2")  # rendezvous whose state is a pickle
 _TORCHRUN = r"(?<![\w-])torchrun(?![\w./-])|torch[./]distributed[./](?:run|launch)\b"

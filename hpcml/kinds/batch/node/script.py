@@ -12,12 +12,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
-from hpcml.forms import Form
 from hpcml.node import files, job
 from hpcml.node.run_state import RunState
 from hpcml.node.settings import Context
 from hpcml.node.tasks.process import Script, become_script
 from hpcml.recorded import Recorded
+from hpcml.workload_forms import Form
 
 INPUT, OUTPUT, ERRORS = 3, 4, 5  # the descriptors that job.sh got from Slurm, as the supervisor has them
 _FOR_SCRIPT = ("HPCML_RUN_DIR", "HPCML_ATTEMPT", "HPCML_GPUS")  # what hpcml.run reads

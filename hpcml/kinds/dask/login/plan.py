@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from hpcml import units
 from hpcml.errors import ConfigError, SiteError, UsageError, did_you_mean, nearest
-from hpcml.forms import Form
 from hpcml.kinds.dask.login.options import PROFILERS, asked
 from hpcml.kinds.dask.own_settings import Own
 from hpcml.request.record import RunRequest
 from hpcml.settings import Gpu, Settings, Workers
 from hpcml.sites.schema import Site
+from hpcml.workload_forms import Form
 
 # KvikIO's own names (docs.rapids.ai, kvikio, Runtime Settings); "auto" is KvikIO's default, so nothing is said.
 _GDS: dict[str, tuple[tuple[str, str], ...]] = {

@@ -22,10 +22,10 @@ from hpcml.kinds.dask.node.security import tls
 from hpcml.kinds.dask.own_settings import Own
 from hpcml.kinds.dask.roles import NEEDS, SCHEDULER
 from hpcml.node import files, scratch
-from hpcml.node.absence import Absence
 from hpcml.node.agents import Agents
 from hpcml.node.hardware.communication import own_addresses, ucx_environment
 from hpcml.node.interconnect import record
+from hpcml.node.missing_processes import Absence
 from hpcml.node.outcome import RunEndedError
 from hpcml.node.processes import OwnTime
 from hpcml.node.run_state import LAST_WORDS, TICK, RunState

@@ -40,7 +40,7 @@ from hpcml.node.agent import Slot
 from hpcml.node.hardware.communication import NoProtocolError, choose_address, choose_protocol, ucx_environment
 from hpcml.node.processes import EndNote
 from hpcml.node.settings import Context
-from hpcml.repairs import dead_worker_memory, file_names, switching
+from hpcml.repairs import dead_worker_gpu_memory, file_names, switching
 from hpcml.settings import Settings
 from hpcml.units import in_mib
 
@@ -257,8 +257,8 @@ async def _serve(
     interconnect.Transfers(worker, folder, device)
     state_samples.add_metrics(worker)
     worker.stream_handlers[IMPORT] = functools.partial(_import_early, worker)
-    repaired = bool(pool) and repairs.is_on("dead_worker_memory", dead_worker_memory.ucx_version())
-    holder = dead_worker_memory.Holder(worker) if repaired else None
+    repaired = bool(pool) and repairs.is_on("dead_worker_memory", dead_worker_gpu_memory.ucx_version())
+    holder = dead_worker_gpu_memory.Holder(worker) if repaired else None
     await worker
     if pool:
         event = {"event": "gpu-memory", "worker": worker.name, "pool": pool.size, "wanted": pool.wanted}

@@ -37,13 +37,13 @@ from hpcml.node.hardware.communication import (
 from hpcml.node.link.uplink import Uplink
 from hpcml.node.outcome import leave_note
 from hpcml.node.settings import Context
-from hpcml.repairs import closing, dead_worker_memory, file_names
+from hpcml.repairs import dead_worker_gpu_memory, file_names, scheduler_close_messages
 
 RECORDS = 0.5  # of the scheduler's deadline, for the nodes' hardware records
 _IN_HOST_MEMORY = ["dask", "pickle", "error"]  # Dask's families of serializers, without "cuda"
 
 
-class PrivateScheduler(connection_limits.Guarded, closing.QuietClose, Scheduler):  # type: ignore[misc]
+class PrivateScheduler(connection_limits.Guarded, scheduler_close_messages.QuietClose, Scheduler):  # type: ignore[misc]
     """Dask's scheduler whose HTTP server (health, metrics, dashboard) listens on a unix socket of mode 0600 only.
 
     Dask has no such option yet (dask/distributed#9363); ``start_http_server`` is the one place that opens the port.
@@ -112,7 +112,7 @@ class Reporter(SchedulerPlugin):  # type: ignore[misc]
     def __init__(self, send: Callable[..., None]) -> None:
         self.send = send
         self.names: dict[str, str] = {}
-        self.neighbours = dead_worker_memory.Neighbours()
+        self.neighbours = dead_worker_gpu_memory.Neighbours()
         self.tasks_print = False
 
     def add_worker(self, scheduler: Scheduler, worker: str) -> None:

@@ -9,8 +9,8 @@ import time
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
-from hpcml.forms import Form
 from hpcml.settings import Gpu, Settings
+from hpcml.workload_forms import Form
 
 LARGEST_SCRIPT = 1 << 20  # bytes of a script that is looked at
 _ARRAY, _FRAME = "dask.array", "dask.dataframe"

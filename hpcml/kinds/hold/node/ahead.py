@@ -16,7 +16,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from hpcml import held
+from hpcml import hold_queue
 from hpcml.kinds.hold import END
 from hpcml.node import files
 from hpcml.paths import RunPaths
@@ -27,7 +27,7 @@ _OPTIONS, _HPCML, _NODES = "options or settings", "hpcml", "number of nodes"
 _Parts = Mapping[str, str]
 
 
-def launched(start: held.Start, nodes: tuple[str, ...], log: Path) -> tuple[subprocess.Popen[bytes], int]:
+def launched(start: hold_queue.Start, nodes: tuple[str, ...], log: Path) -> tuple[subprocess.Popen[bytes], int]:
     """Start a batch script on nodes; return its first process, and the end of a pipe whose other end that process has.
 
     So it sees when this process has gone.
@@ -51,7 +51,7 @@ def launched(start: held.Start, nodes: tuple[str, ...], log: Path) -> tuple[subp
     return process, writer
 
 
-def parts(run: RunPaths, start: held.Start, nodes: int) -> _Parts:
+def parts(run: RunPaths, start: hold_queue.Start, nodes: int) -> _Parts:
     """Return all that the processes of a run start with, by its name in a sentence."""
     variables = {f"the variable {name}": value for name, value in start.environment.items() if name not in _OF_SHELL}
     shell = []
@@ -73,7 +73,7 @@ def difference(before: _Parts, now: _Parts) -> str:
 class Ahead:
     """The processes of the next run; ``nodes`` are those that they are on."""
 
-    def __init__(self, folder: Path, last: RunPaths, start: held.Start, nodes: tuple[str, ...]) -> None:
+    def __init__(self, folder: Path, last: RunPaths, start: hold_queue.Start, nodes: tuple[str, ...]) -> None:
         """Start them as a run's that has ended, in a new folder; OSError if that cannot be."""
         self.paths, self.nodes, self.parts = RunPaths(folder), nodes, parts(last, start, len(nodes))
         name = str(folder.relative_to(last.directory.parent))
@@ -86,7 +86,7 @@ class Ahead:
             else:
                 shutil.copyfile(source, target)
         command = tuple(word.replace(last.directory.name, name) for word in start.command)
-        started = start._replace(command=(*command, held.AHEAD))
+        started = start._replace(command=(*command, hold_queue.AHEAD))
         self.process, self.lifeline = launched(started, nodes, self.paths.job_log)
         self.since = float("inf")  # when they had to end
 

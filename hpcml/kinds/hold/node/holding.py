@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from hpcml import errors, held, records
+from hpcml import errors, hold_queue, records
 from hpcml.failures.end import End
 from hpcml.files import read_json
 from hpcml.kind import FailedProcess
@@ -33,7 +33,7 @@ class HeldRun:
     """A run in the hold: its first process, the nodes that it has, and when it has to end."""
 
     def __init__(
-        self, context: Context, name: str, nodes: tuple[str, ...], start: held.Start, ready: Ahead | None
+        self, context: Context, name: str, nodes: tuple[str, ...], start: hold_queue.Start, ready: Ahead | None
     ) -> None:
         self.name, self.nodes, self.start, self.ready = name, nodes, start, ready
         self.paths = RunPaths(context.run.directory.parent / name)
@@ -106,7 +106,7 @@ class Holding:
         self.paths.told.mkdir(mode=0o700, exist_ok=True)
         job, names, self.keeps = self.context.settings.job, self.context.node_names, self.context.settings.code.keeps
         self.free = [*names] if not job.one_machine else [*names] * job.nodes  # of which no run has a part
-        self.parts = dict[str, list[held.Part]]()  # that runs have of other nodes
+        self.parts = dict[str, list[hold_queue.Part]]()  # that runs have of other nodes
         self.lost: set[str] = set()  # nodes that do not answer
         self.looked, self.ended, self.idle = 0.0, 0, 0.0  # ``idle``: seconds, before the present wait
         self.used = self.waits_since = time.monotonic()
@@ -230,10 +230,10 @@ class Holding:
             entry.unlink(missing_ok=True)
         return True
 
-    def _read(self, entry: Path) -> held.Start | None:
+    def _read(self, entry: Path) -> hold_queue.Start | None:
         """Return the start of a run, and empty its file; None if that cannot be, and then the run has ended."""
         try:
-            start = records.read(held.Start, read_json(entry))
+            start = records.read(hold_queue.Start, read_json(entry))
             entry.write_text("")  # the variables may be secret
         except FileNotFoundError:  # it was cancelled meanwhile
             end = End(errors.CANCELLED, "queued", "user", "the run was cancelled", ended_as=State.CANCELLED)
@@ -268,12 +268,12 @@ class Holding:
             self.idle += time.monotonic() - self.waits_since
         self._tell()
 
-    def _free_for(self, part: tuple[held.Part, ...]) -> list[str]:
+    def _free_for(self, part: tuple[hold_queue.Part, ...]) -> list[str]:
         """Return the nodes that a run can have now: free ones, and for a part those first where others have parts."""
         shared = [node for node, taken in self.parts.items() if part and part[0].fits(taken, part[1])]
         return [node for node in (*shared, *self.free) if node not in self.lost]
 
-    def _start(self, name: str, plan: RecordedPlan, nodes: tuple[str, ...], start: held.Start) -> HeldRun:
+    def _start(self, name: str, plan: RecordedPlan, nodes: tuple[str, ...], start: hold_queue.Start) -> HeldRun:
         """Start a run, with the processes that started ahead if it would start the same; else it says why not."""
         ready, self.ahead = self.ahead, None
         if not self.keeps or not self.ended:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from hpcml.errors import UsageError
-from hpcml.forms import Form
 from hpcml.kind import Role
 from hpcml.kinds.ranks.login.options import OF_EACH_GPU, asked
 from hpcml.kinds.ranks.roles import MPI, RANK
 from hpcml.request.record import RunRequest
 from hpcml.settings import Workers
 from hpcml.sites.schema import Site
+from hpcml.workload_forms import Form
 
 _FORMS = (Form.SCRIPT, Form.MODULE, Form.PROGRAM, Form.INTERCONNECT)
 

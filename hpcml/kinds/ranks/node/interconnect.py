@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Any
 
 from hpcml.files import tail
-from hpcml.forms import Form
 from hpcml.kinds.ranks.node import all_reduce
 from hpcml.kinds.ranks.roles import RANK
 from hpcml.kinds.ranks.variables import World
@@ -42,6 +41,7 @@ from hpcml.node.interconnect.result import decide
 from hpcml.node.settings import Context, load
 from hpcml.settings import Settings
 from hpcml.terminal import say
+from hpcml.workload_forms import Form
 
 _SUBSYSTEMS = "INIT,ENV,NET,P2P,SHM"  # of NCCL: what it read, and the way of each channel
 _LOOK, _LOOKS = 1.0, 0.1  # seconds between two looks at NCCL's logs, and as a share of the time since the start

@@ -8,8 +8,8 @@ from hpcml import errors
 from hpcml.failures import job_log
 from hpcml.failures.end import End
 from hpcml.kinds.ranks.roles import RANK
-from hpcml.node.absence import Absence, Cause, Words
 from hpcml.node.hardware import communication
+from hpcml.node.missing_processes import Absence, Cause, Words
 from hpcml.node.run_state import RunState
 from hpcml.units import first_of_many
 

@@ -23,7 +23,7 @@ from hpcml.node import agent, files, job, processes, script_environment, starts
 from hpcml.node.hardware import sysfs
 from hpcml.node.hardware.preflight import Inspection, UnfitError
 from hpcml.node.link.messages import sign_every
-from hpcml.node.script import worlds
+from hpcml.node.script import worlds_of_one
 from hpcml.node.settings import Context, load
 from hpcml.node.tasks.process import command_of_script, variables_of_script, world_of_one
 
@@ -226,8 +226,8 @@ class Ranks:
         environment |= with_users_own(variables, environment)[0]
         if world.size > 1:
             environment |= {
-                worlds.RECORD: str(unconnected.record_of(self.context, rank)),
-                worlds.RANKS: str(world.size),
+                worlds_of_one.RECORD: str(unconnected.record_of(self.context, rank)),
+                worlds_of_one.RANKS: str(world.size),
             }
         environment |= job.task_variables(
             rank=rank, local=rank % world.each, node=rank // world.each, each=world.each, nodes=world.nodes

@@ -22,11 +22,11 @@ from hpcml.kinds.ranks.node.rapidsmpf_server import Server, token_of
 from hpcml.kinds.ranks.roles import RANK
 from hpcml.kinds.ranks.variables import OPEN, World
 from hpcml.node import stacks
-from hpcml.node.absence import Absence
 from hpcml.node.agents import Agents
 from hpcml.node.hardware import communication
 from hpcml.node.interconnect import record
 from hpcml.node.link.messages import NUMBER, Events
+from hpcml.node.missing_processes import Absence
 from hpcml.node.outcome import RunEndedError, end_of_hindrance, say
 from hpcml.node.run_state import TICK, RunState
 from hpcml.node.tasks.task import Task

@@ -29,7 +29,7 @@ def programs_with_mpi(leaders: Collection[int]) -> dict[int, str]:
     """Return by process group of a rank which of its programs uses an MPI library, as a clause.
 
     Python is left out: there it is known whether MPI was started, and with how many processes
-    (hpcml/node/script/worlds.py).
+    (hpcml/node/script/worlds_of_one.py).
     """
     clauses: dict[int, str] = {}
     for pid in processes.pids() if leaders else ():

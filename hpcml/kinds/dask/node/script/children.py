@@ -49,7 +49,7 @@ def _install(path):
 
 
 class _OnWorlds:
-    """Finds nothing itself: the first import of MPI, JAX or torch has it watched (hpcml/node/script/worlds.py)."""
+    """Finds nothing: the first import of MPI, JAX or torch has it watched (hpcml/node/script/worlds_of_one.py)."""
 
     def find_spec(self, name, *_):
         # type: (str, *object) -> None
@@ -62,14 +62,14 @@ class _OnWorlds:
 
 def _with_worlds(function):
     # type: (str) -> None
-    """Call a function of hpcml/node/script/worlds.py, unless the run has ended or ``hpcml`` is another module."""
+    """Call a function of node/script/worlds_of_one.py, unless the run has ended or ``hpcml`` is another module."""
     from importlib.util import find_spec
 
     try:
         if str(getattr(find_spec("hpcml"), "origin", "")).startswith(_LIBRARY):
-            from hpcml.node.script import worlds
+            from hpcml.node.script import worlds_of_one
 
-            getattr(worlds, function)()
+            getattr(worlds_of_one, function)()
     except (ImportError, OSError):
         return
 

@@ -6,7 +6,7 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 
-from hpcml.options.shell_lines import Piece, UntranslatedError, Word, text_of
+from hpcml.options.translate.shell_syntax import Piece, UntranslatedError, Word, text_of
 
 _ASSIGNED = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
 _FORM = re.compile(r"\$\{(\w+)(?:\[([@*]|\d+)\]|:-[^$`\"']*)\}")

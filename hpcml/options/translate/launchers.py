@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from hpcml.gpu_vendor import VENDOR
-from hpcml.options.sbatch_translated import Layout
-from hpcml.options.shell_lines import Piece, UntranslatedError, Word, text_of, words
+from hpcml.options.translate.directives import Layout
+from hpcml.options.translate.shell_syntax import Piece, UntranslatedError, Word, text_of, words
 from hpcml.schedulers import batch_variables, sbatch_lines
 
 _BEFORE = ("time", "exec", "command")

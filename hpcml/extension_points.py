@@ -9,11 +9,11 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-HOOKS: dict[str, tuple[str, ...]] = {
+POINTS: dict[str, tuple[str, ...]] = {
     # before a submission: hpcml.runs.submit
     "change of a request": ("hpcml.runs.bad_nodes.excluded",),
-    "check of a request": ("hpcml.runs.checks.of_submission.check_request",),
-    "check of a plan": ("hpcml.runs.checks.of_submission.check_plan",),
+    "check of a request": ("hpcml.runs.checks.before_submission.check_request",),
+    "check of a plan": ("hpcml.runs.checks.before_submission.check_plan",),
     "check of an image": ("hpcml.images.sif.check",),
     "check of arguments": ("hpcml.cli.misplaced.check",),
     # in a plan: hpcml.plan.plan
@@ -41,7 +41,7 @@ HOOKS: dict[str, tuple[str, ...]] = {
 
 def added(point: str) -> list[Any]:
     """Return the functions that features add at a point, in the order in which they are called."""
-    names = [name.rpartition(".") for name in HOOKS[point]]
+    names = [name.rpartition(".") for name in POINTS[point]]
     return [getattr(import_module(module), function) for module, _, function in names]
 
 

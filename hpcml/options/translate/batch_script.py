@@ -12,11 +12,12 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from hpcml.gpu_vendor import VENDOR
-from hpcml.options import launched, table
-from hpcml.options.launched import Launch
-from hpcml.options.sbatch_translated import Layout, Row, Taken, layout, read, taken
-from hpcml.options.shell_lines import Statement, UntranslatedError, Word, statements, text_of, words
-from hpcml.options.shell_values import OF_PROCESS, Values, assignment, names, rendered, sets_by_default
+from hpcml.options import table
+from hpcml.options.translate import launchers
+from hpcml.options.translate.directives import Layout, Row, Taken, layout, read, taken
+from hpcml.options.translate.launchers import Launch
+from hpcml.options.translate.shell_syntax import Statement, UntranslatedError, Word, statements, text_of, words
+from hpcml.options.translate.shell_variables import OF_PROCESS, Values, assignment, names, rendered, sets_by_default
 from hpcml.schedulers import batch_variables
 from hpcml.terminal import json_text, shown
 
@@ -206,7 +207,7 @@ class _Script:
         for item in after:
             if item.kind not in ("print", "unload", "assigned") or not _does_no_work(item):
                 raise UntranslatedError(item.number, "a command after the one that hpcml starts")
-        launch = launched.of(command.words, self.made, mpi or self.mpi, command.number, slurm=self.slurm)
+        launch = launchers.of(command.words, self.made, mpi or self.mpi, command.number, slurm=self.slurm)
         by_shell, needed = self._command(command, launch, [item for item in before if item.kind == "cd"])
         kept = self._kept(before, needed, has_ranks=bool(launch.ranks))
         options += self._prepared(kept, needed)
@@ -277,7 +278,7 @@ class _Script:
                 self.values.forget_all()
                 self.reads_file = True
             if name in ("module", "ml"):
-                self.mpi = launched.mpi_of_modules(item.text) or self.mpi
+                self.mpi = launchers.mpi_of_modules(item.text) or self.mpi
             return item._replace(kind="unload" if _UNLOADS.fullmatch(item.text) else "setup")
         return self._other(item, name)
 
@@ -466,7 +467,11 @@ def _kind(name: str, item: _Item) -> str:
         return "exit"
     if name in _PRINT and is_quiet and not (name == "env" and len(item.words) > 1) and _does_no_work(item):
         return "print"
-    if name in ("srun", "mpirun") and is_quiet and launched.program_of(item.words) in ("hostname", "date", VENDOR.tool):
+    if (
+        name in ("srun", "mpirun")
+        and is_quiet
+        and launchers.program_of(item.words) in ("hostname", "date", VENDOR.tool)
+    ):
         return "step"
     return "command"
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from hpcml import units
 from hpcml.errors import UsageError
 from hpcml.options import sbatch_options, table
-from hpcml.options.shell_lines import UntranslatedError
+from hpcml.options.translate.shell_syntax import UntranslatedError
 from hpcml.request.record import RunRequest, job_name
 from hpcml.schedulers import batch_variables, sbatch_lines
 from hpcml.schedulers.sbatch_lines import Option

@@ -8,11 +8,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from hpcml import files, kinds, origins, schedulers
+from hpcml import files, kinds, schedulers, trusted_origins
 from hpcml.errors import ScriptError, UsageError
-from hpcml.forms import Form
 from hpcml.options import sbatch_tasks
-from hpcml.origins import TYPED
 from hpcml.plan.plan import Plan
 from hpcml.request.record import RunRequest
 from hpcml.runs import packages, programs, uv_environments
@@ -21,6 +19,8 @@ from hpcml.runs.submit import Checked
 from hpcml.sites import layers
 from hpcml.sites.lookup import LoadedSite
 from hpcml.sites.schema import Site
+from hpcml.trusted_origins import TYPED
+from hpcml.workload_forms import Form
 
 
 def check_request(site: Site, spec: RunRequest) -> None:
@@ -88,7 +88,7 @@ def _check_code(loaded: LoadedSite, spec: RunRequest, made: Plan, *, dry_run: bo
     if spec.code.interpreter:
         python, named = shutil.which(spec.code.interpreter[0]) or spec.code.interpreter[0], TYPED
     if spec.code.batch_words:  # perhaps another user's, and only its job starts what it names
-        named = origins.of_line(spec.code.batch_words[0])
+        named = trusted_origins.of_line(spec.code.batch_words[0])
     if spec.code.form is Form.MODULE:
         return script_checks.check_module_code(
             spec.code.script, python, named=named, image=image, prepared=prepared, dry_run=dry_run

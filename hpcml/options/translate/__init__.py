@@ -1,0 +1,1 @@
+"""A batch script as one line of hpcml that does the same work."""
