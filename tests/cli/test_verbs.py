@@ -93,6 +93,13 @@ def test_status_shows_the_command_the_request_and_the_results(world: World) -> N
     assert json.loads(there.stdout) == answer
 
 
+QUOTE = "import hpcml, json; print(json.dumps(hpcml.find_run().status().quote))"
+LATE = """\
+  File "fit.py", line 3, in <module>
+KeyError: 'price'
+"""
+
+
 @pytest.mark.parametrize("attempt_before", ["", "ValueError: of attempt 1\n"])
 def test_lines_that_reach_the_log_after_the_end_are_quoted(world: World, attempt_before: str) -> None:
     """As srun writes a script's last lines: the supervisor has recorded the end then, without them."""
@@ -102,14 +109,13 @@ def test_lines_that_reach_the_log_after_the_end_are_quoted(world: World, attempt
     begin = len(attempt_before)
     write_end(directory, 1, quote=["Traceback (most recent call last):"], log_begin=begin)
     with log.open("a") as file:
-        file.write("  File \"fit.py\", line 3, in <module>\nKeyError: 'price'\n")
-    quoted = ["Traceback (most recent call last):", '  File "fit.py", line 3, in <module>', "KeyError: 'price'"]
+        file.write(LATE)
+    quoted = ["Traceback (most recent call last):", *LATE.splitlines()]
     assert world.answers("status")["quote"] == quoted
     shown = world.run("status").stdout.splitlines()
     assert [line.removeprefix("  | ") for line in shown if line.startswith("  | ")] == quoted
     assert "KeyError: 'price'" in json.dumps(world.answers("why", directory.name))
-    code = "import hpcml, json; print(json.dumps(hpcml.find_run().status().quote))"
-    there = subprocess.run([sys.executable, "-c", code], env=world.environment, stdout=subprocess.PIPE, check=True)
+    there = subprocess.run([sys.executable, "-c", QUOTE], env=world.environment, stdout=subprocess.PIPE, check=True)
     assert json.loads(there.stdout) == quoted
     log.unlink()
     assert world.answers("status")["quote"] == quoted[:1]

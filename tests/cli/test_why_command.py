@@ -380,7 +380,7 @@ def test_a_run_that_slurm_killed_while_it_was_ending(
 ) -> None:
     """Its KillWait was over before the script's grace; without an end of its own, Slurm's word is all there is."""
     site = tmp_path / "site.toml"
-    site.write_text(f'cluster = "c"\nslurm = "25.05"\n[partition]\n[config]\nKillWait = "{wait}"\n')
+    site.write_text("\n".join(('cluster = "c"', 'slurm = "25.05"', "[partition]", "[config]", f'KillWait = "{wait}"')))
     directory = world.submit("--name", "job")
     (directory / "attempts/0").mkdir(parents=True)
     write_events(directory, {"event": "allocated", "nodes": ["n1"]}, {"event": "script-started"})

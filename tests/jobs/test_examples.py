@@ -533,16 +533,27 @@ def test_the_steps_of_a_chunk_are_one_task_whatever_the_width_of_fusion() -> Non
     assert len(counts) == 1
 
 
+WAITS = """
+import time
+def wait():
+    while True:
+        try:
+            time.sleep(300)
+        except Exception:
+            pass
+wait()
+"""
+
+
 def test_an_example_at_its_limit_leaves_its_stacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As bench/worker_shapes.py and bench/gpu run the examples; a library that catches errors does not catch the limit."""
     monkeypatch.setattr(type(hpcml.run), "out", hpcml.run.out)
     monkeypatch.setattr(sys, "argv", [])
     script = tmp_path / "waits.py"
-    waits = "import time\ndef wait():\n    while True:\n        try:\n            time.sleep(300)\n"
-    script.write_text(f"{waits}        except Exception:\n            pass\nwait()\n")
+    script.write_text(WAITS)
     with pytest.raises(all_examples.LimitReachedError, match="not done after 1 s"):
         all_examples.run(script, tmp_path / "out", 1)
-    assert 'waits.py", line 5 in wait' in (tmp_path / "out/stacks.txt").read_text()
+    assert 'waits.py", line 6 in wait' in (tmp_path / "out/stacks.txt").read_text()
 
 
 def test_minimal(

@@ -379,8 +379,11 @@ def test_python_submits_no_array() -> None:
         submission.submit(prepared("#SBATCH --array=0-4"))
 
 
+AMBIGUOUS = """\
+sbatch: option '--node=2' is ambiguous; possibilities: '--nodes'
+Try "sbatch --help" for more information
+"""
+
+
 def test_the_words_of_sbatch_about_an_option_are_shown() -> None:
-    said = (
-        "sbatch: option '--node=2' is ambiguous; possibilities: '--nodes'\nTry \"sbatch --help\" for more information\n"
-    )
-    assert "ambiguous" in slurm.refusal(Answer(1, "", said)).message
+    assert "ambiguous" in slurm.refusal(Answer(1, "", AMBIGUOUS)).message
