@@ -105,7 +105,7 @@ async def measure(count: int, way: str) -> dict[str, Any]:
 
     from hpcml.kinds.dask.node.dask_worker import PrivateWorker
     from hpcml.kinds.dask.node.security import tls
-    from hpcml.node.processes import raise_file_limit
+    from hpcml.node.process_helpers import raise_file_limit
     from hpcml.paths import RunPaths
 
     raise_file_limit()

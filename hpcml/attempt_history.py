@@ -6,10 +6,10 @@ import json
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from hpcml import files, records
+from hpcml import files, typed_json
 from hpcml.errors import STOPPED
 from hpcml.paths import RunPaths
-from hpcml.recorded import Allocated, Event, Recorded
+from hpcml.run_files import Allocated, Event, Recorded
 from hpcml.states import State
 from hpcml.units import format_seconds
 
@@ -24,7 +24,7 @@ def events(recorded: Recorded, attempt: int) -> list[Event]:
 def allocated(happened: Sequence[Event]) -> Allocated:
     """Return the record of an attempt's allocation, an empty one if that is missing or damaged."""
     facts = next((event.facts.facts for event in happened if event.name == "allocated"), {})
-    return records.salvage(Allocated, facts)[0]
+    return typed_json.salvage(Allocated, facts)[0]
 
 
 class Attempt(NamedTuple):
@@ -68,7 +68,7 @@ class Sums(NamedTuple):
 
 def keep_sums(paths: RunPaths, attempt: int, sums: Sums) -> None:
     """Write the sums of an attempt's time accounting, so that later reports need not read its samples again."""
-    files.write(paths.attempt(attempt).ledger, json.dumps(records.plain(sums)) + "\n")
+    files.write(paths.attempt(attempt).ledger, json.dumps(typed_json.plain(sums)) + "\n")
 
 
 def sums(recorded: Recorded, attempt: int) -> Sums:

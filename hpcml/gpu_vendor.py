@@ -1,6 +1,6 @@
 """The vendor of a machine's GPUs: what it is called, how jobs and images show its GPUs, and which module asks it.
 
-A second vendor is a row here, a module like :mod:`hpcml.node.hardware.nvidia` (see `hpcml.node.hardware.gpus`), and a
+A second vendor is a row here, a module like :mod:`hpcml.node.hardware.nvidia` (see `gpu_interface.py` beside it), and a
 key of the profile that chooses the row.
 """
 

@@ -5,7 +5,7 @@ it starts the run, and ``hpcml cancel`` from there into ``hold/told``. A hold th
 ``hold/queue`` itself, so that no file gets into it any more. Nobody but the owner can enter these folders.
 """
 
-# No `from __future__ import annotations`: hpcml/records.py reads the types of fields, and from texts that takes long.
+# No `from __future__ import annotations`: hpcml/typed_json.py reads the types of fields, from texts slowly.
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 

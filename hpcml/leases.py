@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from hpcml import files, records
+from hpcml import files, typed_json
 
 RENEW = 2.0  # seconds between two signs of life, and between scans of those of others
 LEASE = 60.0  # seconds without one after which others reclaim what a run holds
@@ -65,8 +65,8 @@ def read(path: Path) -> Holder | None:
     except FileNotFoundError:
         return None
     try:
-        holder = records.read(Holder, table)
-    except records.DamagedError as error:
+        holder = typed_json.read(Holder, table)
+    except typed_json.DamagedError as error:
         raise ValueError(f"{path} does not name a process: {error}") from error
     if not 0 < holder.pid < 1 << 31:
         raise ValueError(f"{path} contains no valid process id")

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
-from hpcml import files, records
+from hpcml import files, typed_json
 from hpcml.paths import AttemptPaths
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ class NodeHeader(NamedTuple):
 
     def as_json(self) -> dict[str, Any]:
         """Return the first line of a node's file."""
-        return {**header(NODE), **records.plain(self)}
+        return {**header(NODE), **typed_json.plain(self)}
 
 
 class Event(NamedTuple):
@@ -388,13 +388,15 @@ def _read(lines: Iterable[bytes], schema: Schema[S]) -> tuple[dict[str, Any] | N
         elif value and value.get("kind") == schema.name:
             table, read = value, _whole_row(schema, _table(value.get("columns")))
         elif value and "event" in value:
-            events.append(records.salvage(Event, value)[0])
+            events.append(typed_json.salvage(Event, value)[0])
     return table, samples, events
 
 
 def _node(lines: Iterable[bytes]) -> NodeSeries | None:
     table, samples, events = _read(lines, NODE)
-    return None if table is None else NodeSeries(records.salvage(NodeHeader, table)[0], tuple(samples), tuple(events))
+    return (
+        None if table is None else NodeSeries(typed_json.salvage(NodeHeader, table)[0], tuple(samples), tuple(events))
+    )
 
 
 def _of_kind(kind: Kind, lines: Iterable[bytes]) -> Series[Any] | None:

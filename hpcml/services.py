@@ -1,6 +1,6 @@
 """Services of a run: the ports and unix sockets to which tunnels lead, and what the agent of their node finds there."""
 
-# No `from __future__ import annotations`: hpcml/records.py reads the types of fields, and from texts that takes long.
+# No `from __future__ import annotations`: hpcml/typed_json.py reads the types of fields, from texts slowly.
 import json
 import re
 from enum import StrEnum

@@ -1,11 +1,11 @@
 """The decisions of a plan that a run's processes need: in plan.json under ``inside``, read on nodes and login node."""
 
-# No `from __future__ import annotations`: hpcml/records.py reads the types of fields, and from texts that takes long.
+# No `from __future__ import annotations`: hpcml/typed_json.py reads the types of fields, from texts slowly.
 import shlex
 from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeVar
 
-from hpcml import records
+from hpcml import typed_json
 from hpcml.site_records import Deadlines, Interconnect, Network
 from hpcml.workload_forms import Form
 
@@ -155,7 +155,7 @@ class Settings(NamedTuple):
 
     def own(self, record: type[T]) -> T:
         """Return the settings for the kind's own code alone, as its record; DamagedError if a value is damaged."""
-        return records.read(record, self.of_kind)
+        return typed_json.read(record, self.of_kind)
 
     @property
     def gpus(self) -> int:

@@ -1,7 +1,7 @@
 """The only place outside the allocation that starts processes: argument lists, with a deadline, answers kept whole.
 
 The caller of each function that starts one says who names the ``program``; one that a project's file or a script's line
-names is refused (:meth:`hpcml.trusted_origins.Named.check`). Only jobs start those, and the run on the local site.
+names is refused (:meth:`hpcml.config_trust.Named.check`). Only jobs start those, and the run on the local site.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from types import FrameType
 from typing import Any, NamedTuple, cast
 
 from hpcml import files
-from hpcml.trusted_origins import Named
+from hpcml.config_trust import Named
 
 NOWHERE, PIPE = subprocess.DEVNULL, subprocess.PIPE  # where a child's standard output goes
 _HAS_PROC = Path("/proc/self").exists()  # macOS has none

@@ -20,14 +20,15 @@ from typing import Any, TypeVar
 from distributed import Adaptive, Scheduler, Status
 from distributed.deploy.cluster import Cluster
 
-from hpcml import assets, files, listening, records, schedulers, subprocesses, units
+from hpcml import assets, files, listeners, schedulers, subprocesses, typed_json, units
 from hpcml.api import job_request
+from hpcml.config_trust import HPCML
 from hpcml.errors import ALLOCATION_LOST, HpcmlError, SiteError, SlurmUnreachableError, StorageError, UsageError
 from hpcml.kinds.dask.node import temporary_directory
 from hpcml.kinds.dask.node.security import connection_limits, tls
 from hpcml.node import scratch
-from hpcml.node.files import remove_secrets
-from hpcml.node.hardware.communication import NoAddressError, choose_address
+from hpcml.node.hardware.dask_protocol import NoAddressError, choose_address
+from hpcml.node.rendezvous_files import remove_secrets
 from hpcml.paths import AttemptPaths, RunPaths
 from hpcml.plan.batch_script import directive, join, quote
 from hpcml.plan.plan import Plan
@@ -35,15 +36,14 @@ from hpcml.repairs import file_names
 from hpcml.request.record import Code, RunRequest
 from hpcml.runs import directories
 from hpcml.runs.submit import Prepared, check_image
-from hpcml.sites import layers
+from hpcml.sites import settings_layers
 from hpcml.sites.lookup import LoadedSite
 from hpcml.sites.schema import Site
 from hpcml.terminal import note, say_message
-from hpcml.trusted_origins import HPCML
 from hpcml.workload_forms import Form
 
 _before = signal.getsignal(signal.SIGINT)
-with layers.narrowed_umask():  # it writes ~/.config/dask/jobqueue.yaml, where there is none
+with settings_layers.narrowed_umask():  # it writes ~/.config/dask/jobqueue.yaml, where there is none
     from dask_jobqueue import SLURMCluster
     from dask_jobqueue.core import ProcessInterface
     from dask_jobqueue.slurm import SLURMJob
@@ -209,7 +209,7 @@ class ElasticCluster(SLURMCluster):  # type: ignore[misc]
                 f"minimum={minimum} and maximum={maximum} are not a valid range", place="maximum", hint=hint
             )
         self._range, self._idle, self._unused = (minimum, maximum), _seconds(idle, "idle"), _seconds(unused, "unused")
-        code = Code(Path("elastic"), cwd=layers.here(), form=Form.ELASTIC)
+        code = Code(Path("elastic"), cwd=settings_layers.here(), form=Form.ELASTIC)
         loaded, spec = job_request.parse(_NAME, "elastic", code, options)
         loaded, spec = _without_ucx(loaded), spec.changed(nodes=1)
         if schedulers.find_other_jobs(loaded.site.scheduler) is None:
@@ -421,7 +421,7 @@ def _address(host: str, interface: str) -> str:
     """Return this machine's address for the workers: ``host``, the profile's interface, else by the nodes' rule."""
     if host:
         try:
-            listening.try_tcp(host)
+            listeners.try_tcp(host)
         except OSError as error:
             message, hint = (
                 f"This machine has no address {host}",
@@ -454,7 +454,7 @@ def _write(made: Plan, spec: RunRequest) -> None:
     paths = RunPaths(Path(made.directory))
     paths.logs.mkdir(mode=0o700)
     files.write(paths.library, assets.node_archive())
-    directories.write_json(paths.plan, records.plain(made))
+    directories.write_json(paths.plan, typed_json.plain(made))
     lines = (f"export {name}={shlex.quote(value)}\n" for name, value in spec.environment)
     files.write(paths.variables, "".join(lines).encode(errors="surrogateescape"))
     if made.inside.job.image:

@@ -15,7 +15,7 @@ from hpcml.plan.batch_script import quote
 from hpcml.plan.plan import Plan, RunLocation, plan
 from hpcml.request.record import Code, RunRequest, job_name
 from hpcml.runs import directories, notes
-from hpcml.sites import layers
+from hpcml.sites import settings_layers
 from hpcml.sites.lookup import LoadedSite, load_here
 from hpcml.terminal import note
 
@@ -35,7 +35,7 @@ def parse(caller: str, taker: str, code: Code, options: Mapping[str, Any]) -> tu
     HpcmlError
         If a keyword or its value is wrong, or the site cannot be read.
     """
-    if host := layers.process_environment().get("HPCML_HOST", ""):
+    if host := settings_layers.process_environment().get("HPCML_HOST", ""):
         raise UsageError(f"{caller} submits on this machine, but HPCML_HOST names another host", place=host)
     spec = request_of(given_by_keywords(options, of(taker), caller), code)
     loaded = load_here(spec.place.site, spec.code.cwd, spec.place.settings)
@@ -53,7 +53,7 @@ def place(loaded: LoadedSite, below: str, name: str) -> Path:
     StorageError
         If somebody else could replace what is there.
     """
-    runs = directories.runs_folder(loaded.site.paths.runs, layers.process_environment())
+    runs = directories.runs_folder(loaded.site.paths.runs, settings_layers.process_environment())
     for text in directories.check_folder(runs, loaded.site.paths.trust):
         note(text)
     return runs / below / directories.new_id(name)
@@ -61,7 +61,7 @@ def place(loaded: LoadedSite, below: str, name: str) -> Path:
 
 def make(folder: Path, loaded: LoadedSite) -> None:
     """Make that folder, for this user alone (0700)."""
-    with directories.storage(folder), layers.narrowed_umask():
+    with directories.storage(folder), settings_layers.narrowed_umask():
         folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         directories.check_folder(folder.parent, loaded.site.paths.trust)
         folder.mkdir(mode=0o700)
@@ -69,7 +69,7 @@ def make(folder: Path, loaded: LoadedSite) -> None:
 
 def plan_at(loaded: LoadedSite, spec: RunRequest, directory: Path) -> Plan:
     """Return the plan of one job whose files are in a folder."""
-    return plan(loaded.site, spec, RunLocation(directory, sys.executable, __version__, layers.user_umask()))
+    return plan(loaded.site, spec, RunLocation(directory, sys.executable, __version__, settings_layers.user_umask()))
 
 
 def environment(made: Plan, *variables: tuple[str, str]) -> list[str]:

@@ -26,7 +26,7 @@ from hpcml.plan.batch_script import directive, join, quote
 from hpcml.plan.plan import Plan
 from hpcml.repairs import file_names
 from hpcml.request.record import Code
-from hpcml.sites import layers
+from hpcml.sites import settings_layers
 from hpcml.sites.schema import Site
 from hpcml.states import ENDED, State
 from hpcml.terminal import note
@@ -77,7 +77,7 @@ def map(  # noqa: A001 - as every library calls it
     given = list(points)
     _check(function, given, at_once)
     name = getattr(function, "__name__", "") or type(function).__name__
-    code = Code(Path(name), cwd=layers.here(), form=Form.MAP)
+    code = Code(Path(name), cwd=settings_layers.here(), form=Form.MAP)
     loaded, spec = job_request.parse("hpcml.map", "map", code, {"nodes": 1, **options})
     if not given:
         return []
@@ -95,7 +95,7 @@ def map(  # noqa: A001 - as every library calls it
         file_names.keep()
     job_request.make(top, loaded)
     lead = enter(made, job_request.program_folder(), spec.environment)
-    with layers.narrowed_umask():
+    with settings_layers.narrowed_umask():
         if schedulers.get(loaded.site.scheduler).ONE_MACHINE:
             cpus = max(1, spec.size.cpus_per_node)
             return start_here(made, lead, function, given, at_once=at_once or 0, cpus=cpus)
@@ -165,7 +165,7 @@ class SlurmPoint(SlurmJob):  # type: ignore[misc]
 
 def enter(made: Plan, folder: str, variables: Sequence[tuple[str, str]]) -> str:
     """Return the shell that leads a process into the environment of the site's runs, and starts Python there."""
-    lines = ["#!/bin/bash", f'[ "$PYTHONSAFEPATH" != {layers.SAFE_PATH} ] || unset PYTHONSAFEPATH']
+    lines = ["#!/bin/bash", f'[ "$PYTHONSAFEPATH" != {settings_layers.SAFE_PATH} ] || unset PYTHONSAFEPATH']
     lines += [f"umask {made.inside.code.umask:03o}", *job_request.environment(made, *variables)]
     lines += [f'export PYTHONPATH={quote(folder)}"${{PYTHONPATH:+:$PYTHONPATH}}"']
     lines += [f'exec {quote(made.steps[-1].command[0])} -P "$@"', ""]  # -P: no module of the working folder
@@ -271,7 +271,7 @@ def start_here(
             gpus_per_node=gpus,
             visible_gpus=range(slot * gpus, (slot + 1) * gpus),
         )
-        with layers.safe_path():
+        with settings_layers.safe_path():
             running[slot] = executor.submit(function, point)
         jobs.append(running[slot])
     return jobs

@@ -14,7 +14,7 @@ from hpcml.options.table import of
 from hpcml.runs import directories, gpus_chosen, notes
 from hpcml.runs import submit as submission
 from hpcml.runs.handle import RunHandle
-from hpcml.sites import layers
+from hpcml.sites import settings_layers
 
 
 def submit(script: str | os.PathLike[str], *arguments: object, **options: Any) -> RunHandle:
@@ -43,7 +43,7 @@ def submit(script: str | os.PathLike[str], *arguments: object, **options: Any) -
         With the message, place, hint and ``exit_status`` of the command, if nothing was submitted; with status
         ``ANSWER_LOST`` if it is not known whether the job exists.
     """
-    if host := layers.process_environment().get("HPCML_HOST", ""):
+    if host := settings_layers.process_environment().get("HPCML_HOST", ""):
         hint = f"Call hpcml.submit() on the login node, or use the command: hpcml --host {host} submit."
         raise UsageError(
             "hpcml.submit() submits on this machine, but HPCML_HOST names another host", place=host, hint=hint
@@ -51,7 +51,7 @@ def submit(script: str | os.PathLike[str], *arguments: object, **options: Any) -
     keywords = {name: _word(value) for name, value in options.items()}
     given = given_by_keywords(keywords, of("python"), "hpcml.submit()")
     command = [os.fspath(script), *(["--"] if arguments else []), *map(str, arguments)]  # all of them are the script's
-    with layers.narrowed_umask():
+    with settings_layers.narrowed_umask():
         spec = submission.script_request(given, command, parser.of("submit"))
         by_hand = bool(given.get("prepare"))
         prepared = submission.prepare_request(spec, by_hand=by_hand, may_choose_gpus=True)

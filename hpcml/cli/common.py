@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 from hpcml.errors import UsageError
 from hpcml.request import option as request_option
 from hpcml.runs import directories
-from hpcml.sites import layers, lookup
+from hpcml.sites import lookup, settings_layers
 from hpcml.states import COLOURS
 from hpcml.terminal import has_colour, json_text, say, say_fitted, say_lines
 from hpcml.units import format_bytes, parse_seconds
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from typing import TextIO
 
 T = TypeVar("T")
-here, load_site, whole = layers.here, lookup.load_here, request_option.whole
+here, load_site, whole = settings_layers.here, lookup.load_here, request_option.whole
 FAILED = "only runs that failed or that Slurm refused, not cancelled runs"
 SHORTEST_IDLE = 5.0  # seconds; less would end a session before anybody can use it
 RUN = "run id or its first part, run name (newest run of that name), Slurm job id, or 'last'"  # what names a run
@@ -141,7 +141,7 @@ def from_host(host: str, command: str) -> str:
 
 def has_coloured_output() -> bool:
     """Whether standard output is a terminal with colours, and they are wanted."""
-    return sys.stdout.isatty() and has_colour(layers.process_environment())
+    return sys.stdout.isatty() and has_colour(settings_layers.process_environment())
 
 
 def state_colours() -> dict[str, str]:
@@ -151,7 +151,7 @@ def state_colours() -> dict[str, str]:
 
 def typed(path: object, stream: TextIO) -> str:
     """Return a path as a person types it: on a terminal with ``~`` for the home folder, elsewhere whole."""
-    home = layers.process_environment().get("HOME", "").rstrip("/")
+    home = settings_layers.process_environment().get("HOME", "").rstrip("/")
     text = str(path)
     return f"~{text[len(home) :]}" if home and stream.isatty() and text.startswith(f"{home}/") else text
 

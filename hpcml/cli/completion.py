@@ -21,7 +21,7 @@ from hpcml.errors import HpcmlError
 from hpcml.options.table import BY_WORD
 from hpcml.paths import SCRIPT
 from hpcml.request.option import Option
-from hpcml.sites import layers, lookup
+from hpcml.sites import lookup, settings_layers
 from hpcml.terminal import say_lines
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class Line:
 
     def __init__(self, command: str, host: str | None, arguments: Sequence[str] = ()) -> None:
         self.command, self.given = command, dict[str, list[str]]()
-        self.environment = layers.process_environment()
+        self.environment = settings_layers.process_environment()
         self.host = self.environment.get("HPCML_HOST", "") if host is None else host
         self.parser: argparse.ArgumentParser | None = commands.build_parser(command)
         self.typed, self.script = commands.split_script(command, arguments)

@@ -12,7 +12,7 @@ from hpcml.errors import UNFIT, HpcmlError, UsageError
 from hpcml.options.reading import request_of
 from hpcml.options.table import OPTIONS
 from hpcml.request.record import Code
-from hpcml.sites import layers
+from hpcml.sites import settings_layers
 from hpcml.terminal import COLOURS, Raw, columns, fitted, say, say_fitted, say_state
 from hpcml.workload_forms import Form
 
@@ -82,7 +82,7 @@ def run(options: Namespace) -> int:
     code = Code(here / "doctor", (wanted.site.runtime.container,), here, form=Form.DOCTOR)
     spec = request_of(vars(options), code)._replace(name="doctor")
     loaded, spec = job.request(wanted, spec)
-    exam = Examination(loaded, wanted, spec, layers.process_environment(), seconds)
+    exam = Examination(loaded, wanted, spec, settings_layers.process_environment(), seconds)
     findings = checks.examine(exam)
     if options.node:
         common.end_by_signals()  # as by Ctrl-C the job is cancelled

@@ -16,10 +16,10 @@ from typing import NamedTuple
 
 from hpcml import assets, earlier_names, subprocesses
 from hpcml.cli import commands
+from hpcml.config_trust import TYPED
 from hpcml.errors import UsageError, did_you_mean, nearest
-from hpcml.sites.layers import process_environment
+from hpcml.sites.settings_layers import process_environment
 from hpcml.terminal import columns, folded, say_fitted, say_lines
-from hpcml.trusted_origins import TYPED
 
 _IGNORED = re.compile(
     "a|an|and|are|at|be|by|can|do|does|for|from|how|i|if|in|is|it|me|my|of|on|or|should|that|the|this|to|use|what|when|"

@@ -13,7 +13,7 @@ from hpcml.cli import common
 from hpcml.errors import IMAGE, ConfigError, HpcmlError, ImageError, NotFoundError, StorageError
 from hpcml.images import build, check, sif
 from hpcml.runs import directories
-from hpcml.sites import layers
+from hpcml.sites import settings_layers
 from hpcml.terminal import say, say_fitted, shown
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ def _program(options: Namespace, loaded: LoadedSite) -> build.Program:
 
 def _build(options: Namespace, loaded: LoadedSite) -> int:
     source = sif.find_definition(options.definition, common.here())
-    out = layers.user_path(options.out or f"{source.name}.sif").absolute()
+    out = settings_layers.user_path(options.out or f"{source.name}.sif").absolute()
     tool = _program(options, loaded)
     given = build.parse_arguments(options.build_arg or ())
     order = build.prepare(source, out, tool, fakeroot=options.fakeroot, given=given, force=options.force)
@@ -136,7 +136,7 @@ def _build(options: Namespace, loaded: LoadedSite) -> int:
 
 
 def _show(options: Namespace, _: LoadedSite) -> int:
-    image = sif.inspect(layers.user_path(options.image).absolute())
+    image = sif.inspect(settings_layers.user_path(options.image).absolute())
     try:
         digest = build.digest(image.path)
     except OSError as error:
@@ -180,7 +180,7 @@ def _date(seconds: float) -> str:
 def _own_folder(setting: str) -> Path:
     """Return the folder of the profile's image, or the usual one."""
     try:
-        return directories.runs_folder(setting or "~/.hpcml/images/x", layers.process_environment()).parent
+        return directories.runs_folder(setting or "~/.hpcml/images/x", settings_layers.process_environment()).parent
     except StorageError as error:
         message = "The image's path is not absolute, or contains an environment variable without a value"
         raise ConfigError(
@@ -190,7 +190,7 @@ def _own_folder(setting: str) -> Path:
 
 def _ls(options: Namespace, loaded: LoadedSite) -> int:
     defaults = [] if options.folders else [_own_folder(loaded.site.runtime.image)]
-    folders = [layers.user_path(name) for name in options.folders] or defaults
+    folders = [settings_layers.user_path(name) for name in options.folders] or defaults
     present = [folder for folder in folders if not defaults or folder.exists()]  # nobody said that the default is there
     listed = [_inspected(path) for folder in present for path in _images_in(folder)]
     if options.json:
@@ -238,7 +238,7 @@ def _row(one: sif.Image | HpcmlError) -> dict[str, object]:
 
 
 def _check(options: Namespace, loaded: LoadedSite) -> int:
-    image = sif.inspect(layers.user_path(options.image).absolute())
+    image = sif.inspect(settings_layers.user_path(options.image).absolute())
     findings = list(check.of_the_file(image, cuda=loaded.site.gpu.cuda, gpus=int(options.gpu)))
     findings += check.of_the_definition(image)
     try:

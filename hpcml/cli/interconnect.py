@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpcml.cli import common, submit
 from hpcml.errors import NotFoundError, StorageError, UsageError
-from hpcml.recorded import Recorded
+from hpcml.run_files import Recorded
 from hpcml.runs import directories
 from hpcml.terminal import say, say_fitted
 from hpcml.workload_forms import Form

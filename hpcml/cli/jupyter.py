@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from hpcml import extension_points
 from hpcml.cli import common, submit
 from hpcml.errors import NotFoundError
-from hpcml.sites import layers
+from hpcml.sites import settings_layers
 from hpcml.workload_forms import Form
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def run(options: Namespace) -> int:
 
 def notebook_folder(here: Path, chosen: str) -> Path:
     """Return the folder that JupyterLab opens: the chosen one, else the current; NotFoundError if it is no folder."""
-    folder = here / layers.user_path(chosen)
+    folder = here / settings_layers.user_path(chosen)
     if not folder.is_dir():
         problem = "is not a folder" if folder.exists() else "does not exist"
         place, hint = f"--notebook-dir: {folder}", "Create the folder with mkdir."

@@ -107,10 +107,10 @@ class _RanksTogether:
     """The lines of all ranks, each after its rank."""
 
     def __init__(self, run: directories.Run, _: str, most: int | None) -> None:
-        from hpcml.runs import rank_logs
+        from hpcml.runs import merged_rank_logs
 
         self.raw = Raw(sys.stdout)
-        self.logs = rank_logs.Merged(run, lambda path: 0 if most is None else _start_of_last(path, most))
+        self.logs = merged_rank_logs.Merged(run, lambda path: 0 if most is None else _start_of_last(path, most))
 
     @property
     def has_any(self) -> bool:
@@ -129,9 +129,9 @@ class _RanksTogether:
 
 def _role(options: Namespace) -> str:
     """Return the role whose log is meant: ``hpcml logs worker`` names one of the last run."""
-    from hpcml.runs import handle, rank_logs
+    from hpcml.runs import handle, merged_rank_logs
 
-    if options.role is None and (options.run in handle.LOGS or rank_logs.OF_ONE.fullmatch(options.run)):
+    if options.role is None and (options.run in handle.LOGS or merged_rank_logs.OF_ONE.fullmatch(options.run)):
         options.run, options.role = "last", options.run
     if earlier_names.SOURCES.get(options.role) == SCRIPT:
         note(f"the log {options.role} is now called {SCRIPT}")

@@ -88,7 +88,7 @@ def main(argv: Sequence[str] | None = None, caller: RemoteSession | None = None)
 
 def _start_without_inspect() -> None:
     """Start again without PYTHONINSPECT, with which Python turns each exit status into 1, or waits for commands."""
-    from hpcml.sites.layers import process_environment
+    from hpcml.sites.settings_layers import process_environment
 
     environment = process_environment()
     if environment.pop("PYTHONINSPECT", None):
@@ -109,9 +109,9 @@ def _open_streams() -> None:
 def _dispatch(
     command: str, arguments: list[str], script: list[str], host: str | None, caller: RemoteSession | None
 ) -> int:
-    from hpcml.sites import layers
+    from hpcml.sites import settings_layers
 
-    layers.narrow_umask()
+    settings_layers.narrow_umask()
     if command == "--serve-laptop" and caller is None:
         from hpcml.remote import server
 
@@ -154,7 +154,7 @@ def _help(arguments: list[str], host: str | None, caller: RemoteSession | None) 
 
 def _host(given: str | None) -> tuple[str, str] | None:
     """Return the host that runs the command and where it was named, None for this machine (also by an empty name)."""
-    from hpcml.sites.layers import process_environment
+    from hpcml.sites.settings_layers import process_environment
 
     host, named_by = (process_environment().get("HPCML_HOST", ""), "HPCML_HOST") if given is None else (given, "--host")
     return (host, named_by) if host else None
@@ -189,7 +189,7 @@ def _defect(error: Exception) -> errors.HpcmlError:
     """Return an unexpected exception as a defect of hpcml, with the place in the code."""
     import traceback
 
-    from hpcml.sites.layers import process_environment
+    from hpcml.sites.settings_layers import process_environment
 
     if process_environment().get("HPCML_TRACEBACK"):
         for part in traceback.format_exception(error):

@@ -16,7 +16,7 @@ from hpcml.errors import UsageError
 from hpcml.remote import channel
 from hpcml.remote.ssh import login_of
 from hpcml.request.record import Code, RunRequest
-from hpcml.runs import programs, project, snapshot, uv_environments
+from hpcml.runs import copied_project, script_or_program, snapshot, uv_environments
 from hpcml.runs.checks import script_checks
 from hpcml.terminal import note, say
 from hpcml.units import counted, format_bytes
@@ -92,13 +92,13 @@ def _submit(
 ) -> int:
     here = Path.cwd()
     misplaced.check(script, here, f"hpcml {command}")
-    path, (_, *arguments), form = programs.named(script, here)
+    path, (_, *arguments), form = script_or_program.named(script, here)
     path, form = _to_send(path, form, here, options)
-    if form is Form.PROGRAM and programs.is_python(path):
+    if form is Form.PROGRAM and script_or_program.is_python(path):
         hint = f"Send the script itself: hpcml --host … {command} SCRIPT. "
         hint += "Choose the Python on HOST: --python PATH."
         raise UsageError(f"hpcml cannot send this laptop's Python interpreter '{path}' to HOST", place="--", hint=hint)
-    if not path.is_absolute() or (form is Form.PROGRAM and programs.stays(path, here)):
+    if not path.is_absolute() or (form is Form.PROGRAM and script_or_program.stays(path, here)):
         hint = f"Send a script that starts the program (hpcml --host … {command} -- ./script.sh), or submit on HOST."
         raise UsageError(f"There is no file '{path}' on this laptop to send", place="--", hint=hint)
     if form is Form.NOTEBOOK:
@@ -120,7 +120,7 @@ def _submit(
     described = uv_environments.project_of(Code(path, cwd=here, form=form))
     with tempfile.TemporaryDirectory(prefix="hpcml-upload-") as folder:  # 0700
         wanted = None if options.python else described
-        decision = project.decide(Code(path, form=form), code, Path(folder), Path.cwd(), wanted)
+        decision = copied_project.decide(Code(path, form=form), code, Path(folder), Path.cwd(), wanted)
         if text := decision.note_on_sending:
             note(text)
         path = decision.applied(RunRequest.of(path)).code.script
@@ -144,7 +144,7 @@ def _submit(
 def _to_send(path: Path, form: Form, here: Path, options: Namespace) -> tuple[Path, Form]:
     """Return the file on this laptop that is meant, and its form."""
     if form is Form.SCRIPT and not options.ranks:
-        form = programs.as_batch_script(Code(path)).form
+        form = script_or_program.as_batch_script(Code(path)).form
     if form is Form.PROGRAM and (here / path).is_file():
         path = here / path  # what PATH leads to on this laptop does not count
     return path, form

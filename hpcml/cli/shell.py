@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from hpcml import schedulers
 from hpcml.cli import common
+from hpcml.config_trust import HPCML
 from hpcml.errors import NotFoundError, UsageError
 from hpcml.terminal import say_fitted
-from hpcml.trusted_origins import HPCML
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -35,14 +35,14 @@ def run(options: Namespace) -> int:
     """Start the shell on this terminal, and return its exit status; UsageError if it is no terminal."""
     from hpcml import subprocesses
     from hpcml.remote import node_ssh, tunnel_target
-    from hpcml.runs import rank_logs, record
+    from hpcml.runs import merged_rank_logs, record
 
     if options.caller or not sys.stdin.isatty():
         hint = "Log in with a terminal (ssh -t HOST), and run hpcml shell in that terminal."
         raise UsageError("A shell needs a terminal", place="hpcml shell", hint=hint)
     run = record.adopt(common.find_run(options))
     status = node_ssh.active(run)
-    rank = rank_logs.OF_ONE.fullmatch(options.node)
+    rank = merged_rank_logs.OF_ONE.fullmatch(options.node)
     name = "" if rank else options.node
     nodes = status.allocation.nodes
     node = tunnel_target.node_of(record.planned(run), nodes, name, int(rank[1]) if rank else None, run.id)

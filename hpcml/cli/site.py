@@ -6,10 +6,10 @@ import re
 import sys
 from typing import TYPE_CHECKING
 
-from hpcml import records
+from hpcml import typed_json
 from hpcml.cli import common
 from hpcml.errors import ConfigError, UsageError
-from hpcml.sites import layers, lookup
+from hpcml.sites import lookup, settings_layers
 from hpcml.terminal import json_text, note, say, say_fitted, say_lines, say_message
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def _site_show(options: Namespace) -> int:
     loaded = common.load_site("".join(options.names), common.here(), options.set or ())
     if options.facts:
         return _show_facts(loaded, as_json=options.json)
-    table = records.plain(loaded.site)
+    table = typed_json.plain(loaded.site)
     if options.json:
         origins = {key.replace("\0", "."): value.origin for key, value in loaded.layers.values.items()}
         common.print_json({"site": table, "chosen_because": loaded.chosen_because, "origins": origins})
@@ -108,7 +108,7 @@ def _show_facts(loaded: lookup.LoadedSite, *, as_json: bool) -> int:
 
 def _facts(loaded: lookup.LoadedSite) -> Iterator[tuple[str, object, Fact | str]]:
     """Yield key, value and fact; of a value that was set elsewhere, its origin in the place of a fact."""
-    for key, value in _flat(records.plain(loaded.site)):
+    for key, value in _flat(typed_json.plain(loaded.site)):
         origin = loaded.layers.origin(key)
         if fact := loaded.site.facts.get(key):
             yield key, value, fact
@@ -139,7 +139,7 @@ def _site_diff(options: Namespace) -> int:
 
 def show_difference(names: Sequence[str], called: Sequence[str], *, as_json: bool = False) -> bool:
     """Print the keys in which two profiles differ, with both values and who says so; return True if they do."""
-    environment = layers.process_environment()
+    environment = settings_layers.process_environment()
     both = [lookup.load_profile(name, environment) for name in names]
     for text in {text: None for loaded in both for text in loaded.notes}:
         note(text)
@@ -174,7 +174,7 @@ def _values(loaded: lookup.LoadedSite) -> dict[str, tuple[object, Fact | str]]:
     """Return each setting of a profile, and how it is known or where it was set; and its facts that are no setting."""
     settings: dict[str, tuple[object, Fact | str]] = {
         key: (value, loaded.site.facts.get(key) or loaded.layers.origin(key))
-        for key, value in _flat(records.plain(loaded.site))
+        for key, value in _flat(typed_json.plain(loaded.site))
         if key not in ("name", "description", "extends")
     }
     return settings | {key: (fact.value, fact) for key, fact in loaded.site.facts.items() if fact.value}
@@ -187,7 +187,7 @@ def _site_ls(options: Namespace) -> int:
     except ConfigError as error:
         say_message(f"hpcml: {error}")
         chosen = ""
-    for name, paths in sorted(lookup.profile_files(layers.process_environment()).items()):
+    for name, paths in sorted(lookup.profile_files(settings_layers.process_environment()).items()):
         description = lookup.read_profile(paths[-1]).get("description", "")
         rows.append(
             {"site": name, "here": name == chosen, "description": description, "files": [str(path) for path in paths]}
@@ -273,7 +273,7 @@ def _site_init(options: Namespace) -> int:
     if not _NAME.fullmatch(name) or name.endswith(".toml"):
         hint = "Example: hpcml site init mycluster. This command writes the file mycluster.toml."
         raise UsageError(f"'{name}' is not a valid profile name", place="SITE", hint=hint)
-    environment = layers.process_environment()
+    environment = settings_layers.process_environment()
     path = lookup.config_folders(environment)[-1] / "profiles" / f"{name}.toml"
     _check_place(path, options)
     seconds = max(1.0, common.parsed(parse_seconds, options.deadline, "--deadline", "10m"))

@@ -9,12 +9,12 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpcml import files, records, subprocesses
+from hpcml import files, subprocesses, typed_json
 from hpcml.cli import common, tunnel
+from hpcml.config_trust import HPCML
 from hpcml.errors import UsageError
-from hpcml.sites.layers import process_environment
+from hpcml.sites.settings_layers import process_environment
 from hpcml.terminal import say, say_fitted
-from hpcml.trusted_origins import HPCML
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -101,7 +101,7 @@ def _serve(options: Namespace) -> int:
         node_ssh.serve(run, options.relay, options.node)
     if options.caller is None:
         raise UsageError("Only hpcml on a laptop uses this option", place="--serve", hint="Remove --serve.")
-    options.caller.say(relay=records.plain(node_ssh.prepare(run, options.key)))
+    options.caller.say(relay=typed_json.plain(node_ssh.prepare(run, options.key)))
     return 0
 
 

@@ -60,7 +60,7 @@ def run(options: Namespace) -> int:
 def show(run: directories.Run, *, as_json: bool, all_notes: bool, host: str) -> int:
     """Print what is known of a run; ``host`` is how the laptop that asks names this machine, if one asks."""
     from hpcml import attempt_history
-    from hpcml.recorded import Recorded
+    from hpcml.run_files import Recorded
     from hpcml.runs import request_cost
     from hpcml.runs import status as run_status
 

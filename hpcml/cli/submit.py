@@ -11,19 +11,19 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpcml import extension_points, files, records
+from hpcml import extension_points, files, typed_json
 from hpcml.cli import commands, common
 from hpcml.errors import CANCELLED, MEANING, NO_PROGRESS, STOPPED, HpcmlError, StorageError, UsageError
 from hpcml.options.parser import add_to
 from hpcml.options.reading import request_of
 from hpcml.options.table import OPTIONS, TAKES_VALUE
-from hpcml.records import DamagedError
 from hpcml.request.option import flag
-from hpcml.runs import directories, programs, pythons
+from hpcml.runs import directories, pythons, script_or_program
 from hpcml.runs.directories import complete
-from hpcml.sites import key_permissions, layers
+from hpcml.sites import key_permissions, settings_layers
 from hpcml.states import Phase
 from hpcml.terminal import Raw, note, say, say_fitted, say_lines, say_message
+from hpcml.typed_json import DamagedError
 from hpcml.workload_forms import Form
 
 if TYPE_CHECKING:  # each command imports what it needs: `submit` is to be fast
@@ -31,8 +31,8 @@ if TYPE_CHECKING:  # each command imports what it needs: `submit` is to be fast
 
     from hpcml.options.parser import Parser
     from hpcml.options.translate.batch_script import Translation
-    from hpcml.recorded import RecordedRequest, RecordedSpec
     from hpcml.request.record import RunRequest
+    from hpcml.run_files import RecordedRequest, RecordedSpec
     from hpcml.runs import status as run_status
     from hpcml.runs import submit as submission
 
@@ -120,7 +120,7 @@ def _show_translation(made: Translation, options: Namespace) -> None:
 
 def service_spec(options: Namespace, form: Form) -> RunRequest:
     """Return the request for a program of hpcml's in the place of a script."""
-    return request_of(vars(options), programs.code([form.service], common.here())._replace(form=form))
+    return request_of(vars(options), script_or_program.code([form.service], common.here())._replace(form=form))
 
 
 def start(options: Namespace, spec: RunRequest, *, may_choose_gpus: bool = False) -> int:
@@ -151,15 +151,15 @@ def show(options: Namespace, prepared: submission.Prepared, *, asks: bool = True
     ``asks``: it asks for an allocation, which may cost something.
     """
     if options.json:
-        common.print_json(records.plain(prepared.plan))
+        common.print_json(typed_json.plain(prepared.plan))
     elif options.dry_run == "script":
         Raw(sys.stdout).write(prepared.script.encode(), last=True)
         if asks:
             tell_forecast(prepared, whole=True)
     else:
-        from hpcml.cli import summary
+        from hpcml.cli import dry_run
 
-        summary.show(prepared, vars(options), _forecast(prepared, whole=True) if asks else [])
+        dry_run.show(prepared, vars(options), _forecast(prepared, whole=True) if asks else [])
 
 
 def hand_over(options: Namespace, prepared: submission.Prepared) -> int:
@@ -302,7 +302,7 @@ def wait_for_end(run: directories.Run, *, as_json: bool, host: str = "") -> int:
     from hpcml.runs import handle, waiting
 
     output = Tail(run.paths.script_log, sys.stdout, of_user=True)
-    progress = Progress(sys.stderr, layers.process_environment(), output)
+    progress = Progress(sys.stderr, settings_layers.process_environment(), output)
     pass_on = (lambda: None) if as_json else output.copy_marked
 
     def before() -> None:
@@ -337,14 +337,14 @@ def wait_for_end(run: directories.Run, *, as_json: bool, host: str = "") -> int:
 
 def _show_failed_rank(run: directories.Run, last: run_status.Status, clear: Callable[[], None]) -> None:
     """Pass on the last lines of the rank that failed first; those of rank 0 have been passed on."""
-    from hpcml.runs import rank_logs
+    from hpcml.runs import merged_rank_logs
 
     if not last.ending.rank:
         return
     clear()
     rank, node = last.ending.rank, last.ending.node
     say(f"  rank {rank:<6} last lines of its log on {node} (all lines: hpcml logs {run.id} rank:{rank})", sys.stderr)
-    lines = files.tail(rank_logs.of_failed(run, last), _OF_FAILED_RANK)
+    lines = files.tail(merged_rank_logs.of_failed(run, last), _OF_FAILED_RANK)
     Raw(sys.stdout, of_user=True).write("".join(f"{line}\n" for line in lines).encode(), last=True)
 
 
@@ -549,7 +549,7 @@ def _recorded_spec(options: Namespace, recorded: RecordedSpec, run: directories.
     if options.script_words and (old := recorded.arguments) and list(old) != list(arguments):
         note(f"the script's arguments change from {shlex.join(old)} to {shlex.join(arguments) or 'none'}")
     command_line = [form.service or str(script), *arguments]
-    spec = request_of(vars(options), programs.code(command_line, common.here())._replace(form=form))
+    spec = request_of(vars(options), script_or_program.code(command_line, common.here())._replace(form=form))
     spec = spec.changed(cwd=folder, staged=staged, sent_from=recorded.sent_from)
     spec = spec.changed(idle=recorded.idle)
     spec = spec.changed(script=script, root=root)

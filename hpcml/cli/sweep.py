@@ -16,7 +16,7 @@ from hpcml.errors import NotFoundError, UsageError, nearest
 from hpcml.options.table import TAKES_VALUE
 from hpcml.request.record import job_name
 from hpcml.runs import directories
-from hpcml.sites import layers
+from hpcml.sites import settings_layers
 from hpcml.sweeps import points, record, results, search
 from hpcml.terminal import Raw, columns, fit, note, say, say_fitted, shown
 from hpcml.units import counted, format_seconds
@@ -351,7 +351,7 @@ def _wanted(options: Namespace, study: search.Search | None, seed: int) -> list[
             raise UsageError(f"--search and --{given[0]} cannot be combined", place="--search", hint=hint)
         return study.points()
     here = common.here()
-    paths = [here / layers.user_path(text) for text in options.points or ()]
+    paths = [here / settings_layers.user_path(text) for text in options.points or ()]
     request = points.Request(options.grid or (), options.zip or (), paths, options.random or (), seed)
     if text := points.drawn(request):
         note(text)
@@ -559,7 +559,7 @@ def _target(options: Namespace, option: str, text: str) -> Path:
         printed = "plot NAME -o - > NAME.svg" if option == "--output" else "table NAME --csv > NAME.csv"
         hint = f"To write the file on your laptop, type: hpcml --host HOST sweep {printed}."
         raise UsageError("The file would be written on the login node", place=option, hint=hint)
-    path = common.here() / layers.user_path(text)
+    path = common.here() / settings_layers.user_path(text)
     if path.is_dir():
         raise UsageError("The path is a folder", place=f"{option} {text}", hint="Name a file in the folder.")
     return path
@@ -568,7 +568,7 @@ def _target(options: Namespace, option: str, text: str) -> Path:
 def _write(path: Path, content: str | bytes) -> None:
     """Put a file in place, whole or not at all, and say where it is."""
     with directories.storage(path):
-        files.write(path, content, 0o666 & ~layers.user_umask())
+        files.write(path, content, 0o666 & ~settings_layers.user_umask())
     say(common.typed(path, sys.stdout))
 
 

@@ -18,7 +18,7 @@ from hpcml import schedulers, units
 from hpcml.cli import common
 from hpcml.errors import NotFoundError, UsageError
 from hpcml.services import OWN, Target, check_name
-from hpcml.sites import layers
+from hpcml.sites import settings_layers
 from hpcml.sites.schema import Login
 from hpcml.terminal import json_text, say, say_fitted, say_lines
 
@@ -317,7 +317,7 @@ def _print_commands(options: Namespace) -> int:
     login = _this_login(site.login, socket.gethostname()) or site.login.host or socket.getfqdn()
     name = Sought(run, options.service, 0.0).name
     port = _port(options.port) or routes.port_of(login, run.id, name)
-    user = layers.process_environment().get("USER", "")
+    user = settings_layers.process_environment().get("USER", "")
     host = f"{user}@{login}" if user else login
     lines = tunnel_server.lines(service, login, user, port)
     if options.json:

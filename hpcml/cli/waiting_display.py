@@ -13,7 +13,7 @@ from hpcml import attempt_history, files, kinds
 from hpcml.failures.end import Reason
 from hpcml.kind import Stage
 from hpcml.paths import RunPaths
-from hpcml.recorded import Recorded
+from hpcml.run_files import Recorded
 from hpcml.runs import directories
 from hpcml.runs.status import NO_CLUSTER, Status, later_stage, optional_stages
 from hpcml.states import Phase

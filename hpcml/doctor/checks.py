@@ -16,6 +16,7 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from hpcml import files, schedulers, subprocesses, units
+from hpcml.config_trust import HPCML
 from hpcml.doctor import scheduler
 from hpcml.doctor.finding import Examination, Finding, clause, green, not_applicable, red, yellow
 from hpcml.errors import HpcmlError
@@ -25,7 +26,6 @@ from hpcml.plan.plan import ADAPTERS, named_adapters
 from hpcml.remote import ssh
 from hpcml.runs import bad_nodes, directories
 from hpcml.sites.schema import Login
-from hpcml.trusted_origins import HPCML
 
 # -- this machine as the user's processes see it ----------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from hpcml.errors import HpcmlError
 from hpcml.request.record import NOT_SAID, RunRequest
 from hpcml.runs import directories, handle, why
 from hpcml.runs import submit as submission
-from hpcml.schedulers import partitions
+from hpcml.schedulers import partition_fit
 from hpcml.sites.lookup import LoadedSite
 from hpcml.sites.schema import Partition
 from hpcml.units import Memory, TimeLimit
@@ -27,7 +27,7 @@ def request(loaded: LoadedSite, spec: RunRequest) -> tuple[LoadedSite, RunReques
     spec = schedulers.with_variables(site.scheduler, spec, loaded.is_from_this_call)
     name = spec.place.partition or site.defaults.partition
     partition = site.partitions.get(name, Partition())
-    node_gpus = partitions.gpus_of_node(site, name, spec.changed(gpus_per_node=0))
+    node_gpus = partition_fit.gpus_of_node(site, name, spec.changed(gpus_per_node=0))
     gpus = min(1, node_gpus) if spec.size.gpus_per_node == NOT_SAID else spec.size.gpus_per_node
     with_gpus = schedulers.find_nodes(site.scheduler)
     pairs = tuple(with_gpus.gpu_directives(site, gpus, spec.size.gpu_type)) if with_gpus else ()

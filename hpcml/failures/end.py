@@ -1,11 +1,11 @@
 """How a run ended: one record from the node that writes it (status.json) to the report that reads it."""
 
-# No `from __future__ import annotations`: hpcml/records.py reads the types of fields, and from texts that takes long.
+# No `from __future__ import annotations`: hpcml/typed_json.py reads the types of fields, from texts slowly.
 from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any, NamedTuple, Self
 
-from hpcml import earlier_names, errors, records
+from hpcml import earlier_names, errors, typed_json
 from hpcml.states import State
 from hpcml.units import first_of_many
 
@@ -140,7 +140,7 @@ class End(NamedTuple):
 
     def as_json(self) -> dict[str, Any]:
         """Return the end as a JSON-ready table, which :func:`parse` reads."""
-        table = {"state": str(self.state), **records.plain(self)}
+        table = {"state": str(self.state), **typed_json.plain(self)}
         del table["ended_as"]
         if not self.points.submitted:
             del table["points"]
@@ -150,8 +150,8 @@ class End(NamedTuple):
 def parse(table: Mapping[str, Any]) -> End:
     """Return the end that a table of status.json holds; DamagedError if it lacks something or is damaged."""
     if missing := [name for name in _NEEDED if name not in table]:
-        raise records.DamagedError(f"{missing[0]} is missing")
-    end = records.read(End, earlier_names.of_end({**table, "ended_as": table["state"]}))
+        raise typed_json.DamagedError(f"{missing[0]} is missing")
+    end = typed_json.read(End, earlier_names.of_end({**table, "ended_as": table["state"]}))
     if end.by != "script":  # an older version wrote only the first of the nodes
         return end._replace(lost_nodes=(end.node,)) if end.node and not end.lost_nodes else end
     if "reason" in table or end.rank is not None or end.exit_status >= 128:  # a signal may have killed the script

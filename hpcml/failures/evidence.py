@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from hpcml import earlier_names, files, records
+from hpcml import earlier_names, files, typed_json
 from hpcml.failures.end import ProcessEnd
 from hpcml.failures.note import script_error, table
 from hpcml.failures.rule import Rule, Where
@@ -190,7 +190,7 @@ def hits(paths: RunPaths, attempt: AttemptPaths, most: int, always: str = "", be
 
 def _ends_of_processes(log: Log, mark: Path) -> list[Hit]:
     """Return the ends of a node's processes as hits in its agent's log."""
-    ends, _ = records.salvage(tuple[ProcessEnd, ...], table(mark, HEAD).get("ends", []))
+    ends, _ = typed_json.salvage(tuple[ProcessEnd, ...], table(mark, HEAD).get("ends", []))
     ended = []
     for end in ends:
         rule = BY_NAME.get(end.reason) if end.reason.startswith(f"{log.source}-") else None

@@ -1,11 +1,11 @@
 """How a point of a sweep ended: one record from the node that writes it (points/KEY.json) to all that read it."""
 
-# No `from __future__ import annotations`: hpcml/records.py reads the types of fields, and from texts that takes long.
+# No `from __future__ import annotations`: hpcml/typed_json.py reads the types of fields, from texts slowly.
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
-from hpcml import files, records
+from hpcml import files, typed_json
 
 OK, FAILED, PRUNED = "ok", "failed", "pruned"  # a pruned point is no failure
 LARGEST = 1 << 20  # bytes of a point's record
@@ -65,4 +65,4 @@ def read(path: Path, run: str) -> PointEnd:
     ValueError
         If it is damaged.
     """
-    return records.read(PointEnd, files.read_json(path, LARGEST))._replace(run=run)
+    return typed_json.read(PointEnd, files.read_json(path, LARGEST))._replace(run=run)

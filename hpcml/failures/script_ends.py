@@ -9,9 +9,9 @@ from hpcml import errors
 from hpcml.failures import evidence, last_output
 from hpcml.failures.cause import LOGS, OPEN, TOLD, Case, Cause
 from hpcml.failures.evidence import Hit
+from hpcml.failures.first_script_error import after, of_child, printed_error
 from hpcml.failures.rule import Role
 from hpcml.failures.rules import BY_NAME, COLLECTIVE, filled
-from hpcml.failures.script_errors import after, of_child, printed_error
 from hpcml.paths import SCRIPT
 
 _SENT = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)  # by others

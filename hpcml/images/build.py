@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hpcml import __version__, assets, files, subprocesses, units
+from hpcml.config_trust import HPCML, TYPED, Named
 from hpcml.errors import HpcmlError, ImageError, NotFoundError, StorageError, UsageError, did_you_mean, nearest
 from hpcml.failures.rule import Where
 from hpcml.failures.rules import meaning
 from hpcml.images.sif import Definition, Image, inspect
-from hpcml.sites import layers
-from hpcml.trusted_origins import HPCML, TYPED, Named
+from hpcml.sites import settings_layers
 
 # -- the program that builds and runs images: Apptainer, SingularityCE or Singularity ---------------------------------
 
@@ -179,7 +179,7 @@ def prepare(
     rootless = os.getuid() != 0 if fakeroot is None else fakeroot
     if rootless and os.getuid() != 0:
         check_subordinate(Path("/etc/subuid"))
-    path = f"{layers.process_environment().get('PATH', '')}:/usr/sbin:/sbin"
+    path = f"{settings_layers.process_environment().get('PATH', '')}:/usr/sbin:/sbin"
     if definition.header("Bootstrap").lower() == "debootstrap" and shutil.which("debootstrap", path=path) is None:
         hint = "Install debootstrap (apt-get install debootstrap), or build another definition."
         message = "This definition needs debootstrap, which is not installed"
@@ -235,7 +235,7 @@ def check_space(definition: Definition, out: Path, program: Program) -> None:
 def _temporary(program: Program) -> tuple[Path, str]:
     """Return the folder for what a build keeps for a while, and the variable that says so, if one does."""
     names = (*(f"{prefix}_TMPDIR" for prefix in program.prefixes), "TMPDIR")
-    environment = layers.process_environment()
+    environment = settings_layers.process_environment()
     variable = next((name for name in names if environment.get(name)), "")
     return Path(environment.get(variable) or "/tmp"), variable
 
@@ -287,13 +287,15 @@ def _lock(name: str, definition: Definition, given: Mapping[str, str]) -> Path:
         raise UsageError(message, place=str(definition.path), hint=hint)
     hint = f"Copy the folder {assets.folder('containers') / 'locks'} to this place, or add --build-arg {name}=FILE."
     own = definition.path.parent / definition.defaults.get(name, "")
-    return _file(layers.user_path(given[name]) if name in given else own, "The list of wheels is not a file", hint)
+    return _file(
+        settings_layers.user_path(given[name]) if name in given else own, "The list of wheels is not a file", hint
+    )
 
 
 def _ucx_source(name: str) -> Path:
     """Return the path of an OpenUCX release; raise NotFoundError before hours of building if it is not there."""
     hint = "Use the .tar.gz of an OpenUCX release (github.com/openucx/ucx/releases)."
-    return _file(layers.user_path(name), "The source of UCX is not a file", hint)
+    return _file(settings_layers.user_path(name), "The source of UCX is not a file", hint)
 
 
 def _file(path: Path, message: str, hint: str) -> Path:
@@ -344,7 +346,7 @@ def build(order: Order, sink: Callable[[bytes], None]) -> dict[str, object]:
     ):
         trust = {"PIP_CERT": _BUNDLE} if order.certificates else {}
         begin = time.monotonic()
-        variables, new = {**layers.process_environment(), **trust, setting: str(room)}, beside / order.out.name
+        variables, new = {**settings_layers.process_environment(), **trust, setting: str(room)}, beside / order.out.name
         try:
             command, named = order.command(new), order.program.named
             answer = subprocesses.stream(command, DEADLINE, sink, program=named, environment=variables)

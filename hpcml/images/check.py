@@ -15,7 +15,7 @@ from hpcml.images.build import Program, ask, last_lines
 from hpcml.images.sif import PREFIX, Image, machine, problems
 from hpcml.node.hardware import record
 from hpcml.node.hardware.record import NEEDS, Contents
-from hpcml.sites.layers import process_environment
+from hpcml.sites.settings_layers import process_environment
 
 GOOD, NOTE, BAD = "good", "note", "bad"
 _ANEW = "Build the image again from hpcml's definition."

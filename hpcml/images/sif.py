@@ -13,7 +13,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 from hpcml import assets, files
 from hpcml.errors import ImageError, NotFoundError, did_you_mean, nearest
-from hpcml.sites import layers
+from hpcml.sites import settings_layers
 
 PREFIX = "org.hpcml."  # of the labels
 VERSIONED = ("python", "rapids", "dask", "distributed", "dask-cuda", "ucxx", "dask-ml")  # labels that say versions
@@ -85,7 +85,10 @@ def machine() -> str:
 
 def pins() -> dict[str, str]:
     """Return the versions that belong together, from containers/versions.toml."""
-    return {key: str(value) for key, value in layers.read_toml(assets.folder("containers") / "versions.toml").items()}
+    return {
+        key: str(value)
+        for key, value in settings_layers.read_toml(assets.folder("containers") / "versions.toml").items()
+    }
 
 
 def inspect(image: Path) -> Image:
@@ -289,7 +292,7 @@ def shipped_definitions() -> dict[str, Path]:
 def find_definition(word: str, folder: Path) -> Definition:
     """Return a definition by its file or by the name of one of hpcml's; NotFoundError if it cannot be read."""
     names = shipped_definitions()
-    path = names[word] if word in names else folder / layers.user_path(word)
+    path = names[word] if word in names else folder / settings_layers.user_path(word)
     try:
         return Definition(path.stem, path, files.read(path, files.SETTINGS, ours=False, follow=True).decode())
     except OSError as error:

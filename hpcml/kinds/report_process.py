@@ -9,9 +9,9 @@ from pathlib import Path
 
 from hpcml import kinds
 from hpcml.paths import RunPaths
-from hpcml.recorded import Recorded
 from hpcml.report.contents import accounting_of
 from hpcml.report.page import make  # before the line comes: the import takes most of the time
+from hpcml.run_files import Recorded
 
 MOST_SAMPLES = 12 << 20  # bytes of the nodes' samples: a second of a processor, for which the nodes wait
 

@@ -18,7 +18,15 @@ from typing import Any, NamedTuple, Protocol
 from hpcml.errors import signal_name
 from hpcml.failures.end import MemoryLimit, ProcessEnd
 from hpcml.files import size_of
-from hpcml.node import files, processes, scratch, script_environment, services, silent_supervisor, stacks
+from hpcml.node import (
+    process_helpers,
+    rendezvous_files,
+    scratch,
+    script_environment,
+    services,
+    silent_supervisor,
+    stacks,
+)
 from hpcml.node.link.uplink import Uplink
 from hpcml.node.oom_and_hangs import oom_kills
 from hpcml.node.outcome import leave_note
@@ -63,7 +71,7 @@ class Slot:
     retired: bool = False
     replaces: bool = False  # whether another process was here before
     stopped: int = 0  # looks in a row that found it stopped
-    note: processes.EndNote = field(default_factory=processes.EndNote)
+    note: process_helpers.EndNote = field(default_factory=process_helpers.EndNote)
 
 
 @dataclass(slots=True)
@@ -128,7 +136,7 @@ class Node:
         node |= {"own_fault": self.own_fault, **children, "memory": self.memory}
         self.link.send(event="mark", **node)
         try:
-            files.write_json(self.context.attempt.mark_of(self.context.node), node)
+            rendezvous_files.write_json(self.context.attempt.mark_of(self.context.node), node)
         except OSError as error:  # the processes are worth more than it; the supervisor sees that the disk is full
             where = f"the {self.members.noun}s on {self.context.node}"
             print(f"hpcml: the state of {where} cannot be written: {error}", file=sys.stderr)
@@ -346,15 +354,15 @@ def _stop_if_ended(node: Node) -> None:
 
 def run_has_ended(context: Context) -> bool:
     """Whether the supervisor has written that the run ended."""
-    return context.attempt.ended.name in files.listed(context.attempt.directory)
+    return context.attempt.ended.name in rendezvous_files.listed(context.attempt.directory)
 
 
 def _start(node: Node, slot: Slot, serve: Callable[[Slot], int]) -> None:
     parent = os.getpid()
 
     def work() -> int:
-        processes.end_with(parent)  # without it nobody would replace, watch or end this process
-        processes.killed_before_others(processes.KILLED_FIRST - processes.KILLED_NEXT)
+        process_helpers.end_with(parent)  # without it nobody would replace, watch or end this process
+        process_helpers.killed_before_others(process_helpers.KILLED_FIRST - process_helpers.KILLED_NEXT)
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         script_environment.answer_no_signals()  # the supervisor has the kind close them: the script goes first
@@ -448,7 +456,7 @@ def _check_memory(node: Node, limit: int) -> None:
 def _keep_going(node: Node) -> None:
     """Continue a process that somebody stopped alone (SIGSTOP): the others would wait for it."""
     for slot in node.slots:
-        slot.stopped = slot.stopped + 1 if slot.pid and processes.Process.named(slot.pid).state == "T" else 0
+        slot.stopped = slot.stopped + 1 if slot.pid and process_helpers.Process.named(slot.pid).state == "T" else 0
         if slot.stopped == STOPPED:
             os.kill(slot.pid, signal.SIGCONT)
             _tell(f"{node.members.noun} {slot.name} was stopped (SIGSTOP). hpcml continued the {node.members.noun}.")

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from hpcml.files import create
-from hpcml.node import files, services, stacks
+from hpcml.node import rendezvous_files, services, stacks
 from hpcml.node.link.hub import Hub
 from hpcml.node.link.messages import Events, sign_every
-from hpcml.node.processes import Process
+from hpcml.node.process_helpers import Process
 from hpcml.node.run_state import LOOK_EACH, SLOW_TICK, RunState
 from hpcml.node.versions import Comparison
 
@@ -70,7 +70,7 @@ class Agents:
         this = dataclasses.astuple(Process.named(os.getpid()))
         where: dict[str, Any] = {"places": self.hub.places, "node": self.context.node, "supervisor": this}
         where |= {"sockets": str(self.state.folder), "versions": self.versions.local}
-        files.write_json(attempt.link, where)
+        rendezvous_files.write_json(attempt.link, where)
 
     def order(self, **order: object) -> None:
         """Give an order to everyone, and to each one that connects later."""

@@ -11,12 +11,12 @@ from pathlib import Path
 
 from hpcml.failures.end import Reason
 from hpcml.kind import Kind
-from hpcml.node import ahead, full_disk, processes
+from hpcml.node import ahead, full_disk, process_helpers
 from hpcml.node.outcome import leave_note
-from hpcml.node.processes import long_import
+from hpcml.node.process_helpers import long_import
 from hpcml.node.settings import Context, load
 from hpcml.paths import SUPERVISOR
-from hpcml.repairs import rapids_import_deadlock
+from hpcml.repairs import finder
 
 
 def main(arguments: list[str], kinds: Mapping[str, Kind]) -> int:
@@ -31,7 +31,7 @@ def main(arguments: list[str], kinds: Mapping[str, Kind]) -> int:
             file=sys.stderr,
         )
         return 64
-    rapids_import_deadlock.install()
+    finder.install()
     sys.stdout, sys.stderr = full_disk.patient(1), full_disk.patient(2)
     role = kind.role(arguments[0])
     if role is None:
@@ -40,7 +40,7 @@ def main(arguments: list[str], kinds: Mapping[str, Kind]) -> int:
         _wait_for_run(kind, SUPERVISOR, context)
         return int(supervisor.main(kind))
     if role.every_node:
-        processes.killed_before_others(processes.KILLED_NEXT)
+        process_helpers.killed_before_others(process_helpers.KILLED_NEXT)
     try:
         with long_import():
             run = kind.main_of(role.name)

@@ -13,11 +13,11 @@ from hpcml.failures.end import End
 from hpcml.failures.job_log import LostTasks
 from hpcml.files import size_of
 from hpcml.kind import Kind
-from hpcml.node import files
+from hpcml.node import rendezvous_files
 from hpcml.node.end_cause import EndRequests
 from hpcml.node.outcome import EventLog, RunEndedError, say
-from hpcml.node.processes import OwnTime, Process
-from hpcml.node.script import interpreter
+from hpcml.node.process_helpers import OwnTime, Process
+from hpcml.node.script import interpreter_state
 from hpcml.node.settings import Context
 from hpcml.node.versions import Comparison
 from hpcml.repairs.table import REPAIRS, Repair
@@ -59,7 +59,7 @@ class RunState:
     @property
     def script_variables(self) -> dict[str, str]:
         """The variables by which the script's process knows the run's kind."""
-        return {interpreter.IN_SCRIPT: self.kind.in_script}
+        return {interpreter_state.IN_SCRIPT: self.kind.in_script}
 
     def warn(self, sentence: str, **facts: object) -> None:
         """Say once, in the job's log, the events and the run's end, what the user has to know although it continues.
@@ -111,7 +111,7 @@ class RunState:
 
         ``versions`` are by package; of UCX the node's probe knows the one that is loaded.
         """
-        probe = files.read_json(self.context.attempt.probe_of(self.context.node)) or {}
+        probe = rendezvous_files.read_json(self.context.attempt.probe_of(self.context.node)) or {}
         loaded = {"ucx": str(probe.get("ucx", {}).get("version") or versions.get("ucx", ""))}
         decisions = repairs.decisions({**versions, **loaded}, rows)
         self.events.write("repairs", repairs={name: decision._asdict() for name, decision in decisions.items()})

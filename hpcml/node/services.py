@@ -18,9 +18,9 @@ import threading
 import time
 from pathlib import Path
 
-from hpcml import listening, records, socket_relay
+from hpcml import listeners, socket_relay, typed_json
 from hpcml.files import account, parsed, read, unknown_users
-from hpcml.node import files, processes
+from hpcml.node import process_helpers, rendezvous_files
 from hpcml.node.settings import Context
 from hpcml.services import Condition, Found, Wanted, declared
 
@@ -52,9 +52,9 @@ class Requests:
             return new
         self.next_look = time.monotonic() + EVERY
         folder = self.context.attempt.wanted
-        if folder.name not in files.listed(folder.parent):
+        if folder.name not in rendezvous_files.listed(folder.parent):
             return new
-        names = sorted(files.listed(folder), key=lambda name: (name not in self.seen, name))
+        names = sorted(rendezvous_files.listed(folder), key=lambda name: (name not in self.seen, name))
         if len(names) > MOST and not self.said:
             self.said = True
             print(f"hpcml: the run names {len(names)} services, and hpcml serves {MOST} of them.", file=sys.stderr)
@@ -63,7 +63,7 @@ class Requests:
                 text = read(folder / name).decode(errors="replace")
                 if text != self.seen.get(name):
                     self.seen[name] = text
-                    new.append(records.read(Wanted, parsed(json.loads, text)))
+                    new.append(typed_json.read(Wanted, parsed(json.loads, text)))
             except (OSError, ValueError) as error:  # of the user's own doing
                 if isinstance(error, ValueError) or self.seen.get(name) != str(error):
                     print(
@@ -75,7 +75,7 @@ class Requests:
 
 def serve(context: Context, wanted: Wanted, path: Path, agent: int) -> int:
     """In a fork of the agent: be the bridge to a service, with its socket at ``path``, until the agent ends."""
-    processes.end_with(agent)
+    process_helpers.end_with(agent)
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)  # Slurm sends them to every process; the service may still be of interest
@@ -91,7 +91,7 @@ def serve(context: Context, wanted: Wanted, path: Path, agent: int) -> int:
         if now != last:
             page |= {"found": now._asdict(), "since": time.time()}
             try:
-                files.write_service(record, context.node, path, bridge.identity, **page)
+                rendezvous_files.write_service(record, context.node, path, bridge.identity, **page)
                 last = now
             except OSError as error:  # a full disk, which the next look may find with room
                 print(f"hpcml: {record} cannot be written: {error.strerror}.", file=sys.stderr, flush=True)
@@ -104,7 +104,7 @@ class Bridge:
     def __init__(self, wanted: Wanted, path: Path) -> None:
         self.wanted = wanted
         self.identity = f"hpcml-service-{os.urandom(8).hex()}"
-        self.listener = listening.listen_unix(listening.SERVICE, path)
+        self.listener = listeners.listen_unix(listeners.SERVICE, path)
         self.answered = False  # whether the HTTP path has answered since the program listens
 
     def accept(self) -> None:

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
-from hpcml import records
+from hpcml import typed_json
 from hpcml.node.job import node_name, node_names
 from hpcml.paths import AttemptPaths, RunPaths
 from hpcml.settings import Settings
@@ -76,6 +76,6 @@ def load() -> Context:
     """
     run = RunPaths(Path(os.environ["HPCML_RUN_DIR"]))
     number = int(os.environ.get("HPCML_ATTEMPT", "0"))
-    settings = records.read(Settings, json.loads(run.plan.read_text())["inside"])
+    settings = typed_json.read(Settings, json.loads(run.plan.read_text())["inside"])
     node = node_name()
     return Context(run, run.attempt(number), number, settings, node, expand_hosts(node_names() or node))

@@ -17,7 +17,7 @@ from hpcml.failures.end import End
 from hpcml.files import write
 from hpcml.node.link.messages import sign_every
 from hpcml.node.outcome import EventLog, report_end, say, write_status
-from hpcml.node.processes import OwnTime
+from hpcml.node.process_helpers import OwnTime
 from hpcml.node.settings import Context
 from hpcml.paths import SCRIPT, SUPERVISOR
 

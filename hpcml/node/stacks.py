@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from hpcml.node import ahead, files, processes
+from hpcml.node import ahead, process_helpers, rendezvous_files
 from hpcml.node.settings import Context
 
 SIGNAL = signal.SIGRTMIN + 5
@@ -54,7 +54,7 @@ class Requests:
             return None
         self.next_look = time.monotonic() + self.every
         path = self.context.attempt.stacks_request
-        request = files.read_json(path) if path.name in files.listed(path.parent) else None
+        request = rendezvous_files.read_json(path) if path.name in rendezvous_files.listed(path.parent) else None
         return request if request and self.is_new(request["id"]) else None
 
     def is_new(self, request: str) -> bool:
@@ -66,27 +66,27 @@ class Requests:
 def ask(context: Context, script: int) -> str:
     """Ask all nodes for the stacks of their processes; return the number of the request."""
     request = os.urandom(8).hex()
-    files.write_json(context.attempt.stacks_request, {"id": request, "script": script})
+    rendezvous_files.write_json(context.attempt.stacks_request, {"id": request, "script": script})
     return request
 
 
 def are_all_written(context: Context, request: str, answered: Mapping[str, str]) -> bool:
     """Whether all nodes have answered a request; ``answered`` has by node the last one of its agent."""
     left = [node for node in context.node_names if answered.get(node) != request]
-    answers = [files.read_json(context.attempt.stacks / f"{node}.json") for node in left]
+    answers = [rendezvous_files.read_json(context.attempt.stacks / f"{node}.json") for node in left]
     return all(answer and answer["id"] == request for answer in answers)
 
 
 def write(context: Context, request: Mapping[str, Any], members: Mapping[int, str], agent: int) -> int:
     """In a fork of the agent: write the stacks of this node's processes; ``members`` are the agent's, with names."""
-    processes.end_with(agent)
+    process_helpers.end_with(agent)
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     script = {int(request["script"]): "script"} if request["script"] and context.node == context.node_names[0] else {}
     dumps = _dumped(list(_of_run({**script, **members, **_scheduler(context)})))
     context.attempt.stacks.mkdir(mode=0o700, exist_ok=True)
     answer = {"id": request["id"], "node": context.node, "processes": dumps}
-    files.write_json(context.attempt.stacks / f"{context.node}.json", answer)
+    rendezvous_files.write_json(context.attempt.stacks / f"{context.node}.json", answer)
     return 0
 
 
@@ -96,7 +96,7 @@ def _scheduler(context: Context) -> dict[int, str]:
     runs = {f"HPCML_RUN_DIR={directory}".encode() for directory in (context.run.directory, ahead.before)}
     return {
         pid: "scheduler"
-        for pid in processes.pids()
+        for pid in process_helpers.pids()
         if _bytes(pid, "cmdline").split(b"\0")[-4:-1] == started
         and _is_python(pid)
         and runs & {*_bytes(pid, "environ").split(b"\0")}
@@ -113,7 +113,7 @@ def _bytes(pid: int, name: str) -> bytes:
 def _of_run(members: Mapping[int, str]) -> Iterator[dict[str, Any]]:
     """Return the known facts of the named processes and of all that they started, without their stacks."""
     children: dict[int, list[int]] = {}
-    for pid in processes.pids():
+    for pid in process_helpers.pids():
         with contextlib.suppress(ValueError, IndexError):
             children.setdefault(int(_bytes(pid, "stat").rpartition(b")")[2].split()[1]), []).append(pid)
     waiting = [(pid, name, False) for pid, name in members.items()]
@@ -122,7 +122,7 @@ def _of_run(members: Mapping[int, str]) -> Iterator[dict[str, Any]]:
             return
         pid, name, is_child = waiting.pop(0)
         waiting += [(child, name, True) for child in sorted(children.get(pid, ())) if child not in members]
-        if not (state := processes.Process.named(pid).state):
+        if not (state := process_helpers.Process.named(pid).state):
             continue
         command = _bytes(pid, "cmdline").replace(b"\0", b" ").decode(errors="replace").strip()
         about = {"pid": pid, "name": name, "child": is_child, "command": command[:_LONGEST], "state": state}
@@ -191,7 +191,7 @@ def _is_whole(sizes: list[int]) -> bool:
 def _answers(pid: int) -> str:
     """Return the file to which a process writes its stacks at the signal, empty if that ends or changes it."""
     caught = re.search(rb"^SigCgt:\s*([0-9a-f]+)$", _bytes(pid, "status"), re.MULTILINE)
-    if not caught or not int(caught[1], 16) >> (SIGNAL - 1) & 1 or processes.Process.named(pid).age < YOUNGEST:
+    if not caught or not int(caught[1], 16) >> (SIGNAL - 1) & 1 or process_helpers.Process.named(pid).age < YOUNGEST:
         return ""
     with contextlib.suppress(OSError):
         for name in os.listdir(f"/proc/{pid}/fd"):

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from hpcml import installed
 from hpcml.kind import Role
-from hpcml.node.processes import Process
+from hpcml.node.process_helpers import Process
 from hpcml.node.settings import Context
 from hpcml.units import first_of_many, listed
 

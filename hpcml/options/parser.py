@@ -60,10 +60,10 @@ class Parser(argparse.ArgumentParser):
         """Put the site's own defaults into the help, if a site is recognised and its settings are valid."""
         from hpcml import schedulers
         from hpcml.options import table
-        from hpcml.sites import layers, lookup
+        from hpcml.sites import lookup, settings_layers
 
         try:
-            loaded = lookup.load(site or self.host, layers.process_environment(), Path.cwd(), list(settings))
+            loaded = lookup.load(site or self.host, settings_layers.process_environment(), Path.cwd(), list(settings))
         except (errors.HpcmlError, OSError):
             return  # the command itself reports it
         for action in self._actions:

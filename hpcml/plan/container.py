@@ -16,8 +16,8 @@ from hpcml.gpu_vendor import VENDOR
 from hpcml.paths import RunPaths, sweep_folder
 from hpcml.request.record import RunRequest
 from hpcml.schedulers import JobLayout, Launcher
-from hpcml.sites.layers import user_path
 from hpcml.sites.schema import Site
+from hpcml.sites.settings_layers import user_path
 
 PYTHON = "python3"  # found by the image's own PATH
 _DIVIDERS = (":", ",", "\\")  # those of --bind, which knows no quotes

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from hpcml.schedulers import gres, partitions, sbatch_lines
+from hpcml.schedulers import gres, partition_fit, sbatch_lines
 from hpcml.sites.schema import Site
 from hpcml.units import MEMORY_EXPONENT, parse_memory
 
@@ -50,8 +50,8 @@ def request(
     each_cpu, each_gpu = _memory(said.get("--mem-per-cpu", "")), _memory(said.get("--mem-per-gpu", ""))
     memory = _memory(said.get("--mem", "")) or cpus * each_cpu or gpus * each_gpu
     name, qos = said.get("--partition", ""), said.get("--qos", "")
-    partition = partitions.largest(site, name)
-    whole = "--exclusive" in said or partitions.gives_whole_nodes(site, name, qos)
+    partition = partition_fit.largest(site, name)
+    whole = "--exclusive" in said or partition_fit.gives_whole_nodes(site, name, qos)
     if whole or (memory == 0 and "--mem" in said):  # --mem=0 is all of a node's
         memory = max(memory, int(partition.memory_per_node))
     if whole:

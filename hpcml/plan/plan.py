@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hpcml import extension_points, kinds, records, repairs, schedulers
+from hpcml import extension_points, kinds, repairs, schedulers, typed_json
 from hpcml.errors import ConfigError, SiteError, UsageError
 from hpcml.hold_queue import Part
 from hpcml.kind import Kind, Role
@@ -438,5 +438,5 @@ def _inside(site: Site, request: JobRequest, layout: JobLayout, kind: Kind, umas
         report=Report(sample_every=float(site.report.sample_every), advice=advice, profilers=profilers),
         interconnect=site.interconnect,
         services=spec.service,
-        of_kind=dict(records.plain(kind.own(site, spec))),
+        of_kind=dict(typed_json.plain(kind.own(site, spec))),
     )

@@ -18,11 +18,11 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, NamedTuple, TypedDict, cast, get_type_hints
 
-from hpcml import files, records
+from hpcml import files, typed_json
 from hpcml.errors import ConfigError
 from hpcml.failures.end import End
 from hpcml.runs import status as run_status
-from hpcml.runs import view as views
+from hpcml.runs import top_view as views
 from hpcml.states import OPEN
 
 PROTOCOL = 2
@@ -88,7 +88,7 @@ _some_text = _form(r"(?s).+")
 def _services(value: Any) -> dict[str, Service]:
     if not isinstance(value, dict) or len(value) > 20:
         raise ValueError("is not a table of services")
-    return {_service(name): records.read(Service, service) for name, service in value.items()}
+    return {_service(name): typed_json.read(Service, service) for name, service in value.items()}
 
 
 class Service(NamedTuple):
@@ -128,7 +128,7 @@ class RunFacts(NamedTuple):
 
     def as_table(self) -> dict[str, Any]:
         """Return the facts as they travel; :func:`of_call` reads them."""
-        table: dict[str, Any] = records.plain(self)
+        table: dict[str, Any] = typed_json.plain(self)
         return table
 
 
@@ -222,8 +222,8 @@ def _checked(
         with contextlib.suppress(KeyError, ValueError):  # then it is missing
             facts[name] = _bounded(table[name], -math.inf if name == "exit_status" else least)
     try:
-        return dict(records.read(_record_of(fields), facts)._asdict())
-    except records.DamagedError as error:
+        return dict(typed_json.read(_record_of(fields), facts)._asdict())
+    except typed_json.DamagedError as error:
         raise wrong(host, f"its '{error.key}' is malformed") from error
 
 

@@ -16,6 +16,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any, Literal, TextIO
 
 from hpcml import __version__, earlier_names, subprocesses
+from hpcml.config_trust import HPCML
 from hpcml.errors import (
     ANSWER_LOST,
     ConfigError,
@@ -33,7 +34,6 @@ from hpcml.runs import notes
 from hpcml.runs.snapshot import take
 from hpcml.sites.schema import Code, Login
 from hpcml.terminal import Raw, noted, say
-from hpcml.trusted_origins import HPCML
 from hpcml.units import format_bytes
 
 INTERRUPTED = 10.0  # seconds that the other side has to end after Ctrl-C where a run is in its hands

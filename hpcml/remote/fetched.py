@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 from hpcml import files
-from hpcml.sites.layers import process_environment
+from hpcml.sites.settings_layers import process_environment
 
 _LIMIT = 1 << 20  # bytes of the file
 _MOST = 500  # folders that are remembered

@@ -15,14 +15,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from hpcml import assets, files, schedulers, script_api, subprocesses
+from hpcml.config_trust import HPCML
 from hpcml.errors import NotFoundError, SiteError, StorageError, UsageError
 from hpcml.remote import ssh, tunnel_server
 from hpcml.remote.answers import Relay, RunNode
 from hpcml.runs import directories, handle
 from hpcml.runs import record as run_record
 from hpcml.runs import status as run_status
-from hpcml.sites.layers import process_environment
-from hpcml.trusted_origins import HPCML
+from hpcml.sites.settings_layers import process_environment
 
 INCLUDE = "Include ~/.hpcml/ssh/nodes.conf"
 _FILE, _FOLDER, _ENDS = "nodes.conf", "node-", 30 * 86400.0

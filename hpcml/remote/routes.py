@@ -22,15 +22,15 @@ import time
 from pathlib import Path
 from typing import Any, NoReturn
 
-from hpcml import files, listening, socket_relay, subprocesses
+from hpcml import files, listeners, socket_relay, subprocesses
+from hpcml.config_trust import HPCML
 from hpcml.errors import HostKeyError, HpcmlError, ServiceGoneError, TunnelError
 from hpcml.remote import answers, ssh
 from hpcml.remote.answers import Relay, RunFacts, Service
 from hpcml.remote.channel import Call
 from hpcml.remote.ssh import Connection, literal, proxy
 from hpcml.runs import directories
-from hpcml.sites.layers import process_environment
-from hpcml.trusted_origins import HPCML
+from hpcml.sites.settings_layers import process_environment
 
 MEANING = {
     "direct": "ssh through the login node to the compute node",
@@ -64,7 +64,7 @@ def candidates(port: int) -> list[int]:
 def is_free(port: int) -> bool:
     """Whether nobody listens on the port of 127.0.0.1."""
     try:
-        listening.try_tcp("127.0.0.1", port)
+        listeners.try_tcp("127.0.0.1", port)
     except OSError:
         return False
     return True
@@ -456,7 +456,7 @@ class Bridge:
 
     def __init__(self, port: int, target: str) -> None:
         self.port, self.target = port, target
-        self.server = _Server(listening.TUNNEL, "127.0.0.1", port, _Handler)
+        self.server = _Server(listeners.TUNNEL, "127.0.0.1", port, _Handler)
         self.server.target = target
         self.thread = threading.Thread(target=self.server.serve_forever, args=(0.1,), daemon=True)
         self.thread.start()
@@ -468,7 +468,7 @@ class Bridge:
         self.thread.join()
 
 
-class _Server(listening.ThreadingServer):
+class _Server(listeners.ThreadingServer):
     target: str
 
     def verify_request(self, request: Any, client_address: Any) -> bool:  # noqa: ARG002 - socketserver's signature

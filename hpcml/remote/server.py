@@ -23,7 +23,7 @@ from hpcml.remote.answers import LONGEST_LINE, PROTOCOL, SERVE, mark, output_mar
 from hpcml.remote.transfer import PIECE, entries_of, files, parts_of, receive
 from hpcml.request.record import RunRequest
 from hpcml.runs import pythons
-from hpcml.sites.layers import forget, process_environment
+from hpcml.sites.settings_layers import forget, process_environment
 from hpcml.workload_forms import Form
 
 GO_DEADLINE = 60.0  # seconds for the laptop to say that it knows the run's id

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hpcml import files, subprocesses
+from hpcml.config_trust import HPCML
 from hpcml.errors import (
     ConfigError,
     HostKeyError,
@@ -35,9 +36,8 @@ from hpcml.errors import (
     UsageError,
 )
 from hpcml.sites import lookup
-from hpcml.sites.layers import process_environment, user_path
 from hpcml.sites.schema import Login
-from hpcml.trusted_origins import HPCML
+from hpcml.sites.settings_layers import process_environment, user_path
 
 PERSIST = 600  # seconds that an idle connection stays for the next command
 CHECK = 10.0  # seconds for a question to the local end of the connection

@@ -13,9 +13,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from hpcml import files, schedulers, subprocesses
+from hpcml.config_trust import HPCML
 from hpcml.errors import NotFoundError, ServiceGoneError, StorageError, TunnelError
 from hpcml.gpu_vendor import VENDOR
-from hpcml.records import DamagedError, read
 from hpcml.remote import routes
 from hpcml.remote.answers import Relay, RunFacts, Service
 from hpcml.remote.ssh import literal, options, quoted
@@ -25,7 +25,7 @@ from hpcml.runs import record as run_record
 from hpcml.runs import status as run_status
 from hpcml.services import OWN
 from hpcml.states import PENDING, Phase, State, Wait
-from hpcml.trusted_origins import HPCML
+from hpcml.typed_json import DamagedError, read
 
 BEAT = 10.0  # seconds between lines when nothing changes: who reads them sees that we live, we that somebody reads
 LOOK, LOOK_AGAIN = 0.5, 3.0  # seconds between looks for services, before there is one and after

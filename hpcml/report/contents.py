@@ -7,14 +7,13 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-from hpcml import attempt_history, earlier_names, records, samples
+from hpcml import attempt_history, earlier_names, samples, typed_json
 from hpcml.attempt_history import Attempt
 from hpcml.failures import stack_groups
 from hpcml.failures.end import End
 from hpcml.failures.rules import of_xid
 from hpcml.kind import Kind
 from hpcml.paths import RunPaths
-from hpcml.recorded import Event, Recorded, RecordedPlan
 from hpcml.repairs import Decision
 from hpcml.report import advice, ledger, results, series
 from hpcml.report import ending as endings
@@ -23,6 +22,7 @@ from hpcml.report.ending import Ending
 from hpcml.report.ledger import PLAIN, Accounting, Activity, Device, Ledger, Part, Phases, Plot, Usage
 from hpcml.report.results import Points, Results
 from hpcml.report.series import Node, figures_of, hot_share
+from hpcml.run_files import Event, Recorded, RecordedPlan
 from hpcml.units import first_of_many, format_bytes, format_seconds
 
 MOST_EVENTS = 20  # of the nodes, in the report
@@ -144,14 +144,14 @@ class Report(NamedTuple):
         """Return all but what pictures are drawn from as one JSON-ready table."""
         unit = self.hours.ledger.unit
         definitions = {name: part.text.format(unit=unit) for name, part in self.drawing.parts.items()}
-        table = records.plain(self._replace(drawing=Drawing({}, {}, None, ())), spread=_SPREAD)
+        table = typed_json.plain(self._replace(drawing=Drawing({}, {}, None, ())), spread=_SPREAD)
         del table["drawing"]
         return {
             **earlier_names.with_earlier(table),
             "ending": self.course.ending.as_json(),
             "ledger": {**table["ledger"], "definitions": definitions},
             "results": [file.name for file in self.results.files],
-            "points": [{"state": end.state, **records.plain(end)} for end in self.points.ended],
+            "points": [{"state": end.state, **typed_json.plain(end)} for end in self.points.ended],
             "versions": dict(self.machines.versions),
             "repairs": {name: decision._asdict() for name, decision in self.machines.repairs},
             "topology": dict(self.machines.topology),
@@ -208,7 +208,7 @@ class _Measured(NamedTuple):
     def event(self, name: str, kind: type[T]) -> T:
         """Return the facts of the first event of a name, the defaults if there is none."""
         facts = next((event.facts.facts for event in self.events if event.name == name), None)
-        return records.salvage(kind, facts or {})[0]
+        return typed_json.salvage(kind, facts or {})[0]
 
 
 def load(
@@ -333,7 +333,7 @@ def _phases(
     script_end = times.get("script-ended")
     if script_end is None and torn is not None:
         facts = next(event.facts.facts for event in events if event.name == "torn-down")
-        script_end = torn - records.salvage(_TornDown, facts)[0].seconds
+        script_end = torn - typed_json.salvage(_TornDown, facts)[0].seconds
     ready = min(filter(None, (times.get(kind.ready), script)), default=None)  # a late cluster is in the script's time
     return Phases(began, times.get("allocated") or ready, ready, script, script_end, max(began, *seen))
 

@@ -7,10 +7,10 @@ import shlex
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hpcml import records
+from hpcml import typed_json
 from hpcml.failures.end import End
 from hpcml.paths import AttemptPaths, RunPaths
-from hpcml.recorded import Recorded
+from hpcml.run_files import Recorded
 from hpcml.states import State
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class Ending(NamedTuple):
 
     def as_json(self) -> dict[str, Any]:
         """Return it as a JSON-ready table."""
-        table = records.plain(self)
+        table = typed_json.plain(self)
         del table["end"]
         return {**self.end.as_json(), "exit_status": self.end.exit_status if self.end.over else None, **table}
 

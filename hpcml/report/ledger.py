@@ -10,8 +10,8 @@ import bisect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from hpcml.recorded import Event
 from hpcml.report.advice import Rule
+from hpcml.run_files import Event
 from hpcml.samples import Series
 
 NOT_SAMPLED = 3.0  # times the distance of samples: a longer gap is not known

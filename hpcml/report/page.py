@@ -21,12 +21,12 @@ from hpcml import attempt_history, files, states
 from hpcml.failures.end import Reason
 from hpcml.kind import Kind
 from hpcml.paths import RunPaths
-from hpcml.recorded import Recorded
 from hpcml.report import contents, page_template
 from hpcml.report.advice import SHORTEST
 from hpcml.report.contents import Report
 from hpcml.report.ending import Ending
 from hpcml.report.ledger import Function, Ledger
+from hpcml.run_files import Recorded
 from hpcml.states import State
 from hpcml.units import counted, format_bytes, format_seconds
 

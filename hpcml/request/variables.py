@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hpcml.errors import NotFoundError, UsageError
-from hpcml.sites import layers
+from hpcml.sites import settings_layers
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -24,7 +24,7 @@ def read(env_files: Sequence[str], env: Sequence[str]) -> tuple[tuple[str, str],
     """
     variables: dict[str, str] = {}
     for file in env_files:
-        for number, line in enumerate(_read(layers.here() / layers.user_path(file), file), 1):
+        for number, line in enumerate(_read(settings_layers.here() / settings_layers.user_path(file), file), 1):
             text = line.strip().removeprefix("export ").strip()
             if text and not text.startswith("#"):
                 name, value = _variable(text, f"{file}, line {number}")
@@ -56,7 +56,7 @@ def _variable(text: str, place: str) -> tuple[str, str]:
     if name.startswith("HPCML_"):
         raise UsageError(f"{name} is reserved for hpcml", place=place, hint="Use --set for values of the profile.")
     if not equals:
-        here = layers.process_environment()
+        here = settings_layers.process_environment()
         if name not in here:
             raise UsageError(f"The variable {name} is not set in this shell", place=place, hint=f"Write {name}=VALUE.")
         value = here[name]

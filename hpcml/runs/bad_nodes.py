@@ -20,8 +20,8 @@ from hpcml.failures.rules import BY_NAME
 from hpcml.request.record import RunRequest
 from hpcml.runs import directories
 from hpcml.runs.status import Status, status
-from hpcml.sites.layers import process_environment
 from hpcml.sites.schema import Site
+from hpcml.sites.settings_layers import process_environment
 from hpcml.states import Phase
 
 if TYPE_CHECKING:

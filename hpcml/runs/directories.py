@@ -17,13 +17,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from hpcml import files, records
+from hpcml import files, typed_json
 from hpcml.errors import NotFoundError, StorageError, did_you_mean, nearest
 from hpcml.paths import RESERVE_COUNT, RESERVE_SIZE, RunPaths
-from hpcml.records import Table
 from hpcml.runs import lib_zip
 from hpcml.schedulers import Submission
-from hpcml.sites import layers, lookup
+from hpcml.sites import lookup, settings_layers
+from hpcml.typed_json import Table
 
 _JOB = re.compile(r"\d+(_\d+)?", re.ASCII)  # a job's id, or that of an array's task
 _ID = re.compile(r"(?P<name>[A-Za-z0-9._-]+)-(?P<time>\d{8}-\d{6}-[0-9a-f]{4})")
@@ -59,8 +59,8 @@ def name_of(run_id: str) -> str:
 
 def runs_folder_of(site: str, assignments: Sequence[str] = ()) -> Path:
     """Return the folder that holds all runs of a site, of this machine's where none is named."""
-    loaded = lookup.load_here(site, layers.here(), assignments)
-    return runs_folder(loaded.site.paths.runs, layers.process_environment())
+    loaded = lookup.load_here(site, settings_layers.here(), assignments)
+    return runs_folder(loaded.site.paths.runs, settings_layers.process_environment())
 
 
 def runs_folder(setting: str, environment: Mapping[str, str]) -> Path:
@@ -251,8 +251,8 @@ def load(directory: Path) -> Run:
         return Run(directory.name, paths, None)
     with complete(directory):
         if "error" in table.facts and "exit_status" not in table.facts:
-            raise records.DamagedError("exit_status is missing")
-        submission = records.read(Submission, table.facts)
+            raise typed_json.DamagedError("exit_status is missing")
+        submission = typed_json.read(Submission, table.facts)
     if (submission.line or submission.requeue) and (job := begun_job(paths)):
         submission = submission._replace(job=job, line="")
     if submission.pid and "scheduler" not in table.facts:
@@ -312,7 +312,7 @@ def readable(path: Path) -> Iterator[None]:
         try:
             yield
         except ValueError as error:
-            problem = "damaged" if isinstance(error, records.DamagedError) else "not valid JSON"
+            problem = "damaged" if isinstance(error, typed_json.DamagedError) else "not valid JSON"
             hint = "The file was changed or truncated. See the other files of the run."
             raise StorageError(f"The file is {problem}: {error}", place=str(path), hint=hint) from error
 

@@ -14,9 +14,9 @@ from hpcml import files, installed, schedulers
 from hpcml.errors import NotFoundError, UsageError, did_you_mean, nearest
 from hpcml.runs import directories, packages
 from hpcml.runs.packages import Environment
-from hpcml.sites import layers
-from hpcml.sites.layers import user_path
+from hpcml.sites import settings_layers
 from hpcml.sites.lookup import LoadedSite
+from hpcml.sites.settings_layers import user_path
 
 OPTION = "--python"
 _OF_A_MACHINE = ("/tmp", "/var/tmp", "/dev/shm", "/run")  # folders that each machine has of its own
@@ -169,7 +169,9 @@ def away_from_nodes(python: Path, loaded: LoadedSite) -> str:
     """Return a clause if the nodes do not have an interpreter; empty if they may have it."""
     if schedulers.get(loaded.site.scheduler).ONE_MACHINE:
         return ""
-    runs = directories.runs_folder(loaded.site.paths.runs, layers.process_environment())  # which the nodes have
+    runs = directories.runs_folder(
+        loaded.site.paths.runs, settings_layers.process_environment()
+    )  # which the nodes have
     for path in dict.fromkeys((python.parent.parent, Path(os.path.realpath(python)))):
         for folder in _OF_A_MACHINE:
             if path.is_relative_to(folder) and not runs.is_relative_to(folder):

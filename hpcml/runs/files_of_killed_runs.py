@@ -13,7 +13,7 @@ from pathlib import Path
 
 from hpcml import files, outputs_brought_back
 from hpcml.paths import RunPaths
-from hpcml.sites.layers import process_environment
+from hpcml.sites.settings_layers import process_environment
 
 _LENGTH = 32  # bytes of the key
 

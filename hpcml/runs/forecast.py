@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from hpcml import schedulers, subprocesses, units
+from hpcml.config_trust import Named
 from hpcml.errors import HpcmlError
 from hpcml.plan import cost
 from hpcml.runs import directories, request_cost
@@ -21,7 +22,6 @@ from hpcml.runs.status import status
 from hpcml.sites.lookup import LoadedSite
 from hpcml.sites.schema import Partition
 from hpcml.states import Phase
-from hpcml.trusted_origins import Named
 
 if TYPE_CHECKING:
     from hpcml.runs.submit import Prepared  # which hpcml status does without

@@ -21,8 +21,8 @@ from hpcml.plan.container import image_of
 from hpcml.request.record import NOT_SAID, Code, RunRequest
 from hpcml.runs import modules_reached
 from hpcml.runs.packages import Environment
-from hpcml.schedulers import partitions
-from hpcml.sites import layers
+from hpcml.schedulers import partition_fit
+from hpcml.sites import settings_layers
 from hpcml.sites.lookup import LoadedSite
 from hpcml.sites.schema import Site
 from hpcml.units import first_of_many
@@ -142,19 +142,23 @@ def _gpus_of_nodes(loaded: LoadedSite, spec: RunRequest) -> int:
         return 0
     named = place.partition or site.defaults.partition
     if not site.partitions:
-        return partitions.gpus_of_node(site, named, spec.changed(gpus_per_node=0))
+        return partition_fit.gpus_of_node(site, named, spec.changed(gpus_per_node=0))
     for name in [named] if named else site.partitions:
-        count = partitions.gpus_of_node(site, name, spec.changed(gpus_per_node=1, partition=name))
+        count = partition_fit.gpus_of_node(site, name, spec.changed(gpus_per_node=1, partition=name))
         size = {"nodes": nodes, "gpus_per_node": count, "time": spec.size.time or site.defaults.time}
         asked = spec.changed(partition=name, **size)
-        if count and not partitions.misfit(site, name, asked) and not partitions.doubtful_misfits(site, name, asked):
+        if (
+            count
+            and not partition_fit.misfit(site, name, asked)
+            and not partition_fit.doubtful_misfits(site, name, asked)
+        ):
             return count
     return 0
 
 
 def _gpus_of_this_machine() -> int:
     """Return the number of GPUs that a process of this user can see here, by the files of the driver."""
-    visible = layers.process_environment().get(VENDOR.visible)
+    visible = settings_layers.process_environment().get(VENDOR.visible)
     if visible is not None:  # for CUDA the first word that names nothing, or a GPU again, ends the list
         words = [word.strip() for word in visible.split(",")]
         named = itertools.takewhile(

@@ -21,7 +21,7 @@ from hpcml.errors import (
     nearest,
 )
 from hpcml.paths import SCRIPT, AttemptPaths
-from hpcml.runs import directories, rank_logs, waiting
+from hpcml.runs import directories, merged_rank_logs, waiting
 from hpcml.runs import record as records
 from hpcml.runs import status as run_status
 from hpcml.runs.directories import complete
@@ -166,7 +166,7 @@ class RunHandle:
         role, texts = role_of(role), []
         ranks = kinds.get(records.load(self.run).planned.kind).ranks
         if ranks and role == ranks.name:
-            logs = rank_logs.Merged(self.run)
+            logs = merged_rank_logs.Merged(self.run)
             return b"".join([*logs.lines(), *logs.rest()]).decode(errors="replace")
         for path in log_files(self.run, role):
             with directories.storage(path):
@@ -236,7 +236,7 @@ def exit_status_of(last: Status) -> int:
 
 def role_of(word: str) -> str:
     """Return the role whose logs a word means, or the word of one rank; UsageError if there is none."""
-    if rank_logs.OF_ONE.fullmatch(word):
+    if merged_rank_logs.OF_ONE.fullmatch(word):
         return word
     if word not in LOGS:
         hint = did_you_mean(nearest(word, LOGS), f"One of: {', '.join(sorted({*LOGS.values()}))}.")
@@ -246,8 +246,8 @@ def role_of(word: str) -> str:
 
 def log_files(run: directories.Run, role: str) -> list[Path]:
     """Return the logs of a role, of one rank, or of the point of a sweep with a key, that are there."""
-    if one := rank_logs.OF_ONE.fullmatch(role):
-        path = rank_logs.of_ranks(run).get(int(one[1]))
+    if one := merged_rank_logs.OF_ONE.fullmatch(role):
+        path = merged_rank_logs.of_ranks(run).get(int(one[1]))
         return [path] if path and path.exists() else []
     if role.startswith(OF_POINT):
         return [path for path in [run.paths.point_records / f"{role.removeprefix(OF_POINT)}.log"] if path.exists()]

@@ -16,7 +16,7 @@ from hpcml.runs.record import Record
 from hpcml.runs.status import Status
 from hpcml.schedulers import allocation, gres
 from hpcml.schedulers.allocation import Allocation
-from hpcml.sites.layers import user_path
+from hpcml.sites.settings_layers import user_path
 from hpcml.states import Phase
 from hpcml.units import parse_memory
 from hpcml.workload_forms import Form

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import hpcml
-from hpcml import files, records, schedulers
+from hpcml import files, schedulers, typed_json
 from hpcml.errors import SlurmUnreachableError, StorageError
 from hpcml.runs import directories
 from hpcml.runs import record as run_record
@@ -181,7 +181,7 @@ class Ends:
     def status(self, run: str, kept: Kept) -> Status | None:
         """Return a run's status as it was kept, None if that is damaged."""
         try:
-            status = records.read(Status, json.loads(kept.text))
+            status = typed_json.read(Status, json.loads(kept.text))
         except ValueError:
             return None
         return status._replace(directory=f"{self.folder}/{run}")
@@ -192,7 +192,7 @@ class Ends:
             status.over and not status.allocation.job_state and not status.allocation.silent and not run.may_start_again
         )
         if final and time.time() - changed / 1e9 > _SETTLED:
-            text = json.dumps(records.plain(status._replace(directory=""), brief=True))
+            text = json.dumps(typed_json.plain(status._replace(directory=""), brief=True))
             self.new[status.run] = Kept(changed, status.failed, text)
 
     def write(self, existing: set[str]) -> None:

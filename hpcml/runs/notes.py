@@ -21,8 +21,8 @@ from hpcml import files
 from hpcml.plan import batch_script
 from hpcml.request.record import Code
 from hpcml.schedulers import Submission
-from hpcml.sites.layers import here, process_environment
 from hpcml.sites.lookup import Project
+from hpcml.sites.settings_layers import here, process_environment
 from hpcml.terminal import cells, columns, fit, noted, say, shown
 
 _LIMIT = 1 << 20  # bytes of the file

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from hpcml import files, installed
 from hpcml.errors import ScriptError
-from hpcml.sites import layers
+from hpcml.sites import settings_layers
 
 PROVIDED = ("hpcml", "dask_jobqueue", "dask_mpi")  # by the run itself (hpcml.kinds.dask.node.script.replacements)
 OLDEST = (3, 11)  # Python that hpcml's modules need
@@ -43,7 +43,7 @@ class Environment:
         self.readable = bool(self.folders) and (closed or not virtual)
         self.certain = False
         if self.readable:
-            environment = layers.process_environment()
+            environment = settings_layers.process_environment()
             added, code = _named_by_pth(self.folders)
             self.certain = closed and not code
             before = [folder for folder in environment.get("PYTHONPATH", "").split(":") if folder]
@@ -75,7 +75,9 @@ class Environment:
         def has(name: str, folder: str) -> bool:
             return PathFinder.find_spec(name, [folder]) is not None
 
-        entries = [folder for folder in layers.process_environment().get("PYTHONPATH", "").split(":") if folder]
+        entries = [
+            folder for folder in settings_layers.process_environment().get("PYTHONPATH", "").split(":") if folder
+        ]
         own = [folder for folder in self.folders if folder not in entries]
         pairs = [(name, next((folder for folder in entries if has(name, folder)), "")) for name in names]
         return [(name, folder) for name, folder in pairs if folder and any(has(name, place) for place in own)]

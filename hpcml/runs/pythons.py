@@ -13,17 +13,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hpcml import files, installed, kinds, subprocesses
+from hpcml.config_trust import Origin
 from hpcml.errors import ScriptError, UsageError
 from hpcml.request.record import RunRequest
 from hpcml.runs import directories, modules_reached, uv_environments
 from hpcml.runs.environments import OPTION, away_from_nodes, exists, find, too_old, who_may_change
 from hpcml.runs.packages import Environment
 from hpcml.runs.uv_environments import Described
-from hpcml.sites import layers
-from hpcml.sites.layers import Layers, Value, user_path
+from hpcml.sites import settings_layers
 from hpcml.sites.lookup import LoadedSite
+from hpcml.sites.settings_layers import Layers, Value, user_path
 from hpcml.terminal import json_text
-from hpcml.trusted_origins import Origin
 from hpcml.units import first_of_many
 from hpcml.workload_forms import Form
 
@@ -58,7 +58,7 @@ def choose(loaded: LoadedSite, spec: RunRequest, late: bool, *, dry_run: bool) -
     ScriptError
         If the environment that a script describes cannot be made, or lacks what the run needs.
     """
-    site, environment = loaded.site, layers.process_environment()
+    site, environment = loaded.site, settings_layers.process_environment()
     if spec.image or site.runtime.kind == "image" or spec.code.form is Form.BATCH:  # which chooses its own
         return Chosen(loaded, spec)
     needed = _Needed(loaded, spec, late)
@@ -127,14 +127,16 @@ def typed(loaded: LoadedSite, spec: RunRequest, *, dry_run: bool) -> Chosen:
         raise UsageError(f"{OPTION} cannot be combined with {image}", place=OPTION, hint=hint)
     if loaded.layers.origin(KEY) == "--set":
         raise UsageError(f"{OPTION} and --set {KEY} name two Pythons", place=OPTION, hint=f"Remove --set {KEY}=….")
-    here = layers.user_path("~") if spec.code.staged else layers.here()
+    here = settings_layers.user_path("~") if spec.code.staged else settings_layers.here()
     project, notes, complete = here / user_path(spec.python), list[str](), True
     if exists(project / uv_environments.LOCK) and not exists(project / "bin"):
-        runs = directories.runs_folder(loaded.site.paths.runs, layers.process_environment())
+        runs = directories.runs_folder(loaded.site.paths.runs, settings_layers.process_environment())
         found = uv_environments.of_project(project, runs, (), sent=False, dry_run=dry_run)
         python, notes, complete = found.python, [*found.notes], found.complete
     else:
-        python = find(spec.python, here, layers.process_environment(), lambda: _path_of_job(loaded, spec.python, notes))
+        python = find(
+            spec.python, here, settings_layers.process_environment(), lambda: _path_of_job(loaded, spec.python, notes)
+        )
     foreign, away = who_may_change(python) if complete else "", away_from_nodes(python, loaded)
     always = [f"{foreign}: this account can run code as you in the run"] if foreign else []
     always += [f"{away}: use a folder that all nodes share"] if away else []
@@ -152,7 +154,7 @@ def _path_of_job(loaded: LoadedSite, text: str, notes: list[str]) -> str:
     UsageError
         If they fail here.
     """
-    runtime, environment = loaded.site.runtime, layers.process_environment()
+    runtime, environment = loaded.site.runtime, settings_layers.process_environment()
     keys = [key for key in ("setup", "modules") if getattr(runtime, key)]
     named = [loaded.layers.named("runtime", key) for key in keys]
     foreign = [name.place for name in named if name.origin.foreign]
@@ -203,7 +205,7 @@ def _described(
 
     A script that describes its own is refused without it.
     """
-    runs = directories.runs_folder(loaded.site.paths.runs, layers.process_environment())
+    runs = directories.runs_folder(loaded.site.paths.runs, settings_layers.process_environment())
     if found := uv_environments.of_script(spec.code, runs, dry_run=dry_run):
         if found.complete and (lacks := Environment(str(found.python)).lacking(needed.of_run)):
             hint = f"Add them to the script's metadata: uv add --script {spec.code.script.name} {' '.join(lacks)}."

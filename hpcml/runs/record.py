@@ -1,18 +1,18 @@
 """A run's own files, read once: its plan, events and end, and the job that a lost answer or a typed line gave it."""
 
-# No `from __future__ import annotations`: hpcml/records.py reads the types of fields, and from texts that takes long.
+# No `from __future__ import annotations`: hpcml/typed_json.py reads the types of fields, from texts slowly.
 import os
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from hpcml import earlier_names, files, kinds, records, schedulers
+from hpcml import earlier_names, files, kinds, schedulers, typed_json
 from hpcml.errors import ANSWER_LOST, CANCELLED, StorageError
 from hpcml.failures.end import End
 from hpcml.paths import SUPERVISOR, RunPaths
-from hpcml.recorded import Event, Recorded
 from hpcml.request.record import ENDS, Awaited
+from hpcml.run_files import Event, Recorded
 from hpcml.runs import directories
 from hpcml.runs.directories import complete
 from hpcml.schedulers import Submission
@@ -201,7 +201,7 @@ def services(paths: RunPaths) -> dict[str, Known]:
     """Return the services of the newest attempt by name; StorageError if a record is damaged."""
     tables = {name: directories.read_json(path) for name, path in service_files(paths).items()}
     with complete(paths.directory):
-        return {name: records.read(Known, table.facts) for name, table in tables.items() if table}
+        return {name: typed_json.read(Known, table.facts) for name, table in tables.items() if table}
 
 
 # -- jobs that no submission names -------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from typing import Any
 from hpcml import attempt_history, units
 from hpcml.errors import ConfigError, StorageError
 from hpcml.plan import cost
-from hpcml.recorded import Recorded
+from hpcml.run_files import Recorded
 from hpcml.runs import directories
 from hpcml.runs.directories import complete
 from hpcml.runs.record import Planned, Record

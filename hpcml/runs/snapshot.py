@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 
 from hpcml.runs import folders_reached
 from hpcml.runs.directories import storage
-from hpcml.sites.layers import user_path
 from hpcml.sites.schema import Code
+from hpcml.sites.settings_layers import user_path
 from hpcml.units import Memory, first_of_many
 
 _NEVER = "__pycache__"

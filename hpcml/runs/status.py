@@ -1,6 +1,6 @@
 """The state of a run: its own files first, then its scheduler; an answer that nobody has is UNKNOWN, not a guess."""
 
-# No `from __future__ import annotations`: hpcml/records.py reads the types of fields, and from texts that takes long.
+# No `from __future__ import annotations`: hpcml/typed_json.py reads the types of fields, from texts slowly.
 import contextlib
 import os
 import shlex
@@ -24,17 +24,17 @@ from hpcml.errors import (
 )
 from hpcml.failures.end import SLURM, End, Reason
 from hpcml.kind import Stage
-from hpcml.recorded import Event
-from hpcml.records import Table, plain, read
 from hpcml.request.record import Awaited
+from hpcml.run_files import Event
 from hpcml.runs import directories
 from hpcml.runs import record as records
 from hpcml.runs.directories import complete
 from hpcml.runs.record import Planned
 from hpcml.schedulers import JobState, Submission
 from hpcml.services import Known, Target
-from hpcml.sites.layers import process_environment
+from hpcml.sites.settings_layers import process_environment
 from hpcml.states import HAS_NODES, STATE_BY_PHASE, Phase, State, Wait
+from hpcml.typed_json import Table, plain, read
 from hpcml.units import format_age
 from hpcml.workload_forms import Form
 

@@ -20,9 +20,9 @@ from hpcml import (
     files,
     kinds,
     outputs_brought_back,
-    records,
     schedulers,
     subprocesses,
+    typed_json,
 )
 from hpcml.errors import ANSWER_LOST, HpcmlError, SiteError, UsageError, did_you_mean, nearest
 from hpcml.options import script_lines
@@ -30,10 +30,19 @@ from hpcml.options.reading import request_of
 from hpcml.paths import RunPaths
 from hpcml.plan.plan import Plan, RunLocation, plan
 from hpcml.request.record import RunRequest, job_name
-from hpcml.runs import dask_named, directories, files_of_killed_runs, packages, programs, project, pythons, snapshot
+from hpcml.runs import (
+    copied_project,
+    dask_named,
+    directories,
+    files_of_killed_runs,
+    packages,
+    pythons,
+    script_or_program,
+    snapshot,
+)
 from hpcml.runs import notes as notes_shown
 from hpcml.schedulers import Submission
-from hpcml.sites import layers, lookup
+from hpcml.sites import lookup, settings_layers
 from hpcml.sites.lookup import LoadedSite, config_folders, why_ignored
 from hpcml.sites.schema import Site
 from hpcml.workload_forms import Form
@@ -81,16 +90,20 @@ EXCLUDE_FAILED = "slurm.exclude_failed"  # where an option of a request comes fr
 
 def script_request(given: dict[str, Any], arguments: list[str], parser: Parser) -> RunRequest:
     """Return the request for a script with its arguments; ``given`` gets the options in the script's own lines too."""
-    here = layers.here()
+    here = settings_layers.here()
     first = 1 if arguments[0] in ("-m", "--") and arguments[1:] else 0  # the words before the name
     if arguments[first + 1 : first + 2] == ["--"] and arguments[0] != "--":
         arguments = [*arguments[: first + 1], *arguments[first + 2 :]]  # all that follows is the script's
     file = here / arguments[first]
-    if arguments[0] == "--" and arguments[2:] and programs.stays(programs.named(arguments, here)[0], here):
+    if (
+        arguments[0] == "--"
+        and arguments[2:]
+        and script_or_program.stays(script_or_program.named(arguments, here)[0], here)
+    ):
         file = here / arguments[2]  # as in: bash job.sh
-    code = programs.code(arguments, here)
+    code = script_or_program.code(arguments, here)
     if code.form is Form.SCRIPT and not code.interpreter and not given.get("ranks") and "grid" not in given:
-        code = programs.as_batch_script(code)
+        code = script_or_program.as_batch_script(code)
     origins = script_lines.lay_below(given, file, parser, as_is=code.form is Form.BATCH)
     return request_of(given, code)._replace(origins=origins)
 
@@ -168,7 +181,7 @@ def prepare(
         chosen = pythons.choose(loaded, spec, is_late, dry_run=dry_run)
     loaded, spec = chosen.loaded, chosen.spec
     run_id = run_id or directories.new_id(job_name(spec))
-    folder = directories.runs_folder(loaded.site.paths.runs, layers.process_environment())
+    folder = directories.runs_folder(loaded.site.paths.runs, settings_layers.process_environment())
     directory = folder / run_id
     spec = schedulers.with_variables(loaded.site.scheduler, spec, loaded.is_from_this_call)
     own_templates, always = template_folders(spec.code.cwd)
@@ -200,7 +213,7 @@ def prepare(
     made = plan(
         _with_start(loaded.site, spec),
         staged,
-        RunLocation(directory, sys.executable, __version__, layers.user_umask(), pythons.origin(loaded)),
+        RunLocation(directory, sys.executable, __version__, settings_layers.user_umask(), pythons.origin(loaded)),
     )
     made = _with_reason(made, loaded.site)
     for check_plan in extension_points.added("check of a plan"):
@@ -247,7 +260,7 @@ def _with_project(loaded: LoadedSite, spec: RunRequest, target: Path) -> tuple[L
     """Return site and request as the paths in the script's code need them, and a note where they need more."""
     if spec.code.staged:  # the laptop has sent what is needed
         return loaded, spec, []
-    decision = project.decide(spec.code, loaded.site.code, target)
+    decision = copied_project.decide(spec.code, loaded.site.code, target)
     if decision.in_place:
         loaded = loaded._replace(site=loaded.site._replace(code=loaded.site.code._replace(snapshot="none")))
     return loaded, decision.applied(spec), [decision.note] if decision.note else []
@@ -263,7 +276,7 @@ def template_folders(cwd: Path) -> tuple[list[Path], list[str]]:
 
     folders = [
         _templates_of(cwd),
-        *(place / "templates" for place in reversed(config_folders(layers.process_environment()))),
+        *(place / "templates" for place in reversed(config_folders(settings_layers.process_environment()))),
     ]
     usable, ignored = [], []
     for folder in folders:
@@ -329,7 +342,7 @@ def submit_all(prepared: Prepared, *, by_hand: bool = False) -> list[directories
     begun = round(time.time(), 3)
 
     def write(answer: Submission) -> list[directories.Run]:
-        bash_env = layers.process_environment().get("BASH_ENV", "")  # it may end bash before the batch script
+        bash_env = settings_layers.process_environment().get("BASH_ENV", "")  # it may end bash before the batch script
         record = answer._replace(site=made.site, time=begun, scheduler=made.scheduler, requeue=made.may_start_again)
         record = record._replace(notes=tuple(notes), bash_env=bash_env)
         return _write_answer(made, runs, record)
@@ -387,7 +400,7 @@ def _write_array(prepared: Prepared, first: RunPaths) -> RunPaths:
     paths = RunPaths(first.directory / "array" / prepared.plan.run_id)
     with directories.storage(paths.directory):
         paths.directory.mkdir(mode=0o700, parents=True)
-        directories.write_json(paths.plan, records.plain(prepared.plan))
+        directories.write_json(paths.plan, typed_json.plain(prepared.plan))
         files.write(paths.script, prepared.script)
     return paths
 
@@ -430,10 +443,10 @@ def _write(prepared: Prepared, script: str, image: dict[str, object], like: RunP
     ``like``: a run that this process has just made, if there is one, with the same modules for the nodes.
     """
     loaded, spec, made = prepared.loaded, prepared.spec, prepared.plan
-    origins = {key.replace("\0", "."): records.plain(value) for key, value in loaded.layers.values.items()}
+    origins = {key.replace("\0", "."): typed_json.plain(value) for key, value in loaded.layers.values.items()}
     request = {
         "version": made.version,
-        "spec": records.plain(spec.given()),
+        "spec": typed_json.plain(spec.given()),
         "site": origins,
         "project": loaded.project.path,
     }
@@ -444,7 +457,7 @@ def _write(prepared: Prepared, script: str, image: dict[str, object], like: RunP
         request["modules"] = " ".join(packages.modules(made.steps[-1].command[0]))
     with directories.creating(Path(made.directory), loaded.site.paths.trust, like) as paths:
         directories.write_json(paths.request, request)
-        directories.write_json(paths.plan, records.plain(made))
+        directories.write_json(paths.plan, typed_json.plain(made))
         files.write(paths.script, script)
         if prepared.points:
             files.write(paths.points, prepared.points)

@@ -17,9 +17,9 @@ from hpcml.options.translate.batch_script import Translation, translate
 from hpcml.options.translate.directives import Taken
 from hpcml.options.translate.shell_syntax import UntranslatedError
 from hpcml.request.record import RunRequest, job_name
-from hpcml.runs import dask_named, programs
+from hpcml.runs import dask_named, script_or_program
 from hpcml.schedulers import batch_variables
-from hpcml.sites import layers, lookup
+from hpcml.sites import lookup, settings_layers
 from hpcml.workload_forms import Form
 
 if TYPE_CHECKING:
@@ -47,10 +47,12 @@ def of_file(
         raise UntranslatedError(1, error.why) from error
     except OSError as error:
         raise UntranslatedError(1, f"it cannot be read: {error.strerror}") from error
-    variables = {name: value for name, value in layers.process_environment().items() if name in ("HOME", "USER")}
-    if script.is_relative_to(here := layers.here()):  # one that a laptop sent was submitted in another folder
+    variables = {
+        name: value for name, value in settings_layers.process_environment().items() if name in ("HOME", "USER")
+    }
+    if script.is_relative_to(here := settings_layers.here()):  # one that a laptop sent was submitted in another folder
         variables[batch_variables.FOLDER] = str(here)
-    exported = layers.process_environment().keys()
+    exported = settings_layers.process_environment().keys()
     made = translate(
         content.decode(errors="surrogateescape"), arguments, typed, variables, slurm=slurm, exported=exported
     )
@@ -76,7 +78,7 @@ def _check_files(made: Translation) -> None:
         if not match:
             continue
         with contextlib.suppress(OSError, RuntimeError):  # on the nodes alone, or nobody's home
-            path = layers.here() / Path(match[1]).expanduser()
+            path = settings_layers.here() / Path(match[1]).expanduser()
             text = files.read(path, _MOST, ours=False, follow=True).decode(errors="replace")
             if found := next(sbatch_tasks.launchers(text), ""):
                 raise UntranslatedError(row.number, f"{match[1]}, which has a line with {found}")
@@ -91,7 +93,9 @@ def in_words(script: Path, arguments: Sequence[str], typed: Mapping[str, Any], p
     given = {*filter(typed.get, typed), *(taken.words[0].removeprefix("--") for taken in made.options)}
     if given & {"ranks", "python"}:
         return made.line
-    problem = _lacks_python(made, RunRequest(programs.code(["--", *made.command], layers.here())), script)
+    problem = _lacks_python(
+        made, RunRequest(script_or_program.code(["--", *made.command], settings_layers.here())), script
+    )
     return f"hpcml cannot translate line {made.number} of {script.name}: {problem}" if problem else made.line
 
 
@@ -136,9 +140,9 @@ def request(
     UsageError
         If the script is none, or a line of it has no word of hpcml's.
     """
-    here = folder or layers.here()
+    here = folder or settings_layers.here()
     script = here / arguments[0]
-    if programs.as_batch_script(programs.code([str(script)], here)).form is not Form.BATCH:
+    if script_or_program.as_batch_script(script_or_program.code([str(script)], here)).form is not Form.BATCH:
         problem = "--translate is for a batch script with #SBATCH lines"
         raise UsageError(problem, place=arguments[0], hint="Remove --translate.")
     origins = script_lines.lay_below(given, script, parser, as_is=True)
@@ -152,7 +156,7 @@ def request(
         raise UsageError(problem, place=f"line {error.number} of {script.name}", hint=f"{way}More: {_PAGE}.") from error
     lines = [(_place(taken, script), shlex.join(taken.words)) for taken in made.options]
     origins += script_lines.lay_translated(given, lines, parser)
-    code = programs.code(["--", *made.command], here)
+    code = script_or_program.code(["--", *made.command], here)
     if folder and not (code.script.is_absolute() and code.script.is_relative_to(folder)):
         refused = f"A laptop sends only a script or a program of its folder, but {script.name} starts {code.script}"
         way = "Copy the folder to the cluster, and submit there."

@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hpcml import files, installed, subprocesses
+from hpcml.config_trust import HPCML
 from hpcml.errors import ScriptError, StorageError
 from hpcml.request.record import Code
-from hpcml.sites import layers
+from hpcml.sites import settings_layers
 from hpcml.terminal import say
-from hpcml.trusted_origins import HPCML
 from hpcml.workload_forms import Form
 
 LOCK = "uv.lock"
@@ -108,10 +108,10 @@ def of_script(code: Code, runs: Path, *, dry_run: bool) -> Described | None:
 
 def project_of(code: Code) -> Path | None:
     """Return the nearest folder at or above a script that has a uv.lock, None without one; a home is no project."""
-    top = Path(code.root) if code.staged and code.root else layers.user_path("~")
+    top = Path(code.root) if code.staged and code.root else settings_layers.user_path("~")
     start = code.script.parent if code.form is Form.SCRIPT else code.cwd
     for folder in (start, *start.parents):
-        if folder == layers.user_path("~") or folder == folder.parent:
+        if folder == settings_layers.user_path("~") or folder == folder.parent:
             return None
         if os.path.lexists(folder / LOCK) and os.path.exists(folder / "pyproject.toml"):
             return folder
@@ -259,7 +259,7 @@ def _made(wanted: _Wanted, runs: Path, origin: str, *, dry_run: bool) -> Describ
         raise ScriptError(
             f"hpcml does not make this environment, because {wanted.unmade}", place=str(wanted.source), hint=hint
         )
-    if shutil.which("uv", path=layers.process_environment().get("PATH", "")) is None:
+    if shutil.which("uv", path=settings_layers.process_environment().get("PATH", "")) is None:
         hint = "Install uv (pip install uv), or name another Python: --python PATH."
         raise ScriptError("uv, which makes this environment, is not on PATH", place=str(wanted.source), hint=hint)
     if dry_run:
@@ -305,8 +305,8 @@ def _sync(wanted: _Wanted, folder: Path) -> None:
     """Let uv make an environment; ScriptError with its last lines if it cannot."""
     # uv waits for a lock in TMPDIR that all users of the machine may hold: here only this user can.
     places = {"VIRTUAL_ENV": str(folder), "UV_PROJECT_ENVIRONMENT": str(folder), "TMPDIR": str(folder.parent)}
-    environment = {**layers.process_environment(), **places}
-    settings = Path(environment.get("XDG_CONFIG_HOME") or layers.user_path("~/.config")) / "uv/uv.toml"
+    environment = {**settings_layers.process_environment(), **places}
+    settings = Path(environment.get("XDG_CONFIG_HOME") or settings_layers.user_path("~/.config")) / "uv/uv.toml"
     config = ["--config-file", str(settings)] if os.path.exists(settings) else ["--no-config"]
     command = ["uv", "sync", *wanted.words, "--python", wanted.python, "--no-build", "--no-progress", *config]
     said: list[bytes] = []

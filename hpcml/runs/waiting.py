@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from hpcml import schedulers, subprocesses
+from hpcml.config_trust import HPCML
 from hpcml.errors import CANCELLED, HpcmlError, NotFoundError, SiteError, SlurmUnreachableError
 from hpcml.failures.end import Reason
 from hpcml.request.record import Awaited
@@ -17,10 +18,9 @@ from hpcml.runs import record as records
 from hpcml.runs import status as run_status
 from hpcml.runs.status import Status
 from hpcml.schedulers import JobState
-from hpcml.sites.layers import process_environment
 from hpcml.sites.schema import Site
+from hpcml.sites.settings_layers import process_environment
 from hpcml.states import Phase
-from hpcml.trusted_origins import HPCML
 
 LOOK = 0.15  # seconds between looks at a run's files
 SOON, SETTLED = 0.03, 5.0  # the same for so many seconds after they changed: a script that starts also prints soon

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hpcml import attempt_history, kinds, records, schedulers
+from hpcml import attempt_history, kinds, schedulers, typed_json
 from hpcml.errors import ALLOCATION_LOST, IDLE, ConfigError, NotFoundError, StorageError
 from hpcml.failures import evidence, judgement, stack_groups
 from hpcml.failures.cause import Case, Cause, with_run
@@ -20,15 +20,15 @@ from hpcml.failures.rule import Retry, Role
 from hpcml.failures.rules import BY_NAME, COLLECTIVE, of_refusal
 from hpcml.failures.stack_groups import Group
 from hpcml.paths import SCRIPT
-from hpcml.recorded import Recorded, RecordedSpec
 from hpcml.request.record import RunRequest
+from hpcml.run_files import Recorded, RecordedSpec
 from hpcml.runs import directories, handle, packages
 from hpcml.runs import stacks as live_stacks
 from hpcml.runs import status as run_status
 from hpcml.runs.directories import complete
 from hpcml.runs.record import Record
 from hpcml.runs.status import Status
-from hpcml.schedulers import machine, partitions
+from hpcml.schedulers import machine, partition_fit
 from hpcml.sites import lookup
 from hpcml.sites.schema import Site
 from hpcml.states import Phase, State, Wait
@@ -84,7 +84,7 @@ class Answer(NamedTuple):
 
     def as_json(self) -> dict[str, object]:
         """Return the answer as a JSON-ready mapping."""
-        table: dict[str, object] = records.plain(self)
+        table: dict[str, object] = typed_json.plain(self)
         return table
 
 
@@ -398,7 +398,8 @@ def _takes(site: Site, spec: RunRequest) -> bool:
     """Whether a partition takes a request: the one that was asked for, else any that the profile lists."""
     names = [spec.place.partition] if spec.place.partition or not site.partitions else list(site.partitions)
     return any(
-        not partitions.misfit(site, name, spec) and not partitions.doubtful_misfits(site, name, spec) for name in names
+        not partition_fit.misfit(site, name, spec) and not partition_fit.doubtful_misfits(site, name, spec)
+        for name in names
     )
 
 

@@ -1,6 +1,6 @@
 """What starts runs and tells their states: the interface of all schedulers (docs/schedulers.md)."""
 
-# No `from __future__ import annotations`: hpcml/records.py reads the types of fields, and from texts that takes long.
+# No `from __future__ import annotations`: hpcml/typed_json.py reads the types of fields, from texts slowly.
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hpcml import files, hold_queue, paths, subprocesses
+from hpcml.config_trust import HPCML
 from hpcml.errors import HpcmlError, SiteError, SlurmUnreachableError, UsageError
 from hpcml.kind import Role
 from hpcml.paths import RunPaths
@@ -28,10 +29,9 @@ from hpcml.schedulers import (
     slurm,
     slurm_options,
 )
-from hpcml.sites.layers import process_environment
 from hpcml.sites.schema import Site
+from hpcml.sites.settings_layers import process_environment
 from hpcml.states import State
-from hpcml.trusted_origins import HPCML
 from hpcml.units import expand_hosts
 
 ONE_MACHINE, OWN_JOBS, BATCH_SCRIPTS = False, False, False

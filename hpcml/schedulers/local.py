@@ -8,15 +8,15 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from hpcml import assets, files, records, subprocesses
+from hpcml import assets, files, subprocesses, typed_json
+from hpcml.config_trust import HPCML
 from hpcml.errors import NotFoundError, SiteError, UsageError
 from hpcml.paths import RunPaths
-from hpcml.recorded import RecordedPlan
 from hpcml.request.options import OPTIONS
+from hpcml.run_files import RecordedPlan
 from hpcml.schedulers import JobEnd, JobLayout, JobRequest, JobState, Submission, slurm
 from hpcml.sites.schema import Site
 from hpcml.states import State
-from hpcml.trusted_origins import HPCML
 
 ONE_MACHINE, OWN_JOBS, BATCH_SCRIPTS = True, True, False
 NODE_OPTIONS: tuple[str, ...] = ()
@@ -65,7 +65,7 @@ def lay_out(site: Site, request: JobRequest) -> JobLayout:
 def submit(site: Site, run: RunPaths) -> Submission:
     """Start the batch script in the background, or what waits and then becomes it; NotFoundError without bash."""
     command, blocked = ["bash", str(run.script)], []
-    if records.on_demand(RecordedPlan, files.read_json(run.plan)).after:
+    if typed_json.on_demand(RecordedPlan, files.read_json(run.plan)).after:
         command = [sys.executable, "-P", "-c", _WAIT, str(assets.package_root()), str(run.directory)]
         blocked = [signal.SIGTERM]  # until it can write that it was cancelled
     environment = clean_environment()

@@ -12,13 +12,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hpcml import files, records, units
+from hpcml import files, typed_json, units
+from hpcml.config_trust import HPCML
 from hpcml.errors import ANSWER_LOST, HpcmlError, SiteError, SlurmUnreachableError
 from hpcml.failures.rule import Where
 from hpcml.failures.rules import meaning, own_lines
 from hpcml.paths import RunPaths, task_of_array
-from hpcml.recorded import RecordedPlan
 from hpcml.request.record import RunRequest, measure
+from hpcml.run_files import RecordedPlan
 from hpcml.schedulers import (
     NOT_ASKED,
     UNKNOWN,
@@ -33,11 +34,10 @@ from hpcml.schedulers import (
     readable,
     slurm_options,
 )
-from hpcml.sites.layers import process_environment
 from hpcml.sites.schema import Site
+from hpcml.sites.settings_layers import process_environment
 from hpcml.states import ACTIVE, ENDED, PENDING, State
 from hpcml.subprocesses import Answer, CommandMissingError, run
-from hpcml.trusted_origins import HPCML
 from hpcml.workload_forms import Form
 
 ONE_MACHINE, OWN_JOBS, BATCH_SCRIPTS = False, True, True
@@ -206,7 +206,7 @@ def submit(site: Site, run: RunPaths) -> Submission:
 
 def _umask(run: RunPaths) -> int:
     """Return the umask for a job's output: the user's where that goes into the user's own files. A map has no plan."""
-    plan = records.on_demand(RecordedPlan, files.read_json(run.plan)) if run.plan.exists() else None
+    plan = typed_json.on_demand(RecordedPlan, files.read_json(run.plan)) if run.plan.exists() else None
     return _UMASK if plan is None or plan.directive("--output") else plan.inside.code.umask
 
 

@@ -11,7 +11,7 @@ from hpcml.kind import Role
 from hpcml.paths import task_of_array
 from hpcml.request.options import OPTIONS
 from hpcml.request.record import RunRequest
-from hpcml.schedulers import JobLayout, JobRequest, Launcher, partitions, sbatch_lines, slurm_options
+from hpcml.schedulers import JobLayout, JobRequest, Launcher, partition_fit, sbatch_lines, slurm_options
 from hpcml.schedulers.slurm_options import Directive, filename_pattern
 from hpcml.sites.schema import Site
 
@@ -69,10 +69,10 @@ def _on_default_partition(site: Site, spec: RunRequest, reasons: list[str]) -> l
     if not name or spec.place.partition != name or "--partition" in dict(spec.place.sbatch):
         return []
     reasons.append(f"partition {name}: the site's default (defaults.partition), because the script names none")
-    if spec.size.gpus_per_node or not partitions.gpus_of_node(site, name, spec):
+    if spec.size.gpus_per_node or not partition_fit.gpus_of_node(site, name, spec):
         return []
-    others = [other for other in site.partitions if not partitions.gpus_of_node(site, other, spec)]
-    fitting = next((other for other in others if not partitions.misfit(site, other, spec)), "")
+    others = [other for other in site.partitions if not partition_fit.gpus_of_node(site, other, spec)]
+    fitting = next((other for other in others if not partition_fit.misfit(site, other, spec)), "")
     way = f". Choose a partition without GPUs: --partition {fitting}" if fitting else ""
     return [f"the nodes of partition {name} have GPUs, and the script requests none{way}"]
 
@@ -178,7 +178,7 @@ def _added(site: Site, request: JobRequest, stated: dict[str, sbatch_lines.Optio
     """Yield the directives that hpcml adds where neither the script nor the user says it."""
     spec, has_output = request.spec, bool(sbatch_lines.OUTPUT & stated.keys())
     array = _array(request)
-    terms = partitions.terms(site, spec.place.partition, spec, with_gpus=spec.size.gpus_per_node > 0)
+    terms = partition_fit.terms(site, spec.place.partition, spec, with_gpus=spec.size.gpus_per_node > 0)
     defaults = (
         ("--job-name", spec.code.script.name),  # as sbatch names it
         ("--account", terms.account),

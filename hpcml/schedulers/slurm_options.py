@@ -12,7 +12,7 @@ from hpcml.errors import ConfigError, SiteError, UsageError, nearest
 from hpcml.kind import Role
 from hpcml.request.options import OPTIONS
 from hpcml.request.record import NOT_SAID, RunRequest
-from hpcml.schedulers import JobLayout, JobRequest, Launcher, partitions
+from hpcml.schedulers import JobLayout, JobRequest, Launcher, partition_fit
 from hpcml.sites.schema import Partition, Qos, Site
 
 # Directives that a profile cannot have: by its comment a job is found again, and an array would run in one directory.
@@ -58,15 +58,15 @@ def lay_out(site: Site, request: JobRequest) -> JobLayout:
     reasons: list[str] = []
     notices: list[str] = []
     name = _partition(site, request, reasons, notices)
-    terms = partitions.terms(site, name, request.asked, with_gpus=request.spec.size.gpus_per_node > 0)
+    terms = partition_fit.terms(site, name, request.asked, with_gpus=request.spec.size.gpus_per_node > 0)
     directives = _directives(site, request, name, terms, reasons, notices)
     notices += _on_shares(site, request, name, directives)
-    part = partitions.node_part(site, name, request.spec)
+    part = partition_fit.node_part(site, name, request.spec)
     known_qos = {site.defaults.qos, *(partition.qos for partition in site.partitions.values()), *site.qos} - {""}
     qos = request.asked.place.qos
     if qos and qos not in known_qos and (near := nearest(qos, known_qos)):
         notices.append(f"unknown QoS {qos}: did you mean {near}?")
-    qos = partitions.qos_of(site, name, request.spec)
+    qos = partition_fit.qos_of(site, name, request.spec)
     if request.spec.attempts.several_jobs and site.qos.get(qos, Qos()).max_jobs == 1:
         anew = "Slurm requeues the job after each attempt"
         notices.append(f"QoS {qos} allows you only one submitted job at a time, so {anew}")
@@ -113,8 +113,8 @@ class _OfNode(NamedTuple):
 def _of_node(site: Site, request: JobRequest, name: str) -> _OfNode:
     """Return the request for each node: of what the profile says a node has, the share of the GPUs."""
     spec, asked = request.spec, request.asked
-    part = partitions.node_part(site, name, spec)
-    kinds = partitions.nodes_for(site, name, spec)
+    part = partition_fit.node_part(site, name, spec)
+    kinds = partition_fit.nodes_for(site, name, spec)
     for kind in kinds:
         if not spec.size.memory_per_node and kind.memory_per_node.text and kind.memory_per_node < 1024**2:
             place = f"profile {site.name}: partitions.{name}.memory_per_node"
@@ -132,7 +132,7 @@ def _of_node(site: Site, request: JobRequest, name: str) -> _OfNode:
     if not asked.size.memory_per_node.text and not (site.partitions and spec.size.memory_per_node):
         by_profile = (*by_profile, "--memory-per-node")
         all_memory = [one.share(memory) for one, memory in zip(parts, all_memory, strict=True)]
-    cpus, memory = partitions.smallest(all_cpus), partitions.smallest(all_memory) << 20
+    cpus, memory = partition_fit.smallest(all_cpus), partition_fit.smallest(all_memory) << 20
     return _OfNode(cpus, memory, by_profile)
 
 
@@ -165,7 +165,7 @@ def _is_whole(site: Site, name: str, cpus: int) -> bool:
 
 def _on_shares(site: Site, request: JobRequest, name: str, directives: tuple[tuple[str, str], ...]) -> list[str]:
     """Return a note if a job requests a part of a node, or a node whose GPUs the profile does not give."""
-    part = partitions.node_part(site, name, request.spec)
+    part = partition_fit.node_part(site, name, request.spec)
     if part.gpus and site.slurm.gpu_request == "none":
         return ["the job requests no GPUs from Slurm (slurm.gpu_request is none): its nodes must have the GPUs anyway"]
     if not part.gpus or (part.of and not part.partial):
@@ -187,7 +187,7 @@ def _on_shares(site: Site, request: JobRequest, name: str, directives: tuple[tup
 
 def _shares(site: Site, request: JobRequest, name: str, directives: Mapping[str, str]) -> list[tuple[str, str]]:
     """Return the amounts that the profile, not the user, asked for of a node, by the option that asks for it."""
-    part, share = partitions.node_part(site, name, request.spec), _of_node(site, request, name)
+    part, share = partition_fit.node_part(site, name, request.spec), _of_node(site, request, name)
     all_gpus = request._replace(spec=request.spec.changed(gpus_per_node=part.of or part.gpus))
     whole, to_memory = _of_node(site, all_gpus, name), units.format_memory_for_slurm
     rows = (  # option, directive, its value, and the amount of the job and of the node in words
@@ -214,13 +214,13 @@ def _partition(site: Site, request: JobRequest, reasons: list[str], notices: lis
         reasons.append("Slurm chooses the first of these partitions that can start the job; the job must fit all")
     if not asked and site.partitions:
         named = _fitting_partition(site, spec, reasons, notices)
-    elif misfit := partitions.misfit(site, named, spec):
-        raise SiteError(misfit, place=f"profile {site.name}", hint=partitions.way_out(site, named, spec))
-    notices += partitions.doubtful_misfits(site, named, spec)
-    notices += partitions.unused_gpus(site, named, spec)
+    elif misfit := partition_fit.misfit(site, named, spec):
+        raise SiteError(misfit, place=f"profile {site.name}", hint=partition_fit.way_out(site, named, spec))
+    notices += partition_fit.doubtful_misfits(site, named, spec)
+    notices += partition_fit.unused_gpus(site, named, spec)
     if not asked and named in (with_gpus := _with_idle_gpus(site, spec)):
-        others = [name for name in site.partitions if name not in with_gpus and partitions.misfit(site, name, spec)]
-        ways = partitions.by_qos(site, _in_order(others, spec), spec)
+        others = [name for name in site.partitions if name not in with_gpus and partition_fit.misfit(site, name, spec)]
+        ways = partition_fit.by_qos(site, _in_order(others, spec), spec)
         notices += [f"a partition without GPUs also fits this request: {way}" for way in ways]
     return named
 
@@ -233,18 +233,18 @@ def _in_order(names: Iterable[str], spec: RunRequest) -> list[str]:
 def _with_idle_gpus(site: Site, spec: RunRequest) -> list[str]:
     """Return the partitions whose nodes have GPUs, for a job that requests none."""
     names = _in_order(site.partitions, spec) if not spec.size.gpus_per_node else []
-    return [name for name in names if partitions.gpus_of_node(site, name, spec)]
+    return [name for name in names if partition_fit.gpus_of_node(site, name, spec)]
 
 
 def _fitting_partition(site: Site, spec: RunRequest, reasons: list[str], notices: list[str]) -> str:
     """Return the first partition of the profile that fits: without idle GPUs and doubtful limits, if there is one."""
     default, with_gpus = spec.place.partition, _with_idle_gpus(site, spec)
     in_order = sorted(_in_order(site.partitions, spec), key=lambda name: name in with_gpus)
-    misfits = {name: reason for name in in_order if (reason := partitions.misfit(site, name, spec))}
+    misfits = {name: reason for name in in_order if (reason := partition_fit.misfit(site, name, spec))}
     fitting = [name for name in in_order if name not in misfits]
     if not fitting:
         raise _no_partition(site, spec, misfits)
-    chosen = min(fitting, key=lambda name: bool(partitions.doubtful_misfits(site, name, spec)))
+    chosen = min(fitting, key=lambda name: bool(partition_fit.doubtful_misfits(site, name, spec)))
     passed_over = [misfits[name] for name in in_order[: in_order.index(chosen)] if name in misfits]
     if chosen not in with_gpus:
         idle = (f"Partition '{name}' has GPUs, but the job requests none (--gpus-per-node)" for name in with_gpus)
@@ -261,8 +261,8 @@ def _no_partition(site: Site, spec: RunRequest, misfits: Mapping[str, str]) -> S
     """Return the refusal of a request that no partition fits, by why none does."""
     place, texts = f"profile {site.name}", tuple(misfits.values())
     if len(texts) == 1:
-        return SiteError(texts[0], place=place, hint=partitions.way_out(site, spec.place.partition, spec))
-    ways = partitions.by_qos(site, list(misfits), spec)
+        return SiteError(texts[0], place=place, hint=partition_fit.way_out(site, spec.place.partition, spec))
+    ways = partition_fit.by_qos(site, list(misfits), spec)
     hint = f"Try {ways[0]}." if ways else "Request fewer nodes, GPUs or CPUs, less memory or less time."
     return SiteError("No partition fits the request", place=place, hint=hint, quote=texts)
 
@@ -271,7 +271,7 @@ def _directives(
     site: Site,
     request: JobRequest,
     partition_name: str,
-    terms: partitions.Terms,
+    terms: partition_fit.Terms,
     reasons: list[str],
     notices: list[str],
 ) -> tuple[Directive, ...]:
@@ -344,7 +344,7 @@ def typed_options(asked: RunRequest) -> dict[str, str]:
 
 
 def _own_directives(
-    site: Site, request: JobRequest, name: str, terms: partitions.Terms, of_node: _OfNode
+    site: Site, request: JobRequest, name: str, terms: partition_fit.Terms, of_node: _OfNode
 ) -> tuple[Directive, ...]:
     """Return the options with values that hpcml gives, by the request on a partition."""
     spec = request.spec
@@ -384,7 +384,7 @@ def _memory_per_cpu(site: Site, of_node: _OfNode, word: str, remover: str) -> tu
 
 
 def _extra(
-    site: Site, terms: partitions.Terms, typed: Mapping[str, str], passed: Mapping[str, str], reasons: list[str]
+    site: Site, terms: partition_fit.Terms, typed: Mapping[str, str], passed: Mapping[str, str], reasons: list[str]
 ) -> list[Directive]:
     """Return those options of the profile's ``extra`` that stand for none of the user's, and why the others do not."""
     extra = []

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import Enum
 
+from hpcml.config_trust import Origin
 from hpcml.errors import ConfigError
 from hpcml.terminal import json_text
-from hpcml.trusted_origins import Origin
 
 
 class Power(Enum):

@@ -13,12 +13,20 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hpcml import assets, files
+from hpcml.config_trust import Origin
 from hpcml.errors import ConfigError, did_you_mean, nearest
 from hpcml.sites import key_permissions, renamed_keys
-from hpcml.sites.layers import Layers, Value, build, from_assignments, from_environment, process_environment, read_toml
 from hpcml.sites.schema import CHOICES, CONFIDENCE, Fact, Identify, Site
+from hpcml.sites.settings_layers import (
+    Layers,
+    Value,
+    build,
+    from_assignments,
+    from_environment,
+    process_environment,
+    read_toml,
+)
 from hpcml.terminal import note
-from hpcml.trusted_origins import Origin
 
 _IDENTIFY = re.compile(r"^\[identify\]\n(?:(?!\[).*\n)*", re.MULTILINE)
 

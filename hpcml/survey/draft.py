@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from hpcml.sites.layers import Layers
 from hpcml.sites.schema import Fact
+from hpcml.sites.settings_layers import Layers
 from hpcml.terminal import shown
 
 SCHEDULER = "slurm"  # of whose machines profiles are written

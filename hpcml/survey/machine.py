@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hpcml import assets, files, schedulers, subprocesses
+from hpcml.config_trust import HPCML, Origin
 from hpcml.errors import HpcmlError, SiteError, SlurmUnreachableError, StorageError, UsageError
 from hpcml.node.hardware import record
 from hpcml.node.hardware.record import Node
@@ -26,14 +27,13 @@ from hpcml.paths import LIBRARY
 from hpcml.plan import plan
 from hpcml.request.record import RunRequest
 from hpcml.schedulers import UNREADABLE, AnswerLostError
-from hpcml.sites.layers import Layers, build, process_environment, read_toml
 from hpcml.sites.lookup import load_profile
 from hpcml.sites.schema import Fact, Site
+from hpcml.sites.settings_layers import Layers, build, process_environment, read_toml
 from hpcml.survey import profile
 from hpcml.survey.draft import SCHEDULER, SLURM, Draft, How, keep_older
 from hpcml.survey.node_tables import Login
 from hpcml.survey.profile import QUICK
-from hpcml.trusted_origins import HPCML, Origin
 from hpcml.units import TimeLimit
 
 _MODULES_SECONDS = 20.0  # for `module avail`, which reads a tree of files

@@ -19,11 +19,11 @@ from hpcml.failures import point
 from hpcml.failures.point import PointEnd
 from hpcml.leases import Holder
 from hpcml.paths import sweep_folder
-from hpcml.records import Table
 from hpcml.request.record import LONGEST_NAME
 from hpcml.runs import directories, handle
 from hpcml.runs.directories import complete
 from hpcml.sweeps.points import Point, Value
+from hpcml.typed_json import Table
 
 _PATIENCE = 10.0  # seconds for another command to remove what is left of one that is gone
 _LEASES = "claims-"  # how the folders of leases begin by which runs divide points

@@ -18,7 +18,7 @@ from hpcml.runs import bad_nodes, directories, folders_reached, packages, python
 from hpcml.runs import status as run_status
 from hpcml.runs import submit as runs_submit
 from hpcml.runs.record import Record
-from hpcml.sites import layers, lookup
+from hpcml.sites import lookup, settings_layers
 from hpcml.sites.schema import Partition
 from hpcml.states import State
 from hpcml.sweeps import points, record
@@ -270,7 +270,7 @@ def with_python(spec: RunRequest) -> RunRequest:
     """Return the request with the Python of the sweep's newest run, so that all points have the same."""
     place = spec.place
     loaded = lookup.load_here(place.site, spec.code.cwd, place.settings, place.line_settings)
-    runs = directories.runs_folder(loaded.site.paths.runs, layers.process_environment())
+    runs = directories.runs_folder(loaded.site.paths.runs, settings_layers.process_environment())
     before = record.load(runs, spec.points.sweep)
     if spec.python or not before or not before.runs or not (runs / before.runs[-1]).is_dir():
         return spec

@@ -13,9 +13,9 @@ import pytest
 
 import planted
 from hpcml import errors, subprocesses
+from hpcml.config_trust import HPCML
 from hpcml.remote import channel
 from hpcml.remote.channel import Delivery
-from hpcml.trusted_origins import HPCML
 from remote_world import Laptop
 
 HELLO = '{"hello": 2, "version": "0"}'

@@ -10,7 +10,7 @@ from typing import Any
 from hpcml import kinds, samples
 from hpcml.kinds.dask.samples import SCHEMA, DaskSample, Moved, Tasks, ThreadSeconds, WorkerSample
 from hpcml.paths import RunPaths
-from hpcml.runs import directories, view
+from hpcml.runs import directories, top_view
 from hpcml.runs.status import Status
 from hpcml.samples import DiskTraffic, Gpu, GpuSample, NodeHeader, NodeSample, Pressure, Scope, Traffic
 from hpcml.schedulers import Submission
@@ -90,9 +90,11 @@ class Written:
         lines(path, tables)
         return path
 
-    def view(self, status: Status, limit: int = 3600, cause: str = "") -> view.View:
+    def view(self, status: Status, limit: int = 3600, cause: str = "") -> top_view.View:
         """Return what is shown, read from the files."""
-        return view.view(status.changed(time_limit=limit), view.Reader(kinds.get("dask")).look(self.run, 0), NOW, cause)
+        return top_view.view(
+            status.changed(time_limit=limit), top_view.Reader(kinds.get("dask")).look(self.run, 0), NOW, cause
+        )
 
 
 def status(nodes: Sequence[str], phase: str = "running", workers: int = 0, **facts: object) -> Status:
@@ -103,7 +105,7 @@ def status(nodes: Sequence[str], phase: str = "running", workers: int = 0, **fac
     return Status.of(ID, "leonardo", **values)
 
 
-def cpu_run(folder: Path) -> view.View:
+def cpu_run(folder: Path) -> top_view.View:
     """Two nodes without GPUs."""
     run = Written(folder)
     for name, use in (("lrdn0001", 93.0), ("lrdn0002", 41.0)):
@@ -114,7 +116,7 @@ def cpu_run(folder: Path) -> view.View:
     return run.view(status(("lrdn0001", "lrdn0002"), workers=8))
 
 
-def gpu_run(folder: Path, nodes: int = 2, late: str = "") -> view.View:
+def gpu_run(folder: Path, nodes: int = 2, late: str = "") -> top_view.View:
     """Nodes of four GPUs each, of different use."""
     run = Written(folder)
     names = [f"n{number:03d}" for number in range(1, nodes + 1)]

@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from hpcml.config_trust import Origin
 from hpcml.plan import batch_script, plan
 from hpcml.request.record import RunRequest, measure
-from hpcml.sites import layers, lookup, schema
-from hpcml.trusted_origins import Origin
+from hpcml.sites import lookup, schema, settings_layers
 
 SCRIPTS = Path(__file__).resolve().parent / "scripts"
 PYTHON = "/opt/hpcml/bin/python"
@@ -33,9 +33,9 @@ HOSTILE = '/scratch/a b/it\'s "x" $HOME `id` #1 50%j/é'
 
 def site_of(table: Mapping[str, Any]) -> schema.Site:
     """Return a site of these settings alone."""
-    own = layers.Layers()
+    own = settings_layers.Layers()
     own.add(table, "test", Origin.TYPED)
-    return layers.build(schema.Site, own)
+    return settings_layers.build(schema.Site, own)
 
 
 class Case(NamedTuple):
@@ -121,7 +121,7 @@ def make(
     request |= {name: measure(name, request[name]) for name in ("time", "memory_per_node") if name in request}
     job = RunRequest.of(Path(case.script), arguments, Path(case.script).parent, **request)
     place = plan.RunLocation(Path(case.folder) / name, PYTHON, "0.0.0")
-    return plan.plan(layers.build(schema.Site, loaded.layers), job, place)
+    return plan.plan(settings_layers.build(schema.Site, loaded.layers), job, place)
 
 
 def text(site: str, case: Case) -> str:

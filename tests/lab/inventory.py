@@ -1,6 +1,6 @@
 """What a run opens on the nodes: sockets, names in folders that all users share, secrets in variables.
 
-``SOCKETS`` says which processes open the rows of hpcml/listening.py, and how. ``NAMES`` and ``VARIABLES`` are the only
+``SOCKETS`` says which processes open the rows of hpcml/listeners.py, and how. ``NAMES`` and ``VARIABLES`` are the only
 names and variables that are allowed. ``LOOK`` is what root runs on a node to find all of them.
 """
 
@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from hpcml import listening
+from hpcml import listeners
 
 UNIX, ABSTRACT, LOOPBACK, ONE, ALL = "unix", "abstract", "loopback", "one address", "all addresses"
 # What the pages say of a kind of socket (Listener.where).
@@ -60,7 +60,7 @@ SOCKETS = {
     "SRUN": Sockets(("srun",), (ALL,), announced=False),
     "PMIX": Sockets(("MPI task",), (ALL,), announced=False),
 }
-ROWS = {name: row for name, row in vars(listening).items() if isinstance(row, listening.Listener)}
+ROWS = {name: row for name, row in vars(listeners).items() if isinstance(row, listeners.Listener)}
 # The rows that another account can connect to: each is attacked.
 REACHED = [
     name

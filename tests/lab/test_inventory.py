@@ -1,6 +1,6 @@
 """What runs of every kind open on the nodes, and attacks on each socket that another account can connect to.
 
-inventory.py and hpcml/listening.py have all that is allowed. What has no row there fails; so does a row that no run shows.
+inventory.py and hpcml/listeners.py have all that is allowed. What has no row there fails; so does a row that no run shows.
 """
 
 from __future__ import annotations
@@ -363,7 +363,7 @@ def rows(runs: Runs, nodes: list[Node]) -> dict[str, list[tuple[str, dict[str, A
 
 def test_every_socket_has_a_row_and_every_row_a_socket(rows: dict[str, list[Any]]) -> None:
     without = json.dumps(rows.get("", []), indent=1)
-    assert without == "[]", "add a row to hpcml/listening.py and tests/lab/inventory.py"
+    assert without == "[]", "add a row to hpcml/listeners.py and tests/lab/inventory.py"
     seen = {name for name, known in inventory.SOCKETS.items() if not known.seen_by}
     assert seen - rows.keys() == set()
 

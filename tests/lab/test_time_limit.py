@@ -14,7 +14,7 @@ import pytest
 from beside import PART, SMALL
 from conftest import Cluster, Ended, directory_of, left_of_containers
 from hpcml import errors
-from hpcml.node.processes import MOST
+from hpcml.node.process_helpers import MOST
 from lab_state import wait_for
 from test_exit_status import CONNECT, SAVES, WAIT, slurm_exit
 from test_losses import TWO_BY_TWO, output, roles, start

@@ -15,7 +15,7 @@ import pytest
 
 import alike
 from homes import HPCML, Here, here, home
-from hpcml.node import processes
+from hpcml.node import process_helpers
 from tests.said import in_order
 
 pytestmark = pytest.mark.local
@@ -135,7 +135,7 @@ def test_script_tasks_and_scheduler_find_the_same_around_them(code: Code) -> Non
     assert not alike.differences(found)
     scores = {role: facts["oom_score_adj"] for role, facts in found.items() if role not in ("python", "script")}
     kept = scores.pop("scheduler")
-    assert set(scores.values()) == {min(kept + processes.KILLED_FIRST, 1000)}  # Linux leaves the scheduler alone
+    assert set(scores.values()) == {min(kept + process_helpers.KILLED_FIRST, 1000)}  # Linux leaves the scheduler alone
 
 
 def test_the_user_s_umask_is_for_script_tasks_and_results(code: Code) -> None:

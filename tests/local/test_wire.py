@@ -226,10 +226,10 @@ SHARED_MEMORY = """
 import asyncio, os, re, sys
 from pathlib import Path
 from typing import Self
-from hpcml.node.hardware import communication
+from hpcml.node.hardware import dask_protocol
 from hpcml.kinds.dask.node.security import ucx_auth
 os.umask(0)
-os.environ.update(communication.ucx_environment(single_node=True))
+os.environ.update(dask_protocol.ucx_environment(single_node=True))
 ucx_auth.install(Path(sys.argv[1]))
 from distributed import Scheduler
 
@@ -287,9 +287,9 @@ class Listening:
 import asyncio, os, signal, sys
 from pathlib import Path
 from typing import Self
-from hpcml.node.hardware import communication
+from hpcml.node.hardware import dask_protocol
 from hpcml.kinds.dask.node.security import ucx_auth
-os.environ.update(communication.ucx_environment(single_node=True, tcp=sys.argv[2] == "True"), UCX_HANDLE_ERRORS="none")
+os.environ.update(dask_protocol.ucx_environment(single_node=True, tcp=sys.argv[2] == "True"), UCX_HANDLE_ERRORS="none")
 ucx_auth.install(Path(sys.argv[1]))
 from distributed.comm import listen
 

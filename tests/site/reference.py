@@ -1,6 +1,6 @@
 """``make reference``: the pages of all options and of all keys of a profile, made from the parsers and from the schema.
 
-It also writes the tables of hpcml/listening.py into the pages on security, and the project's addresses
+It also writes the tables of hpcml/listeners.py into the pages on security, and the project's addresses
 (addresses.py).
 """
 
@@ -17,7 +17,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
-from hpcml import listening, records, site_records, units
+from hpcml import listeners as listening
+from hpcml import site_records, typed_json, units
 from hpcml.cli import commands
 from hpcml.sites import schema
 from hpcml.terminal import folded
@@ -92,7 +93,7 @@ LISTENERS = {
     "security.md": ["what", "where", "who gets in", "what another account gets"],
     "security-for-administrators.md": ["what", "opened by", "where", "who gets in"],
 }
-BEGIN = "<!-- `make reference` writes this table from hpcml/listening.py -->"
+BEGIN = "<!-- `make reference` writes this table from hpcml/listeners.py -->"
 END = "<!-- end of the table -->"
 
 
@@ -238,7 +239,7 @@ def _record(kind: Any) -> Any:
 
 def _key(record: Any, prefix: str, field: str) -> Iterator[str]:
     key, kind = f"{prefix}{field}", record.__annotations__[field]
-    default = records.plain(record._field_defaults[field])
+    default = typed_json.plain(record._field_defaults[field])
     choices = " or ".join(f"`{choice}`" for choice in schema.CHOICES.get(key, ()))
     what = choices.replace(" or ", ", ", choices.count(" or ") - 1) or KINDS[get_origin(kind) or kind]
     if default or isinstance(default, (bool, int)):

@@ -18,9 +18,9 @@ from hpcml import assets, hold_queue
 from hpcml.kinds.dask import KIND
 from hpcml.kinds.hold import END
 from hpcml.kinds.hold.node import ahead
-from hpcml.node.script import interpreter, launcher
+from hpcml.node.script import interpreter_state, launcher
 from hpcml.node.tasks import process as tasks
-from hpcml.node.tasks.ready import Ready
+from hpcml.node.tasks.prestarted_interpreter import Ready
 from hpcml.paths import RunPaths
 from hpcml.settings import Code
 from hpcml.workload_forms import Form
@@ -159,7 +159,7 @@ def waiting(last: str = "") -> Ready:
     """Start an interpreter that waits for a script; ``last`` is that of the run before."""
     reader, writer = os.pipe()
     variables = {"HPCML_RUN_DIR": "/runs/before", "HPCML_AHEAD": last, launcher.BEGIN: str(reader)}
-    environment = {**os.environ, **variables, interpreter.IN_SCRIPT: KIND.in_script, "MINE": "/runs/before/x"}
+    environment = {**os.environ, **variables, interpreter_state.IN_SCRIPT: KIND.in_script, "MINE": "/runs/before/x"}
     command = [sys.executable, "-u", "-c", tasks._START]
     process = subprocess.Popen(command, env=environment, pass_fds=(reader,), stdout=subprocess.PIPE)
     os.close(reader)
@@ -168,7 +168,7 @@ def waiting(last: str = "") -> Ready:
 
 def shown(ready: Ready, script: Path, *, waits: bool = False, **variables: str) -> str:
     """Return what the script prints that the interpreter becomes."""
-    given = {"HPCML_RUN_DIR": "/runs/now", interpreter.IN_SCRIPT: KIND.in_script, "MINE": "/runs/now/x"}
+    given = {"HPCML_RUN_DIR": "/runs/now", interpreter_state.IN_SCRIPT: KIND.in_script, "MINE": "/runs/now/x"}
     command = [sys.executable, "-u", "-c", tasks._START, str(script), "a b"]
     code = Code(Form.SCRIPT, "", (), str(script.parent), 0o027, "", (), 0)
     with ready.process as process:
@@ -248,8 +248,8 @@ def test_the_processes_of_a_script_that_waited_know_what_it_began_with(monkeypat
         "HPCML_RUN_DIR": "/runs/now",
         "DASK_A": "2",
         "DASK_B": "3",
-        interpreter.GIVEN: "DASK_A",
+        interpreter_state.GIVEN: "DASK_A",
     }.items():
         monkeypatch.setenv(name, value)
     now = {"HPCML_RUN_DIR": "/runs/now", "PYTHONPATH": "/runs/now/lib.zip", "MINE": "1", "DASK_A": "2"}
-    assert interpreter._since_ahead(before) == now
+    assert interpreter_state._since_ahead(before) == now

@@ -17,7 +17,7 @@ from hpcml.node import next_attempt
 from hpcml.paths import RunPaths
 from hpcml.plan import plan
 from hpcml.request.record import RunRequest, measure
-from hpcml.sites import layers, schema
+from hpcml.sites import schema, settings_layers
 from hpcml.workload_forms import Form
 from node_settings import settings as settings_of
 from tests.said import in_order
@@ -136,7 +136,7 @@ def test_the_job_that_is_put_back_itself(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_a_qos_that_takes_one_job_is_told_at_submission(tmp_path: Path) -> None:
-    site = layers.build(schema.Site, layers.Layers())
+    site = settings_layers.build(schema.Site, settings_layers.Layers())
     site = site._replace(scheduler="slurm", qos={"debug": schema.Qos(max_jobs=1), "normal": schema.Qos(max_jobs=9)})
     place = plan.RunLocation(tmp_path, "/usr/bin/python3", "0")
     for qos, until_done in (("debug", True), ("debug", False), ("normal", True)):
@@ -164,7 +164,7 @@ def test_requests_that_are_refused(tmp_path: Path, subtests: pytest.Subtests) ->
         ({"until_done": True, "form": Form.JUPYTER}, "jupyter cannot be continued"),
         ({"until_done": True, "nodes": 4, "time": measure("time", "1:00:00"), "max_node_hours": 3.0}, "One attempt may take 4 node-hours, but the limit for all attempts is 3"),
     )  # fmt: skip
-    site = layers.build(schema.Site, layers.Layers())
+    site = settings_layers.build(schema.Site, settings_layers.Layers())
     place = plan.RunLocation(tmp_path, "/usr/bin/python3", "0")
     for asked, words in refused:
         with subtests.test(asked=asked), pytest.raises(HpcmlError, match=words):

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from hpcml.config_trust import Origin
 from hpcml.errors import ConfigError
 from hpcml.sites import schema
-from hpcml.sites.layers import Layers, build, from_assignments, from_environment, read_toml
-from hpcml.trusted_origins import Origin
+from hpcml.sites.settings_layers import Layers, build, from_assignments, from_environment, read_toml
 
 
 def layers(*tables: dict[str, Any]) -> Layers:

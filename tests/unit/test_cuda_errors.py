@@ -15,7 +15,7 @@ from distributed.worker_state_machine import ExecuteFailureEvent, ExecuteSuccess
 
 from hpcml.kinds.dask.node import cuda_errors, dask_worker
 from hpcml.kinds.dask.node.messages import NO_GPU, TOPIC
-from hpcml.node.processes import EndNote
+from hpcml.node.process_helpers import EndNote
 
 ILLEGAL = "an illegal memory access was encountered"
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hpcml.request.record import RunRequest
-from hpcml.runs import programs
+from hpcml.runs import script_or_program
 from hpcml.runs import submit as submission
 from hpcml.runs.dask_named import names_dask
 
@@ -50,7 +50,7 @@ PLAIN = (
 
 
 def asked(folder: Path, *command: str, **values: object) -> RunRequest:
-    return RunRequest(programs.code(list(command), folder)).changed(**values)
+    return RunRequest(script_or_program.code(list(command), folder)).changed(**values)
 
 
 @pytest.mark.parametrize(("texts", "named"), [(NAMED, True), (PLAIN, False)])

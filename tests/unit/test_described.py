@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from hpcml.config_trust import Origin
 from hpcml.errors import HpcmlError, ScriptError, StorageError
 from hpcml.request.record import RunRequest
 from hpcml.runs import pythons, uv_environments
 from hpcml.sites import lookup
-from hpcml.trusted_origins import Origin
 from tests.said import says
 
 VERSION = f"python{sys.version_info[0]}.{sys.version_info[1]}"

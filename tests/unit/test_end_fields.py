@@ -17,7 +17,7 @@ from hpcml.failures.rule import Retry, Role, Where
 from hpcml.failures.rules import BY_NAME, RULES
 from hpcml.kind import Kind
 from hpcml.kinds import KINDS
-from hpcml.records import DamagedError
+from hpcml.typed_json import DamagedError
 
 EXCLUDING = [
     rule for rule in RULES if (rule.retry, rule.role) == (Retry.EXCLUDE, Role.ROOT) and Where.LOG in rule.where

@@ -19,7 +19,7 @@ from hpcml.kind import Kind
 from hpcml.kinds.dask import KIND as DASK
 from hpcml.kinds.ranks import KIND
 from hpcml.paths import RunPaths
-from hpcml.records import DamagedError
+from hpcml.typed_json import DamagedError
 from hpcml.workload_forms import Form
 from tests.said import in_order, says
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from hpcml.request.record import RunRequest
-from hpcml.runs import gpus_chosen, programs
+from hpcml.runs import gpus_chosen, script_or_program
 from hpcml.sites import lookup
 from tests.fixtures.images import sif_file
 from tests.said import says
@@ -66,7 +66,7 @@ def python(folder: Path, *modules: str) -> str:
 
 
 def choose(interpreter: str, *settings: str, site: str = "leonardo", **asked: Any) -> tuple[RunRequest, list[str]]:
-    spec = RunRequest(programs.code(["job.py"], Path.cwd())).changed(**asked)
+    spec = RunRequest(script_or_program.code(["job.py"], Path.cwd())).changed(**asked)
     return gpus_chosen.choose(lookup.load(site, dict(os.environ), None, settings), spec, interpreter)
 
 

@@ -11,10 +11,10 @@ import pytest
 from hpcml import errors
 from hpcml.kinds.dask.node.cluster import Hangs
 from hpcml.node.outcome import EventLog, RunEndedError
-from hpcml.node.processes import OwnTime
+from hpcml.node.process_helpers import OwnTime
 from hpcml.node.tasks import follow
 from hpcml.paths import RunPaths
-from hpcml.recorded import Recorded
+from hpcml.run_files import Recorded
 from hpcml.runs.record import Planned
 from hpcml.runs.status import _reported
 from hpcml.workload_forms import Form

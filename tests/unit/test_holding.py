@@ -17,7 +17,7 @@ import pytest
 from hpcml import errors, hold_queue
 from hpcml.kinds.hold.node import holding
 from hpcml.paths import RunPaths
-from hpcml.recorded import Recorded
+from hpcml.run_files import Recorded
 
 NODE, HALF = (2, 8, 800), (1, 4, 400)  # GPUs, CPUs and MiB
 

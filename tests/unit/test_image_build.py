@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 
 from hpcml import subprocesses
+from hpcml.config_trust import HPCML
 from hpcml.errors import ImageError, NotFoundError, StorageError, UsageError
 from hpcml.failures.rule import Where
 from hpcml.failures.rules import meaning
 from hpcml.images import build, sif
-from hpcml.trusted_origins import HPCML
 
 APPTAINER = build.Program("/opt/bin/apptainer", "apptainer", (1, 4, 5), HPCML)
 

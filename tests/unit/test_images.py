@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
+from hpcml.config_trust import HPCML
 from hpcml.errors import ImageError, NotFoundError
 from hpcml.images import build, check, sif
 from hpcml.node.hardware import python_environment, record
 from hpcml.subprocesses import Answer
-from hpcml.trusted_origins import HPCML
 from tests.fixtures.images import sif_file
 from tests.said import says
 

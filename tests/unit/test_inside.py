@@ -16,28 +16,28 @@ from typing import Any
 import pytest
 
 from absences import absence_of
-from hpcml import records
+from hpcml import typed_json
 from hpcml.files import write
 from hpcml.kinds.dask import KIND
 from hpcml.kinds.dask.node import dask_worker, gpus, interconnect, losses
 from hpcml.kinds.dask.node.security import tls
-from hpcml.node import agent, files, full_disk, processes, script_environment
+from hpcml.node import agent, full_disk, process_helpers, rendezvous_files, script_environment
 from hpcml.node import settings as node_settings
-from hpcml.node.hardware import communication, sysfs
-from hpcml.node.processes import EndNote
+from hpcml.node.hardware import dask_protocol, sysfs
+from hpcml.node.process_helpers import EndNote
 from hpcml.plan import plan
 from hpcml.request import record as request
-from hpcml.sites import layers, schema
+from hpcml.sites import schema, settings_layers
 from node_settings import settings as settings_of
 from tests.said import says
 
 
 @pytest.fixture
 def context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> node_settings.Context:
-    site = layers.build(schema.Site, layers.Layers())
+    site = settings_layers.build(schema.Site, settings_layers.Layers())
     place = plan.RunLocation(tmp_path, "/usr/bin/python3", "0")
     spec = request.RunRequest.of(tmp_path / "job.py", ("a", ""), tmp_path, nodes=2)
-    table = records.plain(plan.plan(site, spec, place))
+    table = typed_json.plain(plan.plan(site, spec, place))
     (tmp_path / "plan.json").write_text(json.dumps(table))
     for name, value in (("HPCML_RUN_DIR", str(tmp_path)), ("SLURM_JOB_NODELIST", "n[1-2]"), ("SLURMD_NODENAME", "n1")):
         monkeypatch.setenv(name, value)
@@ -74,39 +74,39 @@ def test_who_is_missing(context: node_settings.Context) -> None:
 
 
 def test_a_file_is_there_whole_and_for_the_user_alone(tmp_path: Path) -> None:
-    files.write_json(tmp_path / "a.json", {"x": 1})
-    assert files.read_json(tmp_path / "a.json") == {"x": 1}
+    rendezvous_files.write_json(tmp_path / "a.json", {"x": 1})
+    assert rendezvous_files.read_json(tmp_path / "a.json") == {"x": 1}
     assert (tmp_path / "a.json").stat().st_mode & 0o777 == 0o600
-    assert files.read_json(tmp_path / "none.json") is None
+    assert rendezvous_files.read_json(tmp_path / "none.json") is None
     (tmp_path / ".hidden").touch()
-    assert files.listed(tmp_path) == {"a.json"}
-    assert files.listed(tmp_path / "none") == set()
+    assert rendezvous_files.listed(tmp_path) == {"a.json"}
+    assert rendezvous_files.listed(tmp_path / "none") == set()
 
 
 def test_waiting_ends_at_the_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seconds, naps = itertools.count(), iter(range(9))
     clock = SimpleNamespace(monotonic=lambda: next(seconds), sleep=lambda _: next(naps))
-    monkeypatch.setattr(files, "time", clock)
-    assert not files.wait_for(tmp_path / "never", 2, 0.01)
+    monkeypatch.setattr(rendezvous_files, "time", clock)
+    assert not rendezvous_files.wait_for(tmp_path / "never", 2, 0.01)
     (tmp_path / "there").touch()
-    assert files.wait_for(tmp_path / "there", 2, 0.01)
+    assert rendezvous_files.wait_for(tmp_path / "there", 2, 0.01)
 
 
 def test_ucx_stays_on_loopback_in_a_run_of_one_node_and_waits_for_no_event(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("UCX_NET_DEVICES", "UCXPY_PROGRESS_MODE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("UCX_TLS", "^posix")
-    assert communication.ucx_environment(single_node=False) == {"UCXPY_PROGRESS_MODE": "thread"}
+    assert dask_protocol.ucx_environment(single_node=False) == {"UCXPY_PROGRESS_MODE": "thread"}
     monkeypatch.setenv("UCXPY_PROGRESS_MODE", "polling")
-    assert communication.ucx_environment(single_node=True) == {"UCX_NET_DEVICES": "lo"}
+    assert dask_protocol.ucx_environment(single_node=True) == {"UCX_NET_DEVICES": "lo"}
     monkeypatch.setenv("UCX_NET_DEVICES", "mlx5_0:1")
-    assert communication.ucx_environment(single_node=True) == {}
+    assert dask_protocol.ucx_environment(single_node=True) == {}
 
 
 def test_ucx_shares_no_memory_with_the_group(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UCXPY_PROGRESS_MODE", "polling")
     monkeypatch.delenv("UCX_TLS", raising=False)
-    assert communication.ucx_environment(single_node=False) == {"UCX_TLS": "^sysv"}
+    assert dask_protocol.ucx_environment(single_node=False) == {"UCX_TLS": "^sysv"}
     said = tls.explanation("ucx", set(), gpus=False, group_memory=True)
     assert said.endswith(
         "; open to all users who can connect: UCX's System V shared memory, open to your group (UCX_TLS)"
@@ -125,11 +125,11 @@ def test_security_in_words(protocol: str, devices: set[str], gpus: bool, words: 
 
 def test_ucx_must_be_installed_where_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
-    with pytest.raises(communication.NoProtocolError, match="distributed-ucxx is not installed"):
-        communication.choose_protocol(settings_of(network__protocol="ucx"))
+    with pytest.raises(dask_protocol.NoProtocolError, match="distributed-ucxx is not installed"):
+        dask_protocol.choose_protocol(settings_of(network__protocol="ucx"))
     gpus_of_a_node = SimpleNamespace(count=4)
     several = settings_of(job__gpus=4, job__whole_nodes=True, network__private=True, workers__gpu=gpus_of_a_node)
-    assert communication.choose_protocol(several) == ("tls", "distributed-ucxx is not installed")
+    assert dask_protocol.choose_protocol(several) == ("tls", "distributed-ucxx is not installed")
 
 
 @pytest.mark.parametrize("head", [True, False])
@@ -153,19 +153,19 @@ def test_a_pool_is_never_larger_than_what_is_free() -> None:
 
 
 def test_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert communication.choose_address("", single_node=True)[0] == "127.0.0.1"
-    assert communication.choose_address("lo", single_node=False) == ("127.0.0.1", "interface lo from the profile")
-    with pytest.raises(communication.NoAddressError, match="no IPv4 address"):
-        communication.choose_address("nowhere0", single_node=False)
+    assert dask_protocol.choose_address("", single_node=True)[0] == "127.0.0.1"
+    assert dask_protocol.choose_address("lo", single_node=False) == ("127.0.0.1", "interface lo from the profile")
+    with pytest.raises(dask_protocol.NoAddressError, match="no IPv4 address"):
+        dask_protocol.choose_address("nowhere0", single_node=False)
     own = [(socket.AF_INET, 0, 0, "", (address, 0)) for address in ("127.0.1.1", "10.0.0.5")]
     monkeypatch.setattr(sysfs, "interfaces", lambda _: [])
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_: own)
     monkeypatch.setattr(sysfs, "addresses", lambda: {"lo": ["127.0.0.1", "127.0.1.1"], "eth0": ["10.0.0.5"]})
     monkeypatch.setattr(socket, "gethostname", lambda: "n1")
     monkeypatch.setattr(socket, "if_nameindex", lambda: [(1, "lo"), (2, "eth0")])
-    assert communication.choose_address("", single_node=False) == ("10.0.0.5", "address of n1")
+    assert dask_protocol.choose_address("", single_node=False) == ("10.0.0.5", "address of n1")
     own[:] = [(socket.AF_INET, 0, 0, "", ("10.79.0.12", 0))]  # a wrong /etc/hosts: the address of another node
-    address, why = communication.choose_address("", single_node=False)
+    address, why = dask_protocol.choose_address("", single_node=False)
     assert address == "10.0.0.5"
     assert "eth0 (n1 resolves to 10.79.0.12" in why
 
@@ -185,7 +185,7 @@ def test_a_full_disk_takes_an_end_without_its_lines(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     full_disk.renew(context.run)
-    monkeypatch.setattr(files, "write_json", refuse)
+    monkeypatch.setattr(rendezvous_files, "write_json", refuse)
     facts = {"exit_status": 3, "quote": ["x" * 4096] * 20}
     assert full_disk.write_end(context.run, context.run.status, facts)
     assert json.loads(context.run.status.read_text()) == {"exit_status": 3, "quote": []}
@@ -216,7 +216,7 @@ KEEPS = PRINTS.replace("every_node=False", "every_node=True").replace(
 def test_where_memory_runs_out_linux_kills_what_keeps_workers_before_the_scheduler() -> None:
     own = int(Path("/proc/self/oom_score_adj").read_text())
     done = subprocess.run([sys.executable, "-c", KEEPS], stderr=subprocess.PIPE, text=True, check=False)
-    assert int(done.stderr) == min(own + processes.KILLED_NEXT, 1000)
+    assert int(done.stderr) == min(own + process_helpers.KILLED_NEXT, 1000)
 
 
 @pytest.mark.parametrize(("reason", "why"), [

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hpcml.node.interconnect import attribution
+from hpcml.node.interconnect import transport_used
 from hpcml.node.interconnect.measurement import (
     GIB,
     Measurement,
@@ -39,8 +39,8 @@ def made(protocol: str, memory: str, pairs: list[Pair], log: str = "", **changes
     return Measurement(protocol, memory, pairs, workers, nodes, **changes)
 
 
-def path(scope: str, *, ok: bool, doubt: str = "", wanted: bool = True) -> attribution.DataPath:
-    return attribution.DataPath(scope, ("x",), (), "", ok, (), doubt, 1.0, wanted)
+def path(scope: str, *, ok: bool, doubt: str = "", wanted: bool = True) -> transport_used.DataPath:
+    return transport_used.DataPath(scope, ("x",), (), "", ok, (), doubt, 1.0, wanted)
 
 
 def judged(policy: str, **changes: Any) -> str:

@@ -16,10 +16,10 @@ from hpcml import errors
 from hpcml.kinds.dask import KIND
 from hpcml.kinds.dask.node import late_cluster
 from hpcml.kinds.dask.node.cluster import Processes
-from hpcml.node import files
+from hpcml.node import rendezvous_files
 from hpcml.node.outcome import EventLog, RunEndedError
 from hpcml.node.run_state import RunState
-from hpcml.node.script import interpreter
+from hpcml.node.script import interpreter_state
 from hpcml.node.settings import Context
 from hpcml.paths import RunPaths
 from node_settings import settings as settings_of
@@ -45,7 +45,7 @@ def cluster(context: Context) -> Iterator[Processes]:
 
 def asked_for(cluster: Processes) -> None:
     """Have the script ask for the cluster, and the supervisor see it."""
-    files.write_json(cluster.context.attempt.cluster_wanted, {})
+    rendezvous_files.write_json(cluster.context.attempt.cluster_wanted, {})
     cluster.state.end_requests.look_again()
 
 
@@ -63,7 +63,9 @@ def test_the_cluster_starts_when_it_is_asked_for(cluster: Processes, monkeypatch
     monkeypatch.setattr(cluster, "_start", lambda: {**os.environ, late_cluster.VARIABLE: "tls://n1:1"})
     asked_for(cluster)
     cluster.check()
-    assert files.read_json(cluster.context.attempt.cluster) == {"environment": {late_cluster.VARIABLE: "tls://n1:1"}}
+    assert rendezvous_files.read_json(cluster.context.attempt.cluster) == {
+        "environment": {late_cluster.VARIABLE: "tls://n1:1"}
+    }
     cluster.agents.lost[cluster.scheduler] = "it ended"
     with pytest.raises(RunEndedError) as ended:
         cluster.check()
@@ -95,16 +97,16 @@ def test_a_client_waits_for_the_cluster_and_finds_it(context: Context, monkeypat
     monkeypatch.setattr(late_cluster, "MARGIN", 0.0)
     monkeypatch.setenv(late_cluster.VARIABLE, late_cluster.ADDRESS)
     monkeypatch.setenv("UCX_TLS", "the script's")
-    monkeypatch.setitem(interpreter.BEFORE, "environment", {})
+    monkeypatch.setitem(interpreter_state.BEFORE, "environment", {})
     with pytest.raises(TimeoutError, match="did not start within"):
         late_cluster.have_started()
     assert context.attempt.cluster_wanted.exists()
     given = {late_cluster.VARIABLE: "tls://n1:1", "UCX_TLS": "the run's", "UCX_X": "1"}
-    files.write_json(context.attempt.cluster, {"environment": given})
+    rendezvous_files.write_json(context.attempt.cluster, {"environment": given})
     with dask.config.set({"scheduler-address": late_cluster.ADDRESS}):
         late_cluster.have_started()
         assert dask.config.get("scheduler-address") == "tls://n1:1"
     monkeypatch.delenv("UCX_X")
     assert os.environ["UCX_TLS"] == "the script's"
-    assert interpreter.BEFORE["environment"] == {late_cluster.VARIABLE: "tls://n1:1", "UCX_X": "1"}
+    assert interpreter_state.BEFORE["environment"] == {late_cluster.VARIABLE: "tls://n1:1", "UCX_X": "1"}
     assert not late_cluster.is_late()

@@ -138,7 +138,7 @@ TAKES = """
 import sys
 from pathlib import Path
 from hpcml.leases import Leases
-from hpcml.node.processes import OwnTime
+from hpcml.node.process_helpers import OwnTime
 
 run = Leases(Path(sys.argv[1]), "a", ("a", "b", "c"), OwnTime())
 print(*(key for key in sys.argv[2:] if run.take(key)), flush=True)

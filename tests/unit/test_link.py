@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from hpcml import listening
+from hpcml import listeners
 from hpcml.kinds.dask import KIND
 from hpcml.kinds.dask.node import workers
 from hpcml.node import agent, stacks
@@ -270,7 +270,7 @@ def test_the_first_address_that_answers_is_not_kept_waiting_by_one_that_swallows
 ) -> None:
     """As behind a filter: 5 s for each would be as many for all."""
     monkeypatch.setattr(lines, "OTHERS", 0.05)
-    with listening.listen_tcp(listening.AGENTS, "127.0.0.1") as there, socket.socket() as full:
+    with listeners.listen_tcp(listeners.AGENTS, "127.0.0.1") as there, socket.socket() as full:
         full.bind(("127.0.0.2", 0))
         full.listen(0)
         with contextlib.ExitStack() as callers:

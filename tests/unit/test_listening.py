@@ -1,4 +1,4 @@
-"""hpcml/listening.py: who may connect to what its functions open."""
+"""hpcml/listeners.py: who may connect to what its functions open."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcml import listening
+from hpcml import listeners
 
 
 @pytest.fixture(autouse=True)
@@ -21,7 +21,7 @@ def _open_umask() -> Iterator[None]:
 
 
 def test_a_unix_socket_is_the_user_s_alone_with_any_umask(tmp_path: Path) -> None:
-    with listening.listen_unix(listening.DASHBOARD, tmp_path / "socket") as listener:
+    with listeners.listen_unix(listeners.DASHBOARD, tmp_path / "socket") as listener:
         assert stat.S_IMODE((tmp_path / "socket").stat().st_mode) == 0o600
         with socket.socket(socket.AF_UNIX) as connection:
             connection.connect(listener.getsockname())
@@ -33,13 +33,13 @@ def test_an_http_server_s_socket_is_the_user_s_alone_with_any_umask(tmp_path: Pa
             self.listener = listener
 
     server = Server()
-    listening.serve_at(listening.DASHBOARD, server, tmp_path / "socket")
+    listeners.serve_at(listeners.DASHBOARD, server, tmp_path / "socket")
     with server.listener:
         assert stat.S_IMODE((tmp_path / "socket").stat().st_mode) == 0o600
 
 
 def test_a_reserved_port_refuses_connections_until_rank_0_listens_there() -> None:
-    with listening.reserve_tcp(listening.MASTER_PORT) as holder:
+    with listeners.reserve_tcp(listeners.MASTER_PORT) as holder:
         place = ("127.0.0.1", holder.getsockname()[1])
         with socket.socket() as connection:
             assert connection.connect_ex(place) != 0

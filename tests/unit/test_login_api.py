@@ -13,7 +13,7 @@ import pytest
 import hpcml
 from hpcml.options import reading, table
 from hpcml.request.record import Code
-from hpcml.sites import layers
+from hpcml.sites import settings_layers
 
 
 def test_a_name_whose_package_is_missing_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,8 +88,8 @@ def test_a_flag_has_no_other_value() -> None:
 def test_the_umask_is_the_program_s_again(umask: int) -> None:
     before = os.umask(umask)
     try:
-        with layers.narrowed_umask():
-            assert layers.user_umask() == umask
+        with settings_layers.narrowed_umask():
+            assert settings_layers.user_umask() == umask
             assert os.umask(umask) & 0o022 == 0o022
         assert os.umask(umask) == umask
     finally:

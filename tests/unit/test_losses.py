@@ -15,8 +15,8 @@ import pytest
 from absences import absence_of
 from hpcml.kinds.dask import KIND
 from hpcml.kinds.dask.node.losses import WORDS, Losses
-from hpcml.node import files, processes
-from hpcml.node.processes import MOST, OwnTime
+from hpcml.node import process_helpers, rendezvous_files
+from hpcml.node.process_helpers import MOST, OwnTime
 from hpcml.node.run_state import LAST_WORDS, Steps
 from hpcml.node.settings import Context
 from hpcml.paths import RunPaths
@@ -51,7 +51,7 @@ def told(context: Context) -> list[dict[str, object]]:
 
 def mark(context: Context, node: str, state: str) -> None:
     facts = {"refused": "", "failed": [], "deaths": {}, "state": state}
-    files.write_json(context.attempt.mark_of(node), facts)
+    rendezvous_files.write_json(context.attempt.mark_of(node), facts)
 
 
 def test_workers_that_the_script_retires_are_no_loss(context: Context) -> None:
@@ -60,7 +60,7 @@ def test_workers_that_the_script_retires_are_no_loss(context: Context) -> None:
     present = {*context.worker_names("n1")}
     assert [node.node for node in losses(context).look(present)] == ["n2"]
     path = context.attempt.mark_of("n2")
-    files.write_json(path, {**(files.read_json(path) or {}), "retired": list(names)})
+    rendezvous_files.write_json(path, {**(rendezvous_files.read_json(path) or {}), "retired": list(names)})
     assert losses(context).look(present) == []
     (context.attempt.exits / "worker@n2").write_text("0\n")
     assert losses(context).look(present) == []
@@ -161,12 +161,12 @@ def test_a_task_that_srun_has_lost_does_not_come_back(context: Context, line: st
 
 def test_a_zombie_and_a_pid_given_out_again_have_ended() -> None:
     child = subprocess.Popen(["true"])
-    process = processes.Process.named(child.pid)
+    process = process_helpers.Process.named(child.pid)
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
     assert not process.alive
     child.wait()
-    assert not processes.Process(os.getpid(), "1").alive
-    assert processes.Process.named(os.getpid()).alive
+    assert not process_helpers.Process(os.getpid(), "1").alive
+    assert process_helpers.Process.named(os.getpid()).alive
 
 
 def test_a_suspension_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:

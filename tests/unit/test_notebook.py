@@ -29,7 +29,7 @@ from hpcml.paths import RunPaths
 from hpcml.plan import plan
 from hpcml.request import record as request
 from hpcml.settings import Settings
-from hpcml.sites import layers, schema
+from hpcml.sites import schema, settings_layers
 from hpcml.workload_forms import Form
 
 PLACE = plan.RunLocation(Path("/runs/jupyter-20261121-074500-1a2b"), "/usr/bin/python3", "0")
@@ -37,7 +37,7 @@ PLACE = plan.RunLocation(Path("/runs/jupyter-20261121-074500-1a2b"), "/usr/bin/p
 
 def settings(**values: Any) -> Settings:
     spec = request.RunRequest.of(Path("/home/me/jupyter"), (), Path("/home/me/notes"), form=Form.JUPYTER, **values)
-    return plan.plan(layers.build(schema.Site, layers.Layers()), spec, PLACE).inside
+    return plan.plan(settings_layers.build(schema.Site, settings_layers.Layers()), spec, PLACE).inside
 
 
 def context(run: Path, **values: Any) -> Context:

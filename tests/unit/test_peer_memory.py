@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from distributed import Status
 
-from hpcml.repairs import dead_worker_gpu_memory
-from hpcml.repairs.dead_worker_gpu_memory import PAGE, Marker, MarkError
+from hpcml.repairs import dead_worker_memory
+from hpcml.repairs.dead_worker_memory import PAGE, Marker, MarkError
 
 LOW, HIGH = 0x7FA100000000, 0x7FA140000000
 MARKER = Marker("ab" * 32, 512)
@@ -56,9 +56,9 @@ class Answer(int):
 
 
 def released(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> int:
-    monkeypatch.setattr(dead_worker_gpu_memory, "_driver", lambda: driver)
-    monkeypatch.setattr(dead_worker_gpu_memory, "_reserved", lambda _: iter([(LOW, HIGH)]))
-    return dead_worker_gpu_memory.release(MARKER)
+    monkeypatch.setattr(dead_worker_memory, "_driver", lambda: driver)
+    monkeypatch.setattr(dead_worker_memory, "_reserved", lambda _: iter([(LOW, HIGH)]))
+    return dead_worker_memory.release(MARKER)
 
 
 def test_only_the_marked_mapping_is_closed_after_the_gpu_has_finished(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,16 +85,16 @@ def test_reserved_ranges_are_private_without_a_file_and_without_rights() -> None
         "7fc49de00000-7fc4dde00000 rw-p 00000000 00:00 0 \n"
         "7fc500000000-7fc500001000 ---p 00000000 08:01 17                         /usr/lib/libcuda.so.1\n"
     )
-    assert list(dead_worker_gpu_memory._reserved(text)) == [
+    assert list(dead_worker_memory._reserved(text)) == [
         (0x204C00000, 0x400200000),
         (0x7FA1A0000000, 0x7FC220000000),
     ]
-    assert list(dead_worker_gpu_memory._reserved(Path("/proc/self/maps").read_text()))
+    assert list(dead_worker_memory._reserved(Path("/proc/self/maps").read_text()))
 
 
 def test_neighbours_on_the_same_machine_are_asked_and_no_others() -> None:
     """One that has no pool of its own may have mapped a neighbour's; at the run's end nobody is asked."""
-    neighbours, asked = dead_worker_gpu_memory.Neighbours(), []
+    neighbours, asked = dead_worker_memory.Neighbours(), []
     for name, machine in (("a", "m1"), ("b", "m1"), ("c", "m2"), ("d", "m1")):
         marked = MARKER._asdict() if name != "d" else {}
         neighbours.add({"address": name, "machine": machine, "pool": 5, **marked})
@@ -104,7 +104,7 @@ def test_neighbours_on_the_same_machine_are_asked_and_no_others() -> None:
         status=Status.running,
         worker_send=lambda worker, message: asked.append((worker, message)),
     )
-    message = {"op": dead_worker_gpu_memory.ASK, "address": "a", **MARKER._asdict()}
+    message = {"op": dead_worker_memory.ASK, "address": "a", **MARKER._asdict()}
     neighbours.remove(left, "a")
     assert asked == [("b", message), ("d", message)]
     asked.clear()
@@ -126,10 +126,10 @@ def test_connections_to_a_worker_that_died_are_dropped(monkeypatch: pytest.Monke
     async def let_go(_: object) -> None: ...
 
     async def ask() -> None:
-        holder = dead_worker_gpu_memory.Holder(worker)
-        worker.stream_handlers[dead_worker_gpu_memory.ASK](address="a", **MARKER._asdict())
+        holder = dead_worker_memory.Holder(worker)
+        worker.stream_handlers[dead_worker_memory.ASK](address="a", **MARKER._asdict())
         await asyncio.gather(*holder._tasks)
 
-    monkeypatch.setattr(dead_worker_gpu_memory, "let_go", let_go)
+    monkeypatch.setattr(dead_worker_memory, "let_go", let_go)
     asyncio.run(ask())
     assert aborted == ["free", "used", "pool"]

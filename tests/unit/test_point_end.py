@@ -11,7 +11,7 @@ import pytest
 from hpcml import files
 from hpcml.failures import point
 from hpcml.failures.point import PointEnd
-from hpcml.records import plain
+from hpcml.typed_json import plain
 
 OLDER = {"key": "a", "values": {"k": 1}, "status": "failed", "exit_status": 1, "cause": "x", "kind": "oom", "rule": "",
          "nodes": ["n1"], "seconds": 2, "metrics": {"loss": None}, "reports": 1, "began": 3.5, "node": "n1"}  # fmt: skip

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hpcml.node.tasks import process as role
-from hpcml.runs import programs
+from hpcml.runs import script_or_program
 from hpcml.workload_forms import Form
 
 
@@ -56,8 +56,8 @@ def here(tmp_path: Path) -> Path:
 def test_an_interpreter_s_script_or_module_is_the_code(
     here: Path, words: list[str], interpreter: list[str] | None, code: list[str], form: Form
 ) -> None:
-    path, named, _ = programs.named(["--", *words], here)
-    found = programs.python_code(path, named[1:], here)
+    path, named, _ = script_or_program.named(["--", *words], here)
+    found = script_or_program.python_code(path, named[1:], here)
     if interpreter is None:
         assert found is None
         return
@@ -72,7 +72,7 @@ def test_an_interpreter_s_script_or_module_is_the_code(
     ],
 )  # fmt: skip
 def test_only_a_program_of_the_user_s_folder_is_copied(here: Path, program: str, stays: bool) -> None:
-    assert programs.stays(here / program, here) is stays
+    assert script_or_program.stays(here / program, here) is stays
 
 
 @pytest.mark.parametrize("options", [[], ["-P"]])

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hpcml.request.record import Code, RunRequest
-from hpcml.runs import project, snapshot
+from hpcml.runs import copied_project, snapshot
 from hpcml.sites.schema import Code as Rules
 from hpcml.sweeps import submission
 from hpcml.units import Memory
@@ -29,8 +29,8 @@ def proj(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return proj
 
 
-def decided(script: Path, rules: Rules | None = None, form: Form = Form.SCRIPT) -> project.Decision:
-    return project.decide(Code(script, form=form), rules or Rules(), Path("/nowhere/code"))
+def decided(script: Path, rules: Rules | None = None, form: Form = Form.SCRIPT) -> copied_project.Decision:
+    return copied_project.decide(Code(script, form=form), rules or Rules(), Path("/nowhere/code"))
 
 
 @pytest.mark.parametrize("marker", ["", ".git", "pyproject.toml", "hpcml.toml"])
@@ -46,7 +46,7 @@ def test_the_folder_that_the_script_names_is_copied(proj: Path, marker: str) -> 
 
 def test_what_stays_in_its_folder_is_copied_as_before(proj: Path) -> None:
     (proj / "scripts" / "train.py").write_text("print(__file__)\n")
-    assert decided(proj / "scripts" / "train.py") == project.Decision()
+    assert decided(proj / "scripts" / "train.py") == copied_project.Decision()
 
 
 def test_a_module_and_a_shell_script_have_a_project_too(proj: Path) -> None:
@@ -148,6 +148,6 @@ def test_a_text_has_no_folder_sent_that_nothing_makes_a_project(
     if marker:
         (proj / marker).touch()
     code = Code(proj / "scripts" / "train.py", form=Form.SCRIPT)
-    found = project.decide(code, Rules(), Path("/nowhere/code"), proj / here)
+    found = copied_project.decide(code, Rules(), Path("/nowhere/code"), proj / here)
     assert found.root == (str(proj) if sends else "")
     assert ("hpcml sends only the script's folder" in found.note_on_sending) is not sends

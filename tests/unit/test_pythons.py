@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from hpcml.config_trust import Origin
 from hpcml.errors import HpcmlError, NotFoundError, ScriptError, UsageError
 from hpcml.request.record import RunRequest
 from hpcml.runs import environments, packages, pythons
 from hpcml.sites import lookup
-from hpcml.trusted_origins import Origin
 
 PYTHON = Path(os.path.realpath(sys.executable))
 VERSION = f"{sys.version_info[0]}.{sys.version_info[1]}"
@@ -235,7 +235,7 @@ def test_an_environment_in_a_folder_that_every_node_has_of_its_own(
 
 
 def test_programs_of_the_environment_come_first(world: Path) -> None:
-    from hpcml.runs import programs
+    from hpcml.runs import script_or_program
 
     mine = environment(world / "mine")
     (mine / "bin/torchrun").touch(0o755)
@@ -244,7 +244,7 @@ def test_programs_of_the_environment_come_first(world: Path) -> None:
         (["--", "torchrun", "job.py"], f"{mine}/bin/torchrun"), (["--", "python", "job.py"], f"{mine}/bin/python"),
         (["--", "env", "job.py"], "env"),
     ):  # fmt: skip
-        spec = RunRequest(programs.code(words, Path.cwd()), python=str(mine))
+        spec = RunRequest(script_or_program.code(words, Path.cwd()), python=str(mine))
         code = pythons.typed(site, spec, dry_run=False).spec.code
         assert (*code.interpreter, str(code.script))[0] == expected
 

@@ -10,7 +10,7 @@ import pytest
 from hpcml.failures import evidence
 from hpcml.paths import RunPaths
 from hpcml.runs import directories
-from hpcml.runs.rank_logs import Merged, of_ranks
+from hpcml.runs.merged_rank_logs import Merged, of_ranks
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ import pytest
 from hpcml.errors import ScriptError, UsageError
 from hpcml.plan.plan import RunLocation, plan
 from hpcml.request.record import RunRequest
-from hpcml.runs import programs
+from hpcml.runs import script_or_program
 from hpcml.runs.checks import expects_ranks
-from hpcml.sites import layers, schema
+from hpcml.sites import schema, settings_layers
 from hpcml.workload_forms import Form
 from tests.said import in_order
 
@@ -185,10 +185,10 @@ def test_a_variable_that_the_run_sets_is_there(tmp_path: Path) -> None:
 def check_program(
     tmp_path: Path, nodes: int, *words: str, gpus: int = 0, pool: str = "auto", ranks_asked: str = ""
 ) -> list[str]:
-    path, script, form = programs.named(list(words), tmp_path)
+    path, script, form = script_or_program.named(list(words), tmp_path)
     spec = RunRequest.of(path, tuple(script[1:]), tmp_path, form=form, nodes=nodes, gpus_per_node=gpus)
     spec = spec.changed(kind="ranks").changed(ranks=ranks_asked) if ranks_asked else spec
-    site = layers.build(schema.Site, layers.Layers())
+    site = settings_layers.build(schema.Site, settings_layers.Layers())
     site = site._replace(gpu=site.gpu._replace(rmm_pool_size=pool))
     return expects_ranks.check_program(spec, plan(site, spec, RunLocation(tmp_path, "/usr/bin/python3", "0")))
 

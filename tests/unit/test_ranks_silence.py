@@ -26,11 +26,11 @@ from hpcml.kinds.ranks.node.supervised import EVENTS, Ranks
 from hpcml.kinds.ranks.variables import World
 from hpcml.node import agent
 from hpcml.node.agents import Agents
-from hpcml.node.hardware import communication, sysfs
+from hpcml.node.hardware import dask_protocol, sysfs
 from hpcml.node.link import hub as hubs
 from hpcml.node.link import line as line_of
 from hpcml.node.link.hub import Hub
-from hpcml.node.processes import Process
+from hpcml.node.process_helpers import Process
 from hpcml.node.settings import Context
 from hpcml.paths import RunPaths
 from node_settings import settings as settings_of
@@ -220,7 +220,7 @@ def _no_logs(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_node_that_is_silent_is_named_or_the_first_whose_network_has_failed(
     monkeypatch: pytest.MonkeyPatch, nodes: tuple[str, ...], silent: set[str], down: str, suspect: str, words: str
 ) -> None:
-    monkeypatch.setattr(communication, "interface_down", lambda _: down)
+    monkeypatch.setattr(dask_protocol, "interface_down", lambda _: down)
     end = losses.by_silence(state_of(nodes), silent, "n2", "10.0.0.1")
     assert (end.exit_status, end.message, end.at_fault) == (errors.ROLE_LOST, words, (suspect,))
     assert (end.lost_nodes, end.role) == ((suspect,), "rank")
@@ -237,14 +237,14 @@ def test_one_sign_that_is_missing_is_no_silence() -> None:
 
 def test_an_interface_that_is_down_is_named_by_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sysfs, "addresses", lambda: {"lo": ["127.0.0.1"], "eth0": ["10.0.0.1"]})
-    assert communication.interface_down("127.0.0.1") == ""
-    assert communication.interface_down("10.0.0.1") == ("" if sysfs.is_up("eth0") else "eth0")
+    assert dask_protocol.interface_down("127.0.0.1") == ""
+    assert dask_protocol.interface_down("10.0.0.1") == ("" if sysfs.is_up("eth0") else "eth0")
     assert not sysfs.is_up("no-such")
     for flags, name in ((0x1, "eth0"), (0x0, "eth0"), (0x41, ""), (0x1043, "")):
         answer = struct.pack("16sH14x", b"eth0", flags)
         monkeypatch.setattr("fcntl.ioctl", lambda *_, answer=answer: answer)
-        assert communication.interface_down("10.0.0.1") == name
-    assert communication.interface_down("10.0.0.9") == ""
+        assert dask_protocol.interface_down("10.0.0.1") == name
+    assert dask_protocol.interface_down("10.0.0.9") == ""
 
 
 def test_a_lost_agent_is_told_with_what_killed_it_and_not_waited_for() -> None:

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from hpcml import errors, listening
+from hpcml import errors, listeners
 from hpcml.failures import judgement
 from hpcml.failures.cause import Case
 from hpcml.kinds.ranks import KIND
@@ -136,7 +136,7 @@ def test_a_hello_that_was_heard_before_opens_nothing(run: Agents, name: str) -> 
     """As that of an agent, passed on or said again: each connection has its own number to sign."""
     port = run.hub.places[0][1]
     heard: list[bytes] = []
-    with listening.listen_tcp(listening.AGENTS, "127.0.0.1") as between, ThreadPoolExecutor(1) as pool:
+    with listeners.listen_tcp(listeners.AGENTS, "127.0.0.1") as between, ThreadPoolExecutor(1) as pool:
         asked = pool.submit(line_of.connect, [between.getsockname()], KEY, name)
         with between.accept()[0] as caller:
             caller.sendall(b"0" * 32 + b"\n")
@@ -480,7 +480,7 @@ def test_a_line_that_closes_before_the_start_ends_nothing(monkeypatch: pytest.Mo
 
 def listen_beside(port: int) -> socket.socket:
     """Listen at a port that another program has bound, as every account can."""
-    return listening.listen_tcp(listening.MASTER_PORT, "127.0.0.1", port)
+    return listeners.listen_tcp(listeners.MASTER_PORT, "127.0.0.1", port)
 
 
 @pytest.fixture
@@ -508,7 +508,7 @@ def test_a_port_on_which_another_account_listens_is_not_given_to_the_ranks(
         assert held.reserve_again() is None
         assert not {*held.numbers.values()} & {*before.values()}
         monkeypatch.setattr(held, "reserve", lambda *_: 0)  # one who is quicker each time
-        thief.enter_context(listen_beside(held.numbers[listening.JAX_PORT]))
+        thief.enter_context(listen_beside(held.numbers[listeners.JAX_PORT]))
         taken = held.reserve_again()
         assert taken
         assert (taken.variable, taken.node) == ("JAX_COORDINATOR_ADDRESS", "n1")
@@ -523,7 +523,7 @@ def test_a_port_that_another_program_holds_and_does_not_listen_on_is_not_given_e
     """It lets nobody share the port once it has it, and the kernel lists it nowhere."""
     if address == "::1" and not socket.has_dualstack_ipv6():
         pytest.skip("this machine has no IPv6")
-    before = held.numbers[listening.MASTER_PORT]
+    before = held.numbers[listeners.MASTER_PORT]
     with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as thief:
         with pytest.raises(OSError, match="in use"):
             thief.bind((address, before))  # hpcml has it at all addresses
@@ -534,12 +534,12 @@ def test_a_port_that_another_program_holds_and_does_not_listen_on_is_not_given_e
         assert taken
         assert taken.clause.startswith(f"another program holds port {before} of n1, the run's MASTER_PORT")
         assert held.reserve_again() is None
-        assert held.numbers[listening.MASTER_PORT] != before
+        assert held.numbers[listeners.MASTER_PORT] != before
 
 
 def test_an_address_without_a_way_is_not_reached() -> None:
     """The kernel says so at once, as of the address of all machines, to which TCP connects nobody."""
-    with listening.listen_tcp(listening.AGENTS, "127.0.0.1") as listener:
+    with listeners.listen_tcp(listeners.AGENTS, "127.0.0.1") as listener:
         place = listener.getsockname()
         reached = line_of.reach([("255.255.255.255", 9), place])
         for connection in reached.values():
@@ -549,7 +549,7 @@ def test_an_address_without_a_way_is_not_reached() -> None:
 
 def test_the_user_s_own_program_is_no_other_account(held: ports.Ports, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.geteuid", os.getuid)
-    with listen_beside(held.numbers[listening.MASTER_PORT]):
+    with listen_beside(held.numbers[listeners.MASTER_PORT]):
         assert held.taken() is None
 
 
@@ -570,7 +570,7 @@ def test_the_account_that_listens_on_rank_0_s_port_is_named(
     processes: Any = SimpleNamespace(state=state, world=World(nodes=1, each=2), ports=held)
     script = Ranks(processes)
     script.left = {rank}
-    port = held.numbers[listening.MASTER_PORT]
+    port = held.numbers[listeners.MASTER_PORT]
     with listen_beside(port):
         script.take("n1", {"rank": rank, "status": 1, "memory": False})
     hindrance = script.hindrance()

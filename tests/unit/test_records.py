@@ -10,7 +10,7 @@ from typing import Annotated, Any, NamedTuple
 
 import pytest
 
-from hpcml import records
+from hpcml import typed_json
 
 
 class Colour(StrEnum):
@@ -46,11 +46,11 @@ WHOLE = Outer("a", Inner(1, 2.0), Colour.RED, (("x", 1), ("y", 2)), {"n": Inner(
 
 
 def test_a_record_is_what_its_table_says() -> None:
-    assert records.read(Outer, json.loads(json.dumps(records.plain(WHOLE)))) == WHOLE
+    assert typed_json.read(Outer, json.loads(json.dumps(typed_json.plain(WHOLE)))) == WHOLE
 
 
 def test_what_an_older_version_did_not_write_is_the_default_and_what_a_newer_one_wrote_is_ignored() -> None:
-    assert records.read(Outer, {"name": "a", "inner": {"size": 1}, "new": [1]}) == Outer("a", Inner(1))
+    assert typed_json.read(Outer, {"name": "a", "inner": {"size": 1}, "new": [1]}) == Outer("a", Inner(1))
 
 
 @pytest.mark.parametrize(("change", "says"), [
@@ -75,24 +75,24 @@ def test_what_an_older_version_did_not_write_is_the_default_and_what_a_newer_one
 ])  # fmt: skip
 def test_a_value_of_another_type_is_named_by_its_key(change: dict[str, Any], says: str) -> None:
     table = {"name": "a", "inner": {"size": 1}, **change}
-    with pytest.raises(records.DamagedError) as caught:
-        records.read(Outer, table)
+    with pytest.raises(typed_json.DamagedError) as caught:
+        typed_json.read(Outer, table)
     assert str(caught.value) == says
-    record, problems = records.salvage(Outer, table)
+    record, problems = typed_json.salvage(Outer, table)
     assert problems == ([] if says.endswith("missing") else [says])
     assert record._replace(name="a", inner=Inner(1)) == Outer("a", Inner(1)), "the rest is as it was, or the default"
 
 
 def test_no_field_may_miss_where_a_table_must_be_whole() -> None:
-    with pytest.raises(records.DamagedError, match=r"inner\.share is missing"):
-        records.read(Outer, {"name": "a", "inner": {"size": 1}}, whole=True)
+    with pytest.raises(typed_json.DamagedError, match=r"inner\.share is missing"):
+        typed_json.read(Outer, {"name": "a", "inner": {"size": 1}}, whole=True)
 
 
 @pytest.mark.parametrize("table", [[], None, 3, "x"])
 def test_what_is_no_table(table: object) -> None:
-    with pytest.raises(records.DamagedError, match=r"^is not a table"):
-        records.read(Outer, table)
-    assert records.salvage(Outer, table)[0] == Outer("", Inner(0))
+    with pytest.raises(typed_json.DamagedError, match=r"^is not a table"):
+        typed_json.read(Outer, table)
+    assert typed_json.salvage(Outer, table)[0] == Outer("", Inner(0))
 
 
 class Whole(NamedTuple):
@@ -111,20 +111,20 @@ class Whole(NamedTuple):
 def test_a_record_on_demand_tells_of_what_is_damaged_when_that_is_used() -> None:
     told: list[str] = []
     table = {"name": "a", "inner": {"size": []}, "outer": {"inner": {"size": 2}, "flag": 3}}
-    record = records.on_demand(Whole, table, told.append, (Outer,))
+    record = typed_json.on_demand(Whole, table, told.append, (Outer,))
     assert (record.shout, record.sized(1), record.outer.port, told) == ("A", ("a", 3), 1, [])
     assert (record.outer.flag, record.outer.flag, told) == (False, False, ["outer.flag is not true or false"])
     assert (record.inner, told[1:]) == (Inner(0), ["inner.size is not a whole number"])
     assert not hasattr(record, "nothing")
-    with pytest.raises(records.DamagedError, match=r"inner\.size is not"):
-        _ = records.on_demand(Whole, table).inner
-    assert records.on_demand(Whole, {"outer": 3}, told.append, (Outer,)).outer.name == ""
+    with pytest.raises(typed_json.DamagedError, match=r"inner\.size is not"):
+        _ = typed_json.on_demand(Whole, table).inner
+    assert typed_json.on_demand(Whole, {"outer": 3}, told.append, (Outer,)).outer.name == ""
     assert told[2:] == ["outer is not a table"]
 
 
 def test_a_record_on_demand_is_freed_at_once() -> None:
     """A listing reads thousands of plans: none may wait for the collector of cycles."""
-    record = records.on_demand(Whole, {}, print, (Outer,))
+    record = typed_json.on_demand(Whole, {}, print, (Outer,))
     assert (record.sized(1), record.shout) == (("?", 1), "?")
     gone = weakref.ref(record)
     del record
@@ -132,10 +132,10 @@ def test_a_record_on_demand_is_freed_at_once() -> None:
 
 
 def test_a_record_may_be_spread_in_the_table_of_its_holder() -> None:
-    table = records.plain(Outer("a", Inner(1)), spread=(Inner,))
+    table = typed_json.plain(Outer("a", Inner(1)), spread=(Inner,))
     assert (table["size"], table["share"]) == (1, 0.5)
-    assert records.read(Outer, table, spread=(Inner,)) == Outer("a", Inner(1))
+    assert typed_json.read(Outer, table, spread=(Inner,)) == Outer("a", Inner(1))
 
 
 def test_digits_of_floats() -> None:
-    assert records.plain({"a": (1.23456, 2)}, digits=3) == {"a": [1.235, 2]}
+    assert typed_json.plain({"a": (1.23456, 2)}, digits=3) == {"a": [1.235, 2]}

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
+from hpcml.config_trust import Origin
 from hpcml.errors import UsageError
 from hpcml.plan.plan import RunLocation, plan
 from hpcml.request.record import RunRequest
-from hpcml.runs import programs
+from hpcml.runs import script_or_program
 from hpcml.runs.checks import unsafe_rendezvous
-from hpcml.sites import layers, schema
-from hpcml.trusted_origins import Origin
+from hpcml.sites import schema, settings_layers
 from tests.said import in_order
 
 UNSAFE = {  # what is typed, with what is to be typed instead
@@ -137,12 +137,12 @@ def notes(
     """Return the notes on ``hpcml submit --ranks EACH --nodes NODES -- LINE``; without ranks where EACH is empty."""
     words = shlex.split(line)
     words = words if words[0] in ("-m", "train.py") else ["--", *words]
-    code = programs.code(words, tmp_path)
+    code = script_or_program.code(words, tmp_path)
     spec = RunRequest()._replace(code=code).changed(nodes=nodes, environment=tuple(variables.items()))
     spec = spec.changed(kind="ranks").changed(ranks=each) if each else spec
-    settings = layers.Layers()
+    settings = settings_layers.Layers()
     settings.add({"runtime": {"setup": setup or []}}, "--set", Origin.TYPED)
-    site = layers.build(schema.Site, settings)
+    site = settings_layers.build(schema.Site, settings)
     return unsafe_rendezvous.check(site, spec, plan(site, spec, RunLocation(tmp_path, "/usr/bin/python3", "0")))
 
 

@@ -50,7 +50,7 @@ def told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[int, int]:
 
 @pytest.mark.parametrize("on", [True, False])
 def test_nobody_is_told_who_goes_when_all_go(on: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While the run continues, all are; without repairs at its end too, or hpcml/repairs/scheduler_close_messages.py is not needed."""
+    """While the run continues, all are; without repairs at its end too, or hpcml/repairs/closing.py is not needed."""
     monkeypatch.setattr(PrivateScheduler, "socket_path", tmp_path / "s.sock", raising=False)
     if not on:
         monkeypatch.setenv(*repairs.NO_REPAIRS)

@@ -11,7 +11,7 @@ from types import ModuleType
 import pytest
 
 from hpcml import repairs
-from hpcml.repairs import rapids_import_deadlock
+from hpcml.repairs import finder
 
 # A package that is being imported by a thread, which then needs Python's lock of all imports, while the main thread
 # imports a module of the package.
@@ -24,8 +24,8 @@ import colorsys
 CODE = """
 import sys, threading
 import rapids_dask_dependency  # its .pth file does so as Python starts, but not in an environment on top of another
-from hpcml.repairs import rapids_import_deadlock
-rapids_import_deadlock.install()
+from hpcml.repairs import finder
+finder.install()
 import importlib.machinery
 sys.begun, sys.looked = threading.Event(), threading.Event()
 import dask
@@ -46,20 +46,20 @@ print("came through:", sys.modules["dask.slow.part"].HERE)
 
 def test_a_part_is_looked_for_where_its_package_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a stand-in for RAPIDS' module, so everywhere; that of an untried release stays as it is."""
-    loader, package = ModuleType(rapids_import_deadlock._LOADER), ModuleType("package_in_the_making")
+    loader, package = ModuleType(finder._LOADER), ModuleType("package_in_the_making")
     loader.importlib = importlib  # type: ignore[attr-defined]
     package.__path__ = [str(tmp_path)]
     (tmp_path / "part.py").write_text("")
     for module in (loader, package):
         monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.setattr(repairs, "_installed", lambda: {"rapids-dask-dependency": "26.12.0"})
-    rapids_import_deadlock.install()
+    finder.install()
     assert vars(loader)["importlib"] is importlib
     monkeypatch.setattr(repairs, "_installed", lambda: {"rapids-dask-dependency": "26.10.00"})
-    rapids_import_deadlock.install()
+    finder.install()
     put = vars(loader)["importlib"]
     assert put is not importlib
-    rapids_import_deadlock.install()
+    finder.install()
     assert vars(loader)["importlib"] is put
     assert put.machinery is importlib.machinery
     part, whole = (put.util.find_spec(name) for name in ("package_in_the_making.part", "colorsys"))

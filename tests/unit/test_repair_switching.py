@@ -67,7 +67,12 @@ def test_the_interval_is_short_until_the_last_large_read_ends() -> None:
     switching.install()
     switching.install()
     short = pytest.approx(switching.INTERVAL)
-    assert intervals((switching.LARGE, switching.LARGE)) == [short, short, short, pytest.approx(USUAL)]
+    assert intervals((switching.LARGE, switching.LARGE)) == [
+        short,
+        short,
+        short,
+        pytest.approx(USUAL),
+    ]
 
 
 def test_a_small_read_does_not_change_the_interval() -> None:

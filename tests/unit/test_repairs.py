@@ -17,12 +17,12 @@ from types import ModuleType
 import pytest
 
 from hpcml import repairs
+from hpcml.config_trust import Origin
 from hpcml.errors import ConfigError
-from hpcml.repairs import dead_worker_gpu_memory
+from hpcml.repairs import dead_worker_memory
 from hpcml.repairs.table import REPAIRS, Repair
-from hpcml.sites.layers import Layers, build, from_assignments
 from hpcml.sites.schema import Repairs, Site
-from hpcml.trusted_origins import Origin
+from hpcml.sites.settings_layers import Layers, build, from_assignments
 from tests.said import says
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -121,9 +121,9 @@ def test_a_release_that_the_process_has_loaded_counts_before_the_installed_one(m
     ucxx = ModuleType("ucxx")
     ucxx.get_ucx_version = lambda: (1, 18, 0)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "ucxx", ucxx)
-    assert dead_worker_gpu_memory.ucx_version() == "1.18.0"
+    assert dead_worker_memory.ucx_version() == "1.18.0"
     monkeypatch.delitem(sys.modules, "ucxx")
-    assert dead_worker_gpu_memory.ucx_version() == ""
+    assert dead_worker_memory.ucx_version() == ""
 
 
 def test_only_installed_libraries_are_named() -> None:
@@ -167,6 +167,4 @@ def test_rapids_finder_still_imports_while_it_looks() -> None:
         "import sys, dask, rapids_dask_dependency.dask_loader as loader; "
         "loader.DaskFinder().find_spec('dask.bytes.core', None); print('dask.bytes' in sys.modules)"
     )
-    assert output(code) == "True", (
-        "RAPIDS' finder imports nothing any more: remove hpcml/repairs/rapids_import_deadlock.py"
-    )
+    assert output(code) == "True", "RAPIDS' finder imports nothing any more: remove hpcml/repairs/finder.py"

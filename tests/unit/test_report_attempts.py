@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from hpcml import attempt_history, kinds
-from hpcml.recorded import Recorded
 from hpcml.report.page import make
+from hpcml.run_files import Recorded
 from tests import report_samples
 from tests.report_samples import Shape
 

@@ -24,7 +24,7 @@ from unittest import mock
 import pytest
 
 import hpcml
-from hpcml import assets, files, records
+from hpcml import assets, files, typed_json
 from hpcml.cli import submit
 from hpcml.errors import NotFoundError, StorageError
 from hpcml.paths import RunPaths
@@ -232,7 +232,7 @@ def test_a_process_of_the_script_watches_for_dask_beside_the_environment_s_sitec
     cases: tuple[tuple[tuple[str, ...], dict[str, str], list[object]], ...] = (
         (python, {}, [False, "own", False]),
         (python, {**script, "HPCML_PYTHONPATH": ""}, [False, "own", False]),
-        ((*python[:3], f"import hpcml.node.files\n{AT_ITS_START}"), script, [False, "own", True]),
+        ((*python[:3], f"import hpcml.node.rendezvous_files\n{AT_ITS_START}"), script, [False, "own", True]),
         ((*python, "gone", str(tmp_path / "a")), script, [True, "own", False]),
     )
     for words, variables, expected in cases:
@@ -552,8 +552,8 @@ def test_a_disk_whose_rest_is_root_s_is_full(tmp_path: Path, monkeypatch: pytest
     ("value", "kind", "fits"), [(True, bool, True), (True, int, False), (1, int, True), ("1", int, False)]
 )
 def test_a_value_of_a_record_is_of_its_kind(value: object, kind: type, fits: bool) -> None:
-    with contextlib.nullcontext() if fits else pytest.raises(records.DamagedError, match="a has the wrong type"):
-        records.Table({"a": value}).get("a", kind)
+    with contextlib.nullcontext() if fits else pytest.raises(typed_json.DamagedError, match="a has the wrong type"):
+        typed_json.Table({"a": value}).get("a", kind)
 
 
 @pytest.mark.parametrize(

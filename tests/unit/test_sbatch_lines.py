@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from hpcml.cli import commands, submit, summary
+from hpcml.cli import commands, dry_run, submit
 from hpcml.errors import ANSWER_LOST, REFUSED, HpcmlError, NotFoundError, UsageError
 from hpcml.failures import last_output
 from hpcml.failures.evidence import Piece
@@ -287,7 +287,7 @@ def test_a_dry_run_names_the_tasks_of_an_array_and_a_missing_account(capsys: pyt
         ("0-9%3", "10 tasks, each a run of its own: job_0 …"),
         ("3,7", "job_3, job_7"),
     ):
-        summary.show(prepared(f"#SBATCH --array={text}"), {}, [])
+        dry_run.show(prepared(f"#SBATCH --array={text}"), {}, [])
         assert expected in " ".join(capsys.readouterr().out.split())
     asks = prepared("#SBATCH --time=5", "--set", "slurm.account_required=true").plan.notices
     assert [one for one in asks if "needs an account" in one]

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from hpcml.cli import submit
+from hpcml.config_trust import HPCML, TYPED
 from hpcml.errors import REFUSED, HpcmlError, ScriptError, UsageError
 from hpcml.runs.checks import script_checks
-from hpcml.trusted_origins import HPCML, TYPED
 from tests.said import in_order, says
 
 

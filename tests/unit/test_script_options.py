@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from hpcml.cli import commands, misplaced, submit
+from hpcml.config_trust import Origin
 from hpcml.errors import UsageError
 from hpcml.request.record import NOT_SAID, RunRequest
 from hpcml.runs.checks import script_checks
 from hpcml.sites import lookup
-from hpcml.trusted_origins import Origin
 from tests.said import in_order
 
 TEXT = """#!/usr/bin/env python

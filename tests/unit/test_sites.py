@@ -10,9 +10,9 @@ from typing import Any, get_args, get_origin
 
 import pytest
 
-from hpcml import records, trusted_origins
+from hpcml import config_trust, typed_json
 from hpcml.errors import ConfigError
-from hpcml.sites import key_permissions, layers, lookup, schema
+from hpcml.sites import key_permissions, lookup, schema, settings_layers
 
 Write = Callable[[str, str], Path]
 
@@ -74,7 +74,7 @@ def test_layers_from_general_to_special(environment: dict[str, str], tmp_path: P
         write(name, ("extends = 'slurm'\n" if number == 0 else "") + f"[defaults]\n{values}")
     (tmp_path / "project" / "deep" / "er").mkdir(parents=True)
     loaded = lookup.load("mine", environment, tmp_path / "project" / "deep" / "er")
-    assert [records.plain(getattr(loaded.site.defaults, key)) for key in keys] == ["0", "1", "2", "3"]
+    assert [typed_json.plain(getattr(loaded.site.defaults, key)) for key in keys] == ["0", "1", "2", "3"]
     assert [loaded.layers.origin(f"defaults.{key}") for key in keys] == [str(tmp_path / name) for name in files]
     loaded = lookup.load("mine", {**environment, "HPCML_DEFAULTS__QOS": "e", "HPCML_DEFAULTS__TIME": "5"}, tmp_path / "project",
                         ("defaults.time=7",))  # fmt: skip
@@ -85,14 +85,14 @@ def test_layers_from_general_to_special(environment: dict[str, str], tmp_path: P
 def test_a_later_account_or_qos_for_all_partitions_replaces_those_of_the_profile() -> None:
     of_profile = {"defaults": {"account": "a"}, "partitions": {"gpu": {"account": "a-gpu", "qos": "long"}}}
     mine = {"defaults": {"account": "mine"}, "partitions": {"cpu": {"account": "mine-cpu"}}}
-    both = layers.Layers()
-    both.add(of_profile, "profile", trusted_origins.Origin.SITE)
-    assert layers.build(schema.Site, both).partitions["gpu"].account == "a-gpu"
-    both.add(mine, "config.toml", trusted_origins.Origin.USER)
-    made = layers.build(schema.Site, both)
+    both = settings_layers.Layers()
+    both.add(of_profile, "profile", config_trust.Origin.SITE)
+    assert settings_layers.build(schema.Site, both).partitions["gpu"].account == "a-gpu"
+    both.add(mine, "config.toml", config_trust.Origin.USER)
+    made = settings_layers.build(schema.Site, both)
     assert (made.partitions["gpu"].account, made.partitions["gpu"].qos) == ("", "long")
-    both.add({"defaults": {"qos": "mine"}}, "--set", trusted_origins.Origin.TYPED)
-    assert layers.build(schema.Site, both).partitions["gpu"].qos == ""
+    both.add({"defaults": {"qos": "mine"}}, "--set", config_trust.Origin.TYPED)
+    assert settings_layers.build(schema.Site, both).partitions["gpu"].qos == ""
     assert made.partitions["cpu"].account == "mine-cpu"
 
 
@@ -120,7 +120,7 @@ def test_a_ring_is_told(environment: dict[str, str], tmp_path: Path, write: Writ
 
 
 def test_a_profile_that_says_nothing_goes_on_after_a_loss_and_warns_of_a_slow_interconnect() -> None:
-    site = layers.build(schema.Site, layers.Layers())
+    site = settings_layers.build(schema.Site, settings_layers.Layers())
     assert (site.workers.on_loss, site.interconnect.require) == ("continue", "warn")
 
 
@@ -172,12 +172,12 @@ def test_what_somebody_else_s_file_or_line_may_not_set(subtests: pytest.Subtests
         {"runtime": {"python": "/x"}},
         {"partitions": {"a": {}}},
     )
-    for by in trusted_origins.Origin:
+    for by in config_trust.Origin:
         for table in (*refused, *allowed):
             with subtests.test(by=by, table=table):
                 foreign = by.foreign and table in refused
                 with pytest.raises(ConfigError, match="may not set") if foreign else contextlib.nullcontext():
-                    layers.Layers().add(table, "here", by)
+                    settings_layers.Layers().add(table, "here", by)
 
 
 def test_who_set_a_value(environment: dict[str, str], tmp_path: Path, write: Write) -> None:
@@ -209,12 +209,12 @@ def test_who_set_a_value(environment: dict[str, str], tmp_path: Path, write: Wri
         "code.max_files": "line",
     }  # fmt: skip
     assert loaded.layers.named("cost", "budget") == (
-        trusted_origins.Origin.SITE,
+        config_trust.Origin.SITE,
         f"{tmp_path}/etc/profiles/base.toml: cost.budget",
     )
     assert loaded.layers.named("runtime", "setup").place == f"{tmp_path}/hpcml.toml [site.mine]: runtime.setup"
-    assert loaded.layers.named("paths", "scratch") == trusted_origins.HPCML
-    assert lookup.load("slurm", environment, None).layers.named("scheduler").origin is trusted_origins.Origin.SITE
+    assert loaded.layers.named("paths", "scratch") == config_trust.HPCML
+    assert lookup.load("slurm", environment, None).layers.named("scheduler").origin is config_trust.Origin.SITE
     older = {key: {"value": value.value, "origin": value.origin} for key, value in loaded.layers.values.items()}
     assert lookup.recorded(older).gpu.gds == "on"
 

@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("distributed", reason="Dask is not installed (hpcml's extra node)")
 
 from hpcml.kinds.dask.node.security import connection_limits
-from hpcml.node.processes import raise_file_limit
+from hpcml.node.process_helpers import raise_file_limit
 
 
 def test_a_loud_logger_has_a_ration(caplog: pytest.LogCaptureFixture) -> None:

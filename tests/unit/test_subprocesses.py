@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from hpcml import subprocesses
+from hpcml.config_trust import HPCML, Named, Origin
 from hpcml.errors import ConfigError
-from hpcml.trusted_origins import HPCML, Named, Origin
 
 
 @pytest.fixture(autouse=True)

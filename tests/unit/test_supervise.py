@@ -21,14 +21,14 @@ from hpcml import errors, files
 from hpcml.failures.end import End
 from hpcml.kinds.dask import KIND
 from hpcml.kinds.dask.node.cluster import Processes
-from hpcml.node import full_disk, processes, supervisor
+from hpcml.node import full_disk, process_helpers, supervisor
 from hpcml.node.interconnect import record
 from hpcml.node.outcome import EventLog, RunEndedError, or_a_full_disk
-from hpcml.node.processes import Process
+from hpcml.node.process_helpers import Process
 from hpcml.node.run_state import LAST_WORDS, RunState
 from hpcml.node.settings import Context
 from hpcml.node.supervisor import tear_down
-from hpcml.node.tasks import follow, ready
+from hpcml.node.tasks import follow, prestarted_interpreter
 from hpcml.node.tasks import process as scripts
 from hpcml.node.tasks.follow import run_tasks
 from hpcml.node.tasks.task import OneTask, of_run
@@ -99,11 +99,11 @@ def end_of(
 def test_the_script_may_have_as_many_open_files_as_in_its_job(cluster: Broken, monkeypatch: pytest.MonkeyPatch) -> None:
     """The supervisor raises its own limit, for connections; select() of the script's libraries knows none beyond 1,023."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    monkeypatch.setattr(processes, "_raised", [])
+    monkeypatch.setattr(process_helpers, "_raised", [])
     code = "import resource\nopen('limit', 'w').write(str(resource.getrlimit(resource.RLIMIT_NOFILE)))\n"
     resource.setrlimit(resource.RLIMIT_NOFILE, (256, before[1]))
     try:
-        processes.raise_file_limit()
+        process_helpers.raise_file_limit()
         assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] > 256
         assert end_of(cluster, None, code, monkeypatch).exit_status == 0
     finally:
@@ -518,7 +518,7 @@ def test_no_interpreter_starts_ahead_whose_path_depends_on_its_folder(
     monkeypatch.setenv("HPCML_PYTHONPATH", entries)
     monkeypatch.setenv("HPCML_RUN_DIR", str(cluster.context.run.directory))
     scripts.start_ahead(cluster.context, KIND)
-    waiting = [*ready.WAITING]
-    while ready.WAITING:
-        ready.WAITING.pop().end()
+    waiting = [*prestarted_interpreter.WAITING]
+    while prestarted_interpreter.WAITING:
+        prestarted_interpreter.WAITING.pop().end()
     assert [one.process.returncode for one in waiting] == [-signal.SIGKILL] * count

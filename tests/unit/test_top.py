@@ -16,10 +16,10 @@ from hpcml.cli.top.live import Lines
 from hpcml.errors import ConfigError
 from hpcml.paths import RunPaths
 from hpcml.remote import answers
-from hpcml.runs import view as views
+from hpcml.runs import top_view as views
 from hpcml.runs.directories import Run
 from hpcml.runs.status import Status
-from hpcml.runs.view import View
+from hpcml.runs.top_view import View
 from hpcml.samples import Traffic
 from planted import ESCAPES, HOSTILE, put
 from tests.said import says

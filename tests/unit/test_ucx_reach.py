@@ -13,11 +13,11 @@ import pytest
 
 from hpcml.kinds.dask.login import plan as dask_plan
 from hpcml.kinds.dask.node.security import tls
-from hpcml.node.hardware import communication, record, sysfs
+from hpcml.node.hardware import dask_protocol, record, sysfs
 from hpcml.plan.plan import RunLocation, plan
 from hpcml.request.record import RunRequest
 from hpcml.settings import Settings
-from hpcml.sites import layers, lookup, schema
+from hpcml.sites import lookup, schema, settings_layers
 from node_settings import settings
 
 GPU = SimpleNamespace(count=4)
@@ -54,12 +54,12 @@ def test_who_reaches_ucx_decides(subtests: pytest.Subtests) -> None:
         with subtests.test(case=case):
             inside = gpu_run(*case)
             assert inside.ucx == ucx
-            assert communication.choose_protocol(inside)[0] == with_rdma
-            assert communication.choose_protocol(inside, ["n2"])[0] == without
+            assert dask_protocol.choose_protocol(inside)[0] == with_rdma
+            assert dask_protocol.choose_protocol(inside, ["n2"])[0] == without
             for asked, used in (("ucx", "all"), ("tls", ""), ("tcp", "")):
                 explicit = gpu_run(*case, protocol=asked)
                 assert explicit.ucx == used
-                assert communication.choose_protocol(explicit, ["n2"])[0] == asked
+                assert dask_protocol.choose_protocol(explicit, ["n2"])[0] == asked
 
 
 def test_runs_without_several_gpus_speak_tls(subtests: pytest.Subtests) -> None:
@@ -67,21 +67,21 @@ def test_runs_without_several_gpus_speak_tls(subtests: pytest.Subtests) -> None:
         with subtests.test(nodes=nodes, gpu=gpu):
             inside = gpu_run(nodes, whole=True, private=True, gpu=gpu)
             assert inside.ucx == ""
-            assert communication.choose_protocol(inside)[0] == "tls"
+            assert dask_protocol.choose_protocol(inside)[0] == "tls"
 
 
 def test_one_gpu_a_node_needs_rdma(monkeypatch: pytest.MonkeyPatch) -> None:
     inside = gpu_run(2, whole=True, private=True, gpu=SimpleNamespace(count=1))
     monkeypatch.setattr(sysfs, "rdma_ports", lambda _: [])
-    assert communication.choose_protocol(inside) == ("tls", "one GPU on each node and no InfiniBand")
+    assert dask_protocol.choose_protocol(inside) == ("tls", "one GPU on each node and no InfiniBand")
     monkeypatch.setattr(sysfs, "rdma_ports", lambda _: [SimpleNamespace(device="mlx5_0")])
-    assert communication.choose_protocol(inside) == ("ucx", "InfiniBand on mlx5_0")
+    assert dask_protocol.choose_protocol(inside) == ("ucx", "InfiniBand on mlx5_0")
 
 
 def test_the_reason_names_the_key() -> None:
-    assert communication.choose_protocol(gpu_run(1, whole=False, private=False))[1].endswith("see resources.exclusive")
+    assert dask_protocol.choose_protocol(gpu_run(1, whole=False, private=False))[1].endswith("see resources.exclusive")
     names = [f"n{number}" for number in range(1, 7)]
-    because = communication.choose_protocol(gpu_run(2, whole=False, private=False), names)[1]
+    because = dask_protocol.choose_protocol(gpu_run(2, whole=False, private=False), names)[1]
     assert because.startswith("UCX has no RDMA on n1, n2, n3, n4, …, and")
     assert because.endswith("see network.private")
 
@@ -94,14 +94,14 @@ def test_a_variable_that_may_open_ucx(
     nodes: int, name: str, value: str, protocol: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(name, value)
-    chosen, because = communication.choose_protocol(gpu_run(nodes, whole=True, private=False))
+    chosen, because = dask_protocol.choose_protocol(gpu_run(nodes, whole=True, private=False))
     assert chosen == protocol
     assert protocol == "ucx" or because == f"{name} may open UCX to other users; see network.protocol"
 
 
 def test_ucx_without_tcp(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UCXPY_PROGRESS_MODE", "polling")
-    assert communication.ucx_environment(single_node=False, tcp=False) == {"UCX_TLS": "^tcp,sysv"}
+    assert dask_protocol.ucx_environment(single_node=False, tcp=False) == {"UCX_TLS": "^tcp,sysv"}
 
 
 def hardware(transports: dict[str, tuple[str, ...]], modules: tuple[str, ...], address: tuple[str, ...]) -> str:
@@ -131,7 +131,7 @@ def test_which_nodes_have_rdma(tmp_path: Path) -> None:
         attempt=SimpleNamespace(probe_of=lambda node: tmp_path / f"{node}.json"),
         settings=settings(),
     )
-    assert communication.nodes_without_rdma(context, 0.0) == ("pip", "no-rdmacm", "no-address", "broken", "silent")
+    assert dask_protocol.nodes_without_rdma(context, 0.0) == ("pip", "no-rdmacm", "no-address", "broken", "silent")
 
 
 def test_the_security_line_names_what_is_open() -> None:
@@ -141,8 +141,8 @@ def test_the_security_line_names_what_is_open() -> None:
 
 def planned(**values: Any) -> Any:
     """Return the plan of a request with four GPUs a node on a site with these settings, by their keys."""
-    given = layers.Layers()
-    site = layers.build(schema.Site, given)
+    given = settings_layers.Layers()
+    site = settings_layers.build(schema.Site, given)
     request = values.pop("request", {})
     for key, value in values.items():
         group, _, name = key.partition("__")

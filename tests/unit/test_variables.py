@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcml import records
+from hpcml import typed_json
 from hpcml.cli import commands
 from hpcml.errors import HpcmlError
 from hpcml.options.reading import request_of
@@ -52,7 +52,7 @@ def test_no_value_is_in_plan_script_or_record() -> None:
     script = batch_script.render(made)
     assert '"$HPCML_RUN_DIR/environment.sh"   # B TOKEN' in script
     assert dict(made.environment)["HPCML_CONTAINER_ENV"] == "B TOKEN"
-    told = script + json.dumps(records.plain(made)) + json.dumps(records.plain(spec.given()))
+    told = script + json.dumps(typed_json.plain(made)) + json.dumps(typed_json.plain(spec.given()))
     assert "secret-word" not in told
     assert "environment.sh" not in batch_script.render(plan.plan(schema.Site(), request(), LOCATION))
 

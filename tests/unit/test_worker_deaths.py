@@ -17,7 +17,7 @@ from hpcml.errors import WORKERS_NEVER_CAME
 from hpcml.failures.rules import BY_NAME
 from hpcml.kinds.dask import KIND
 from hpcml.kinds.dask.node import losses
-from hpcml.node import agent, processes
+from hpcml.node import agent, process_helpers
 from hpcml.node.settings import Context
 from hpcml.paths import RunPaths
 from node_settings import settings as settings_of
@@ -163,7 +163,7 @@ def test_a_rank_begins_once_whatever_its_exit_status(node: agent.Node, subtests:
 
 
 def test_a_worker_that_closes_in_a_run_that_goes_on_was_retired(node: agent.Node) -> None:
-    node.slots[0].note.write(processes.EndNote.RETIRED)
+    node.slots[0].note.write(process_helpers.EndNote.RETIRED)
     agent._judge(node, node.slots[0], 0)
     assert node.slots[0].done
     assert json.loads(node.context.attempt.mark_of("n1").read_text())["retired"] == ["n1"]

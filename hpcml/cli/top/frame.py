@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from hpcml.cli.ls import cut_name
 from hpcml.failures.end import Reason
-from hpcml.runs.view import Gpu, Node, View
+from hpcml.runs.top_view import Gpu, Node, View
 from hpcml.samples import Work, total
 from hpcml.states import HAS_NODES, Phase
 from hpcml.terminal import cells, fit, folded, shown

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from argparse import Namespace
 
     from hpcml.remote.ssh import Connection
-    from hpcml.runs.view import View
+    from hpcml.runs.top_view import View
 
 _LOOK = 0.1  # seconds
 _LAST_WORDS = 5.0  # seconds for the other end to end after an answer that is no view

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from hpcml.cli import common
 from hpcml.cli.top.frame import UNLIMITED, Line, duration, frame, per_second, text_of
 from hpcml.errors import UsageError
-from hpcml.sites import layers
+from hpcml.sites import settings_layers
 from hpcml.terminal import cells, columns, has_colour, json_text, say
 from hpcml.units import format_bytes, parse_seconds
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from hpcml.runs import directories
     from hpcml.runs import status as run_status
-    from hpcml.runs.view import Node, View
+    from hpcml.runs.top_view import Node, View
 
 _SHORTEST, _ON_A_TERMINAL, _ELSEWHERE = 0.5, 2.0, 10.0  # seconds between looks
 _PIPE_COLUMNS = 100  # of one frame that goes to no terminal
@@ -76,7 +76,7 @@ def interval(options: Namespace) -> float:
 
 def is_live(options: Namespace) -> bool:
     """Whether this terminal shows the view."""
-    environment = layers.process_environment()
+    environment = settings_layers.process_environment()
     return not options.json and sys.stdout.isatty() and environment.get("TERM", "dumb") != "dumb"
 
 
@@ -112,7 +112,7 @@ def on_screen(work: Callable[[Callable[[View], None], Callable[[float], None]], 
     work
         Gets two functions: one shows a view, the other waits so many seconds at most for a key.
     """
-    screen = Screen(colour=has_colour(layers.process_environment()))
+    screen = Screen(colour=has_colour(settings_layers.process_environment()))
     last: list[View] = []
 
     def show(view: View) -> None:
@@ -169,13 +169,13 @@ def _source(run: directories.Run) -> Callable[[run_status.Status], View]:
     """Return the function that makes views of a run from its status."""
     from hpcml import kinds
     from hpcml.cli.why import cause_of
-    from hpcml.runs import rank_logs, record, view
+    from hpcml.runs import merged_rank_logs, record, top_view
 
-    reader = view.Reader(kinds.get(record.planned(run).kind))
+    reader = top_view.Reader(kinds.get(record.planned(run).kind))
 
     def view_of(status: run_status.Status) -> View:
-        look = reader.look(run, status.progress.attempt, rank_logs.of_failed(run, status))
-        return view.view(status, look, time.time(), cause_of(run, status))
+        look = reader.look(run, status.progress.attempt, merged_rank_logs.of_failed(run, status))
+        return top_view.view(status, look, time.time(), cause_of(run, status))
 
     return view_of
 

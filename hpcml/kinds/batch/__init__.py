@@ -48,9 +48,9 @@ class BatchKind(Kind):
         return agent.main
 
     def processes(self, state: RunState, folders: Any) -> Processes:
-        from hpcml.kinds.batch.node import processes
+        from hpcml.kinds.batch.node import supervised
 
-        return processes.Processes(state, folders)
+        return supervised.Processes(state, folders)
 
 
 KIND = BatchKind()

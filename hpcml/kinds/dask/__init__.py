@@ -133,9 +133,9 @@ class DaskKind(Kind):
         return super().seen(event, fields)
 
     def progress(self, samples: Sequence[Any], nodes: Sequence[str]) -> Progress:
-        from hpcml.kinds.dask.login import progress
+        from hpcml.kinds.dask.login import top_tasks
 
-        return progress.of(samples, nodes)
+        return top_tasks.of(samples, nodes)
 
     def samples(self) -> Schema:
         from hpcml.kinds.dask.samples import SCHEMA
@@ -149,9 +149,9 @@ class DaskKind(Kind):
 
     def main_of(self, role: str) -> Callable[[], int]:
         if role == SCHEDULER.name:
-            from hpcml.kinds.dask.node import scheduler_role
+            from hpcml.kinds.dask.node import scheduler_main
 
-            return scheduler_role.main
+            return scheduler_main.main
         from hpcml.kinds.dask.node import workers
 
         return workers.main

@@ -57,9 +57,9 @@ class HoldKind(Kind):
         return agent.main
 
     def processes(self, state: RunState, folders: Any) -> Processes:
-        from hpcml.kinds.hold.node import processes
+        from hpcml.kinds.hold.node import supervised
 
-        return processes.Processes(state, folders)
+        return supervised.Processes(state, folders)
 
 
 KIND = HoldKind()

@@ -1,6 +1,6 @@
 """The decisions of the plan that only this kind's code asks for: in plan.json under ``inside.of_kind``."""
 
-# No `from __future__ import annotations`: hpcml/records.py reads the types of fields, and from texts that takes long.
+# No `from __future__ import annotations`: hpcml/typed_json.py reads the types of fields, from texts slowly.
 from typing import NamedTuple
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from hpcml import records
-from hpcml.recorded import Event
+from hpcml import typed_json
 from hpcml.report.ledger import Accounting, Part
+from hpcml.run_files import Event
 from hpcml.units import format_seconds
 
 _SHORT = 1.0  # seconds between the first and the last end that need no explanation
@@ -26,8 +26,8 @@ def _sentences(events: Sequence[Event]) -> tuple[str, ...]:
     """Return a sentence on the rank that ended last, if all ranks ended well."""
     facts = next((event.facts.facts for event in events if event.name == "ranks-ended"), None)
     try:
-        end = records.read(_Ended, facts)
-    except records.DamagedError:  # there was no such end, or the line is damaged
+        end = typed_json.read(_Ended, facts)
+    except typed_json.DamagedError:  # there was no such end, or the line is damaged
         return ()
     if end.apart < _SHORT:
         return ("All ranks ended within a second of each other.",)

@@ -1,4 +1,4 @@
-"""What NVIDIA's driver says of this node's GPUs, by NVML, nvidia-smi and the kernel: see `hpcml.node.hardware.gpus`.
+"""What NVIDIA's driver says of this node's GPUs, by NVML, nvidia-smi and the kernel: see `gpu_interface.py`.
 
 `ask` talks to the driver and returns its raw answers, which can be recorded as JSON; `described` turns such
 answers into a record and needs no GPU. NVML neither makes a CUDA context nor takes GPU memory.
@@ -14,7 +14,7 @@ from typing import Any
 from hpcml.gpu_vendor import VENDOR
 from hpcml.node.hardware.record import Gpu, Gpus, GpuShape, Place, Smi
 from hpcml.node.hardware.sysfs import pci_of, read, sysfs_bus_id, to_ranges
-from hpcml.node.processes import output
+from hpcml.node.process_helpers import output
 
 _SMI = "pci.bus_id,driver_version,mig.mode.current,compute_mode"
 _SMI_SECONDS = 10.0  # for nvidia-smi: a driver that hangs must not keep the run

@@ -11,7 +11,7 @@ from typing import Any
 
 from hpcml.gpu_vendor import VENDOR
 from hpcml.node.hardware import nvidia
-from hpcml.node.hardware.gpus import Reading
+from hpcml.node.hardware.gpu_interface import Reading
 from hpcml.samples import Gpu, GpuSample, Traffic
 
 _PCIE_SHARE = 0.5  # of the processor time that sampling may take; a driver that takes more for PCIe is asked no more

@@ -6,10 +6,10 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from hpcml.node import files
+from hpcml.node import rendezvous_files
 from hpcml.node.hardware import record
 from hpcml.node.hardware.troubles import Demand, find_troubles
-from hpcml.node.processes import Question
+from hpcml.node.process_helpers import Question
 
 if TYPE_CHECKING:
     from hpcml.node.settings import Context
@@ -50,7 +50,7 @@ class Inspection:
             return
         path = self.context.attempt.probe_of(self.context.node)
         path.parent.mkdir(mode=0o700, exist_ok=True)
-        files.write_json(path, table)
+        rendezvous_files.write_json(path, table)
         troubles = find_troubles(record.from_json(table), demand_of(self.context.settings))
         for trouble in troubles:
             print(f"hpcml: {trouble.sentence}. {trouble.hint}", file=sys.stderr, flush=True)

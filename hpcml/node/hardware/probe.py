@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from hpcml.gpu_vendor import VENDOR
-from hpcml.node import files
-from hpcml.node.hardware import gpus, python_environment, record, sysfs
+from hpcml.node import rendezvous_files
+from hpcml.node.hardware import gpu_interface, python_environment, record, sysfs
 from hpcml.node.hardware.record import (
     Disk,
     Disks,
@@ -40,7 +40,7 @@ from hpcml.node.hardware.record import (
     Ucx,
 )
 from hpcml.node.job import node_name, placement
-from hpcml.node.processes import Question, output
+from hpcml.node.process_helpers import Question, output
 from hpcml.units import expand_hosts
 
 DEADLINE = 12.0  # seconds for the driver and for UCX, at the same time; on a healthy node both need less than two
@@ -88,8 +88,8 @@ def probe(
     root
         ``/``, or the top of a recorded tree of /sys and /proc.
     drivers, ucx
-        Recorded answers of the GPUs' vendor (`gpus.Vendor.ask`) and `python_environment.ask_ucx`; else this node is
-        asked.
+        Recorded answers of the GPUs' vendor (`gpu_interface.Vendor.ask`) and `python_environment.ask_ucx`; else this
+        node is asked.
     deadline
         Seconds for the driver and UCX to answer.
     thorough
@@ -100,7 +100,7 @@ def probe(
     """
     began, parts = time.monotonic(), _Parts()
     environment = {name: value for name, value in sorted(os.environ.items()) if _ENVIRONMENT.fullmatch(name)}
-    gpu_question = Question(VENDOR.interface, gpus.vendor().ask) if drivers is None else None
+    gpu_question = Question(VENDOR.interface, gpu_interface.vendor().ask) if drivers is None else None
     ucx_question = Question("UCX", python_environment.ask_ucx) if ucx is None else None
     system = parts.read("system", lambda: _system(program), System())
     packages = parts.read("packages", _packages, Packages())
@@ -119,7 +119,7 @@ def probe(
         disks = parts.read("disks", lambda: _disks(root, scratch), disks)
     visible = os.environ.get(VENDOR.visible)
     drivers = gpu_question.answer(began + deadline) if gpu_question else drivers or {}
-    described = gpus.vendor().described
+    described = gpu_interface.vendor().described
     gpu, fault = parts.read("gpu", lambda: described(drivers, root, visible), described({}, root, visible))
     parts.errors["gpu"] = parts.errors["gpu"] or fault
     gpu = parts.read("slots", lambda: _more_of(gpu, root, network.infiniband, thorough=thorough), gpu)
@@ -156,7 +156,7 @@ def _system(program: str) -> System:
 
 
 def _modules(root: Path) -> Modules:
-    return Modules(gpus.vendor().kernel_driver(root), sysfs.verbs(root))
+    return Modules(gpu_interface.vendor().kernel_driver(root), sysfs.verbs(root))
 
 
 def _packages() -> Packages:
@@ -224,7 +224,7 @@ def _disk(root: Path, folder: str) -> Disk:
 
 def _more_of(gpu: Gpus, root: Path, ports: Sequence[record.Port], *, thorough: bool) -> Gpus:
     """Return GPUs with what is known without the driver's answers, also of those that the job may not use."""
-    asked = gpus.vendor()
+    asked = gpu_interface.vendor()
     gpu = gpu._replace(names=asked.names(root) or tuple(gpu_found.name for gpu_found in gpu.gpus))
     if not thorough:
         return gpu
@@ -298,7 +298,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     node = probe(thorough=options.thorough, program=options.program, scratch=options.scratch)
     table = record.to_json(node._replace(job=ask_job()) if options.job else node)
     if options.file:
-        files.write_json(Path(options.file), table)
+        rendezvous_files.write_json(Path(options.file), table)
     else:
         print(json.dumps(table, indent=2))
     return 0

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Any, NamedTuple, TypeVar
 
-from hpcml import records
+from hpcml import typed_json
 
 SCHEMA = 1  # of the JSON; a change that readers must know of raises it
 T = TypeVar("T")
@@ -278,7 +278,7 @@ _SPREAD = (Probing, System, Process, Network, Packages, Gpus, Link, GpuShape)
 
 def to_json(node: Node) -> dict[str, Any]:
     """Return a node as a table for JSON; the reason of a part that could not be read is under ``PART_error``."""
-    table: dict[str, Any] = records.plain(node, spread=_SPREAD)
+    table: dict[str, Any] = typed_json.plain(node, spread=_SPREAD)
     errors = table.pop("errors")
     return table | {f"{part}_error": reason for part, reason in errors.items()}
 
@@ -293,4 +293,4 @@ def from_json(table: object) -> Node:
 
 def read(kind: type[T], table: object) -> T:
     """Return a record from a table of JSON; raise ValueError if something is missing or of another type."""
-    return records.read(kind, table, whole=True, spread=_SPREAD)
+    return typed_json.read(kind, table, whole=True, spread=_SPREAD)

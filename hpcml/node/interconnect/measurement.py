@@ -18,7 +18,7 @@ from typing import Any
 
 from hpcml.gpu_vendor import VENDOR
 from hpcml.node.hardware import sysfs
-from hpcml.node.hardware.gpus import vendor
+from hpcml.node.hardware.gpu_interface import vendor
 
 GIB = 1024**3
 SLOW = 0.5  # of the others' bandwidth

@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import Any
 
-from hpcml.node.interconnect import attribution
-from hpcml.node.interconnect.attribution import DataPath, short
+from hpcml.node.interconnect import transport_used
 from hpcml.node.interconnect.measurement import GIB, Measurement, Pair, slow
+from hpcml.node.interconnect.transport_used import DataPath, short
 from hpcml.units import first_of_many
 
 IDLE = 0.2  # of what a node's ports carry: less than this is worth a word
@@ -91,7 +91,7 @@ def decide(measurement: Measurement) -> Result:
     doubts = [paths[scope].doubt for scope in causes]
     problems = [*failed, *doubts, nccl_doubt, _slow_words(worst) if worst else "", *idle]
     remedy = "; ".join(dict.fromkeys(cause.remedy for cause in causes.values())) or (
-        attribution.GPUDIRECT if idle else ""
+        transport_used.GPUDIRECT if idle else ""
     )
     ways = f"NCCL: {nccl}" if nccl else nccl_doubt
     line = "; ".join(filter(None, [_line(measurement, paths, causes), ways, *failed[:1]]))
@@ -110,10 +110,12 @@ def decide(measurement: Measurement) -> Result:
     )
 
 
-def _paths(measurement: Measurement, timed: Sequence[Pair]) -> tuple[dict[str, DataPath], dict[str, attribution.Cause]]:
+def _paths(
+    measurement: Measurement, timed: Sequence[Pair]
+) -> tuple[dict[str, DataPath], dict[str, transport_used.Cause]]:
     """Return the data's path in each scope that was measured, and why one that should be fast is not proven to be."""
     paths: dict[str, DataPath] = {}
-    causes: dict[str, attribution.Cause] = {}
+    causes: dict[str, transport_used.Cause] = {}
     for scope in ("across", "within"):
         if pairs := [pair for pair in timed if pair.scope == scope]:
             path = _data_path(measurement, scope, pairs)
@@ -121,7 +123,7 @@ def _paths(measurement: Measurement, timed: Sequence[Pair]) -> tuple[dict[str, D
                 cause = causes[scope] = _cause(measurement, path)
                 path = (
                     path
-                    if cause in (attribution.TLS, attribution.TCP)
+                    if cause in (transport_used.TLS, transport_used.TCP)
                     else replace(path, doubt=f"{path.doubt} ({cause.reason})")
                 )
             paths[scope] = path
@@ -135,22 +137,22 @@ def _of_collective(measurement: Measurement, collective: Mapping[str, Any]) -> R
     speed, log = float(collective.get("bandwidth", 0)) / GIB, collective.get("log", {})
     is_known = bool(speed or log.get("within") or log.get("across")) and not failed
     paths: dict[str, DataPath] = {}
-    cause: attribution.Cause | None = None
+    cause: transport_used.Cause | None = None
     for scope in ("across", "within") if is_known else ():
-        path = attribution.of_collective(measurement, scope, library)
+        path = transport_used.of_collective(measurement, scope, library)
         if path.transports or (scope == "across" and nodes > 1):
             paths[scope] = replace(path, bandwidth=speed)
         if path.doubt and scope in paths:
-            cause = attribution.cause_of_collective(measurement, scope)
-            reason = "" if cause is attribution.GLOO else f" ({cause.reason})"
+            cause = transport_used.cause_of_collective(measurement, scope)
+            reason = "" if cause is transport_used.GLOO else f" ({cause.reason})"
             paths[scope] = replace(paths[scope], doubt=path.doubt + reason)
     doubts = [path.doubt for path in paths.values() if path.doubt]
     bounces = bool(paths) and nodes > 1 and library == "NCCL" and paths["across"].ok and not collective["log"]["gdr"]
     slow_gpus = "NCCL does not use GPUDirect RDMA: it copies GPU data through host memory" if bounces else ""
-    remedy = cause.remedy if cause else attribution.GPUDIRECT if bounces else ""
-    ways = [f"{path} {attribution.WORDS[scope]}" for scope, path in paths.items() if path.transports]
+    remedy = cause.remedy if cause else transport_used.GPUDIRECT if bounces else ""
+    ways = [f"{path} {transport_used.WORDS[scope]}" for scope, path in paths.items() if path.transports]
     measured = "; ".join([*ways, f"bus bandwidth {rate(speed)}"] if speed else ways)
-    head = library if cause in (None, attribution.GLOO) else "; ".join(doubts)
+    head = library if cause in (None, transport_used.GLOO) else "; ".join(doubts)
     line = f"{head}: {measured}" if is_known else "; ".join(failed)
     return Result(
         line=f"{line}; remedy: {remedy}" if head != library and remedy else line,
@@ -169,10 +171,10 @@ def _of_collective(measurement: Measurement, collective: Mapping[str, Any]) -> R
 
 def _data_path(measurement: Measurement, scope: str, pairs: Sequence[Pair]) -> DataPath:
     if name := _NAMES.get(measurement.protocol):
-        path = attribution.by_ip(measurement, scope, pairs)
-        path = replace(path, doubt=f"{name} carries the data {attribution.WORDS[scope]}")
+        path = transport_used.by_ip(measurement, scope, pairs)
+        path = replace(path, doubt=f"{name} carries the data {transport_used.WORDS[scope]}")
     else:
-        path = (attribution.across if scope == "across" else attribution.within)(measurement, pairs)
+        path = (transport_used.across if scope == "across" else transport_used.within)(measurement, pairs)
     return replace(
         path,
         bandwidth=median(pair.bandwidth for pair in pairs),
@@ -180,10 +182,10 @@ def _data_path(measurement: Measurement, scope: str, pairs: Sequence[Pair]) -> D
     )
 
 
-def _cause(measurement: Measurement, path: DataPath) -> attribution.Cause:
+def _cause(measurement: Measurement, path: DataPath) -> transport_used.Cause:
     if measurement.protocol in _NAMES:
-        return attribution.TLS if measurement.protocol == "tls" else attribution.TCP
-    return (attribution.cause_across if path.scope == "across" else attribution.cause_within)(
+        return transport_used.TLS if measurement.protocol == "tls" else transport_used.TCP
+    return (transport_used.cause_across if path.scope == "across" else transport_used.cause_within)(
         measurement, path.unproven
     )
 
@@ -245,10 +247,10 @@ def _idle_ports(measurement: Measurement, path: DataPath | None, pairs: Iterable
     return [f"{idle[0]} sends {rate(speed)} across nodes, but its InfiniBand ports can carry {rate(most)}"]
 
 
-def _line(measurement: Measurement, paths: Mapping[str, DataPath], causes: Mapping[str, attribution.Cause]) -> str:
+def _line(measurement: Measurement, paths: Mapping[str, DataPath], causes: Mapping[str, transport_used.Cause]) -> str:
     if not paths:
         return f"{_NAMES.get(measurement.protocol, 'UCX')}: nothing was measured"
-    scope_texts = attribution.WORDS
+    scope_texts = transport_used.WORDS
     if name := _NAMES.get(measurement.protocol):
         named = f"the addresses of {measurement.interface}" if measurement.interface else "an unknown interface"
         parts = [

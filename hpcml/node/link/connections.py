@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Generic, Protocol, TypeVar
 
-from hpcml.node.processes import raise_file_limit, readable
+from hpcml.node.process_helpers import raise_file_limit, readable
 
 HELLO = 5.0  # seconds that a new connection has to show the secret, for the whole of its hello
 MOST_STRANGERS = 1024  # connections that have not shown it; the oldest gives way

@@ -13,13 +13,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from hpcml import listening
-from hpcml.node import files
+from hpcml import listeners
+from hpcml.node import rendezvous_files
 from hpcml.node.link.connections import Entrance, Stranger
 from hpcml.node.link.line import MOST_UNSENT, Line, nonce, proof
 from hpcml.node.link.mailbox import Mailboxes, nodes_that_write
 from hpcml.node.link.messages import EVENTS, Events, is_one_of
-from hpcml.node.processes import OwnTime
+from hpcml.node.process_helpers import OwnTime
 
 _TICK = 1.0  # seconds between two ticks of the thread that gives signs
 
@@ -39,7 +39,7 @@ class Hub:
         self.folder, self.by_file = folder, dict[str, Mailboxes]()
         with contextlib.ExitStack() as opened:
             self.listeners = [
-                opened.enter_context(listening.listen_tcp(listening.AGENTS, address, backlog=1024))
+                opened.enter_context(listeners.listen_tcp(listeners.AGENTS, address, backlog=1024))
                 for address in addresses
             ]
             opened.pop_all()
@@ -99,7 +99,7 @@ class Hub:
         """Return the messages of agents without a connection, and write again what a full disk did not take."""
         if self.folder is None:
             return []
-        for node in nodes_that_write(files.listed(self.folder)) - self.by_file.keys():
+        for node in nodes_that_write(rendezvous_files.listed(self.folder)) - self.by_file.keys():
             self.by_file[node] = Mailboxes.of_supervisor(self.folder, node)
         news = []
         for node, boxes in self.by_file.items():

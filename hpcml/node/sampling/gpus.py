@@ -6,7 +6,7 @@ import queue
 import threading
 from collections.abc import Callable
 
-from hpcml.node.hardware.gpus import Reading, Sampler, sampler
+from hpcml.node.hardware.gpu_interface import Reading, Sampler, sampler
 from hpcml.samples import Gpu
 
 

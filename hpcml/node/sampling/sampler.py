@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from hpcml import files
-from hpcml.node import processes
-from hpcml.node.hardware.gpus import Reading
+from hpcml.node import process_helpers
+from hpcml.node.hardware.gpu_interface import Reading
 from hpcml.node.sampling import gpus
 from hpcml.node.sampling.host import Host
 from hpcml.samples import Event, NodeHeader, line, thinned
@@ -35,7 +35,7 @@ _PAUSE = 60.0  # seconds without a further try when a file cannot be written
 
 def run(path: Path, node: str, every: float, gpu_count: int, parent: int) -> int:
     """Write a node's samples to a file every some seconds; end with the process ``parent``, which forked this one."""
-    processes.end_with(parent)
+    process_helpers.end_with(parent)
     with suppress(OSError):  # what ps and top show
         Path("/proc/self/comm").write_text(NAME)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):

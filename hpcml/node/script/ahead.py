@@ -12,7 +12,7 @@ import os
 import sys
 
 from hpcml.node import ahead
-from hpcml.node.script import interpreter
+from hpcml.node.script import interpreter_state
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def wait(begin: str, first: int, tree_of: Callable[[str], Any]) -> Any:
     supervisor ends, this process ends.
     """
     pipe, last = int(os.environ[begin]), os.environ[ahead.VARIABLE]
-    kind = interpreter.install_kind()
+    kind = interpreter_state.install_kind()
     names = kind.import_early(*_script(last, tree_of)) if last else []
     before, stamps = dict(os.environ), ahead.stamps(kind.settings_files())
     length = int.from_bytes(_received(pipe, _LENGTH), "little")
@@ -58,8 +58,8 @@ def wait(begin: str, first: int, tree_of: Callable[[str], Any]) -> Any:
         del os.environ[name]
     os.environ.update(environment)
     new = (name for name in environment.keys() - before.keys() if not name.startswith("HPCML_"))
-    os.environ[interpreter.GIVEN] = " ".join(sorted(new))
-    del os.environ[interpreter.IN_SCRIPT]  # as install_kind() does
+    os.environ[interpreter_state.GIVEN] = " ".join(sorted(new))
+    del os.environ[interpreter_state.IN_SCRIPT]  # as install_kind() does
     sys.path[:] = [entry.replace(here, run) for entry in sys.path]
     sys.orig_argv[:] = command
     sys.argv[:] = command[first - 1 :]

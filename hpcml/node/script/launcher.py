@@ -71,10 +71,10 @@ def note_errors_in(path: str) -> None:
 def main() -> None:
     """Become the script that the command line names: ``__main__``, ``sys.argv`` and ``sys.path`` are the script's."""
     global _FOLDER  # noqa: PLW0603 - a process has one script
-    from hpcml.node.script import interpreter, worlds_of_one
-    from hpcml.repairs import rapids_import_deadlock
+    from hpcml.node.script import interpreter_state, worlds_of_one
+    from hpcml.repairs import finder
 
-    rapids_import_deadlock.install()
+    finder.install()
     kind = _of_script_that_comes()
     del sys.argv[0]  # the -c
     is_module = sys.argv[0] == "-m"
@@ -95,7 +95,7 @@ def main() -> None:
         for name in [name for name in sys.modules if name.partition(".")[0] == "hpcml"]:
             del sys.modules[name]
     else:
-        kind = kind or interpreter.install_kind()
+        kind = kind or interpreter_state.install_kind()
     _wait(kind, tree, folder)
     if not os.environ.get("PYTHONSAFEPATH"):
         _FOLDER = folder
@@ -117,7 +117,7 @@ def main() -> None:
     builtins = namespace["__builtins__"]
     namespace.clear()
     namespace.update(module_globals, __name__="__main__", __builtins__=builtins, __doc__=None, __annotations__={})
-    interpreter.take()
+    interpreter_state.take()
     try:
         with recording:
             exec(code, namespace)  # noqa: S102 - it is what was submitted

@@ -19,8 +19,8 @@ from collections.abc import Mapping
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
-from hpcml.node import processes
-from hpcml.node.script import interpreter
+from hpcml.node import process_helpers
+from hpcml.node.script import interpreter_state
 from hpcml.node.settings import Context, load
 from hpcml.node.sweep import points
 from hpcml.node.sweep.forks import Fork, Order, ResetError, Resets, Resetter
@@ -39,9 +39,9 @@ _LONGEST_REPORT = 1 << 20  # bytes
 def main() -> NoReturn:
     """Import what all points need, do what the supervisor orders, and raise SystemExit with its status."""
     context, link = load(), Connection(int(os.environ.pop(LINK)))
-    interpreter.install_kind()  # before what it replaces is imported
-    with processes.long_import():
-        kind = cast("Resets", importlib.import_module(os.environ.pop(interpreter.RESETS)))
+    interpreter_state.install_kind()  # before what it replaces is imported
+    with process_helpers.long_import():
+        kind = cast("Resets", importlib.import_module(os.environ.pop(interpreter_state.RESETS)))
         kind.preload()
         from hpcml.node.script import launcher  # noqa: F401 - for the points
 
@@ -112,7 +112,7 @@ class Forker:
         """Wait until a point ends or reports, a worker group is reset, or an order comes."""
         reporting = {slot.reports.fileno(): slot for slot in self.slots if slot.reports} if self.study else {}
         resetting = {slot.resetter.connection.fileno() for slot in self.slots if slot.resetting}
-        ready = processes.readable([self.link.fileno(), self.wake, *resetting, *reporting], _TICK)
+        ready = process_helpers.readable([self.link.fileno(), self.wake, *resetting, *reporting], _TICK)
         with contextlib.suppress(BlockingIOError):
             os.read(self.wake, 4096)
         if self.is_signalled:

@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 from multiprocessing import Pipe
 from typing import TYPE_CHECKING, NoReturn, Protocol, TypedDict
 
-from hpcml.node import processes
+from hpcml.node import process_helpers
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -116,7 +116,7 @@ class Resetter:
 
 def _answer_resets(connection: Connection, parent: int, context: Context, kind: Resets, address: str) -> NoReturn:
     try:
-        processes.end_with(parent)
+        process_helpers.end_with(parent)
         signal.set_wakeup_fd(-1)
         if address:
             kind.use(address)
@@ -193,7 +193,7 @@ class Fork:
 def _wait_for(pipe: int, parent: int, reports: int, kind: Resets) -> NoReturn:
     """In the fork: be as a script is to find its process, wait for the order, and become it."""
     os.setpgid(0, 0)
-    processes.end_with(parent)
+    process_helpers.end_with(parent)
     signal.set_wakeup_fd(-1)
     for other in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCHLD):
         signal.signal(other, signal.SIG_DFL)

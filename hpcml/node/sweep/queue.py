@@ -19,17 +19,17 @@ from hpcml.failures import point as point_end
 from hpcml.failures.end import End, FailedPoint, PointEnds
 from hpcml.failures.point import PointEnd
 from hpcml.kind import Processes, RunningTask
-from hpcml.node import files
-from hpcml.node.processes import OwnTime, Process
+from hpcml.node import rendezvous_files
+from hpcml.node.process_helpers import OwnTime, Process
 from hpcml.node.run_state import RunState
-from hpcml.node.script import interpreter
+from hpcml.node.script import interpreter_state
 from hpcml.node.sweep import points
 from hpcml.node.sweep.forker import LINK
 from hpcml.node.sweep.forks import ANSWER
 from hpcml.node.sweep.points import Point, RunningPoint
 from hpcml.node.tasks.task import Queue, Task, of_run
-from hpcml.records import plain
 from hpcml.terminal import say
+from hpcml.typed_json import plain
 
 LATE = 2 * ANSWER  # seconds for an answer of the forker, which itself says when a reset takes too long
 _FIRST = 3  # failed points whose causes are in the run's end
@@ -71,7 +71,7 @@ class Points(Queue):
         """Leave out what earlier attempts of this run have ended; a point with a damaged record has not."""
         run = self.context.run
         run.point_records.mkdir(mode=0o700, exist_ok=True)
-        names = files.listed(run.point_records)
+        names = rendezvous_files.listed(run.point_records)
         for point in self.plan.points:
             path = run.record_of(point.key)
             with contextlib.suppress(ValueError):
@@ -118,7 +118,7 @@ class Points(Queue):
     def start(self, task: Task) -> RunningTask:
         """Start the forker, or have it become a point."""
         if self.forker is None:
-            variables = {interpreter.RESETS: self.state.kind.reset, LINK: str(self.of_forker.fileno())}
+            variables = {interpreter_state.RESETS: self.state.kind.reset, LINK: str(self.of_forker.fileno())}
             try:
                 self.forker = self.processes.run(task, self.environment | variables)
             finally:
@@ -304,7 +304,7 @@ class Points(Queue):
     def _keep(self, point: Point, record: PointEnd | None) -> None:
         """Write the record of a point, which then is done; without one it is given back."""
         if record:
-            files.write_json(self.context.run.record_of(point.key), plain(record, brief=True))
+            rendezvous_files.write_json(self.context.run.record_of(point.key), plain(record, brief=True))
         self.counts[record.state if record else "interrupted"] += 1
         if study := self.plan.study:
             state, value = (record.state, record.metrics.get(study.metric)) if record else ("", None)

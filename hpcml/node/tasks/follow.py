@@ -11,7 +11,7 @@ from hpcml.kind import Processes, RunningTask
 from hpcml.node import full_disk, stacks, starts
 from hpcml.node.oom_and_hangs import HUNG_AFTER, FileSystemHang
 from hpcml.node.outcome import RunEndedError, end_of_hindrance, say
-from hpcml.node.processes import Process
+from hpcml.node.process_helpers import Process
 from hpcml.node.run_state import RunState
 from hpcml.node.tasks.error_hint import next_step
 from hpcml.node.tasks.task import Queue, Task

@@ -17,12 +17,12 @@ from hpcml.errors import MEANING, STOPPED, signal_name, signal_of_status
 from hpcml.failures.note import read_note
 from hpcml.files import size_of
 from hpcml.kind import FailedProcess, Kind
-from hpcml.node import ahead, files, job, processes, script_environment
+from hpcml.node import ahead, job, process_helpers, rendezvous_files, script_environment
 from hpcml.node.oom_and_hangs import oom_kills
-from hpcml.node.script import interpreter, launcher, worlds_of_one
+from hpcml.node.script import interpreter_state, launcher, worlds_of_one
 from hpcml.node.settings import Context
-from hpcml.node.tasks import ready
-from hpcml.node.tasks.ready import Ready
+from hpcml.node.tasks import prestarted_interpreter
+from hpcml.node.tasks.prestarted_interpreter import Ready
 from hpcml.paths import SCRIPT
 from hpcml.workload_forms import Form
 
@@ -221,7 +221,7 @@ def _waiting(
     context: Context, programs: Mapping[Form, str], environment: Mapping[str, str], *, waits: bool
 ) -> Ready | None:
     """Return an interpreter that started ahead and becomes the script's now; None if there is none that can."""
-    waiting = ready.WAITING.pop() if ready.WAITING else None
+    waiting = prestarted_interpreter.WAITING.pop() if prestarted_interpreter.WAITING else None
     if waiting and not can_start_ahead(context, programs):
         waiting.end()
     elif waiting and waiting.take(
@@ -238,7 +238,9 @@ def start_ahead(context: Context, kind: Kind) -> None:
     if not can_start_ahead(context, kind.programs):
         return
     code = context.settings.code
-    environment = variables_of_task(context, of_run(context), {**os.environ, interpreter.IN_SCRIPT: kind.in_script})
+    environment = variables_of_task(
+        context, of_run(context), {**os.environ, interpreter_state.IN_SCRIPT: kind.in_script}
+    )
     environment[ahead.VARIABLE] = code.script if code.form is Form.SCRIPT else ""
     if not all(entry.startswith("/") for entry in environment["PYTHONPATH"].split(":")):
         return  # Python makes the others absolute as it starts, and the run's folder is not known
@@ -246,10 +248,10 @@ def start_ahead(context: Context, kind: Kind) -> None:
     environment[launcher.BEGIN] = str(reader)
     command = command_of_script(context, kind.programs)[: launcher.ARGUMENTS]
     try:
-        fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, ready.ROOM)
+        fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, prestarted_interpreter.ROOM)
         os.set_blocking(writer, False)
         process = _started(command, "/", environment, 0o077, (reader,), stdin=subprocess.DEVNULL)
-        ready.WAITING.append(Ready(process, writer, reader))
+        prestarted_interpreter.WAITING.append(Ready(process, writer, reader))
     except OSError:  # the run starts one itself, or says why it cannot
         os.close(writer)
     finally:
@@ -270,10 +272,10 @@ def can_wait(context: Context, programs: Mapping[Form, str]) -> bool:
 
 def become_script(supervisor: int) -> None:
     """In the child of the supervisor, before the script takes its place."""
-    processes.end_with(supervisor)
+    process_helpers.end_with(supervisor)
     for number in (signal.SIGINT, signal.SIGQUIT):  # a shell has its background processes ignore them
         signal.signal(number, signal.SIG_DFL)
-    processes.lower_file_limit()
+    process_helpers.lower_file_limit()
 
 
 def command_of_script(context: Context, programs: Mapping[Form, str]) -> list[str]:
@@ -326,7 +328,7 @@ def world_of_one(context: Context, path: Path) -> str:
 
     ``path`` is the file that :mod:`hpcml.node.script.worlds_of_one` writes in the script's processes.
     """
-    if not (record := files.read_json(path)):
+    if not (record := rendezvous_files.read_json(path)):
         return ""
     file = str(record.get("file", "")).removeprefix(f"{context.run.code}/")
     file = file.removeprefix(f"{context.settings.code.cwd}/")

@@ -8,18 +8,18 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from hpcml import files, kinds, schedulers, trusted_origins
+from hpcml import config_trust, files, kinds, schedulers
+from hpcml.config_trust import TYPED
 from hpcml.errors import ScriptError, UsageError
 from hpcml.options import sbatch_tasks
 from hpcml.plan.plan import Plan
 from hpcml.request.record import RunRequest
-from hpcml.runs import packages, programs, uv_environments
+from hpcml.runs import packages, script_or_program, uv_environments
 from hpcml.runs.checks import expects_ranks, script_checks, unsafe_rendezvous
 from hpcml.runs.submit import Checked
-from hpcml.sites import layers
+from hpcml.sites import settings_layers
 from hpcml.sites.lookup import LoadedSite
 from hpcml.sites.schema import Site
-from hpcml.trusted_origins import TYPED
 from hpcml.workload_forms import Form
 
 
@@ -29,10 +29,12 @@ def check_request(site: Site, spec: RunRequest) -> None:
         return
     if spec.code.form is Form.PROGRAM:
         in_image = site.runtime.kind == "image" or bool(spec.image)
-        path = None if in_image else layers.process_environment().get("PATH", "")
+        path = None if in_image else settings_layers.process_environment().get("PATH", "")
         if not (in_image and spec.code.in_place):  # the image has other files
             script_checks.check_program(spec.code.script, path, prepared=_is_prepared(site))
-        if programs.is_python(spec.code.script) and (not spec.code.arguments or spec.code.arguments[-1] == "-"):
+        if script_or_program.is_python(spec.code.script) and (
+            not spec.code.arguments or spec.code.arguments[-1] == "-"
+        ):
             hint = f"Name the script: hpcml submit -- {spec.code.script.name} SCRIPT."
             raise UsageError("Python needs a script: a run has no standard input", place="--", hint=hint)
     elif spec.code.form is Form.BATCH:
@@ -42,7 +44,7 @@ def check_request(site: Site, spec: RunRequest) -> None:
     elif spec.code.form is Form.SCRIPT:
         script_checks.check_file(spec.code.script)
     if spec.code.interpreter and not (site.runtime.kind == "image" or spec.image):
-        path = layers.process_environment().get("PATH", "")
+        path = settings_layers.process_environment().get("PATH", "")
         script_checks.check_program(Path(spec.code.interpreter[0]), path, prepared=_is_prepared(site))
 
 
@@ -88,7 +90,7 @@ def _check_code(loaded: LoadedSite, spec: RunRequest, made: Plan, *, dry_run: bo
     if spec.code.interpreter:
         python, named = shutil.which(spec.code.interpreter[0]) or spec.code.interpreter[0], TYPED
     if spec.code.batch_words:  # perhaps another user's, and only its job starts what it names
-        named = trusted_origins.of_line(spec.code.batch_words[0])
+        named = config_trust.of_line(spec.code.batch_words[0])
     if spec.code.form is Form.MODULE:
         return script_checks.check_module_code(
             spec.code.script, python, named=named, image=image, prepared=prepared, dry_run=dry_run
@@ -108,7 +110,7 @@ def _two_pythons(site: Site, spec: RunRequest, made: Plan) -> list[str]:
     if (
         made.inside.job.image
         or not kinds.get(spec.kind).has_cluster
-        or not (spec.code.interpreter or (spec.code.form is Form.PROGRAM and programs.is_python(program)))
+        or not (spec.code.interpreter or (spec.code.form is Form.PROGRAM and script_or_program.is_python(program)))
     ):
         return []
     workers = made.steps[-1].command[0]

@@ -17,7 +17,7 @@ from hpcml.errors import ScriptError, UsageError
 from hpcml.options import sbatch_tasks
 from hpcml.plan.plan import Plan
 from hpcml.request.record import RunRequest
-from hpcml.runs import modules_reached, programs
+from hpcml.runs import modules_reached, script_or_program
 from hpcml.workload_forms import Form
 
 PAGE = "hpcml help ranks"
@@ -200,7 +200,7 @@ def _programs(command: list[str]) -> Iterator[int]:
     """
     yield 0
     for at in range(1, len(command)) if command[0] in _WRAPPERS else ():
-        if command[at].endswith(".py") or programs.is_python(Path(command[at])):
+        if command[at].endswith(".py") or script_or_program.is_python(Path(command[at])):
             return
         if not command[at].startswith("-") and command[at - 1] not in _WITH_VALUE:
             command[at] = os.path.basename(command[at])

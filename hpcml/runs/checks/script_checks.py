@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hpcml import assets, installed
+from hpcml.config_trust import Named
 from hpcml.errors import NotFoundError, ScriptError, UsageError, did_you_mean, nearest
 from hpcml.runs import modules_reached, packages
 from hpcml.runs.modules_reached import imported, module_file, place, texts, top_level
-from hpcml.trusted_origins import Named
 from hpcml.units import first_of_many
 
 _ANSWER = 2.0  # seconds for another interpreter to compile a script that does not compile here

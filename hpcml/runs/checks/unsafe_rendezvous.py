@@ -21,7 +21,7 @@ from hpcml.errors import UsageError
 from hpcml.plan.plan import Plan
 from hpcml.request.record import RunRequest
 from hpcml.runs import modules_reached
-from hpcml.sites import layers
+from hpcml.sites import settings_layers
 from hpcml.sites.schema import Site
 from hpcml.units import counted
 from hpcml.workload_forms import Form
@@ -68,7 +68,7 @@ def check(site: Site, spec: RunRequest, made: Plan) -> list[str]:
     UsageError
         If torchrun would wait for nodes that the run does not have, or each torchrun for the others.
     """
-    variables = layers.process_environment() if site.slurm.export.startswith("ALL") else {}
+    variables = settings_layers.process_environment() if site.slurm.export.startswith("ALL") else {}
     variables |= {**site.environment, **dict(spec.environment)}
     has_hpcmls = kinds.get(spec.kind).ranks and made.inside.workers.per_node == 1  # rendezvous, by PET_ variables
     command = _command(spec)

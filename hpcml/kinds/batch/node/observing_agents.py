@@ -7,7 +7,7 @@ import contextlib
 from hpcml.kind import Processes
 from hpcml.kinds.batch.roles import AGENT
 from hpcml.node.agents import Agents
-from hpcml.node.hardware import communication
+from hpcml.node.hardware import dask_protocol
 from hpcml.node.link.messages import Events
 from hpcml.node.run_state import RunState
 from hpcml.node.versions import Comparison
@@ -32,8 +32,8 @@ class Beside(Processes):
         """Return this node's addresses for the agents; without one they use files."""
         single, interface = len(self.context.node_names) == 1, self.context.settings.network.interface
         try:
-            best, _ = communication.choose_address(interface, single_node=single)
-        except communication.NoAddressError:
+            best, _ = dask_protocol.choose_address(interface, single_node=single)
+        except dask_protocol.NoAddressError:
             return []
         return [best]
 

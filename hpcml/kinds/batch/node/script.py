@@ -12,11 +12,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
-from hpcml.node import files, job
+from hpcml.node import job, rendezvous_files
 from hpcml.node.run_state import RunState
 from hpcml.node.settings import Context
 from hpcml.node.tasks.process import Script, become_script
-from hpcml.recorded import Recorded
+from hpcml.run_files import Recorded
 from hpcml.workload_forms import Form
 
 INPUT, OUTPUT, ERRORS = 3, 4, 5  # the descriptors that job.sh got from Slurm, as the supervisor has them
@@ -141,7 +141,7 @@ class Signals:
         if now < self.next_look:
             return []
         self.next_look = now + _LOOK
-        came = [name for name in files.listed(self.context.attempt.directory) if name in self.numbers]
+        came = [name for name in rendezvous_files.listed(self.context.attempt.directory) if name in self.numbers]
         for name in came:
             (self.context.attempt.directory / name).unlink(missing_ok=True)
         return [number for name in came if now - self.received.get(number := self.numbers[name], -_SAME) >= _SAME]

@@ -16,7 +16,7 @@ from distributed.diagnostics.plugin import SchedulerPlugin
 from distributed.protocol import pickle
 from distributed.scheduler import heartbeat_interval
 
-from hpcml.node.processes import OwnTime
+from hpcml.node.process_helpers import OwnTime
 from hpcml.node.settings import Context
 
 LOOK = 1.0  # seconds between looks

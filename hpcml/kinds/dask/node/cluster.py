@@ -21,13 +21,13 @@ from hpcml.kinds.dask.node.losses import Losses
 from hpcml.kinds.dask.node.security import tls
 from hpcml.kinds.dask.own_settings import Own
 from hpcml.kinds.dask.roles import NEEDS, SCHEDULER
-from hpcml.node import files, scratch
+from hpcml.node import rendezvous_files, scratch
 from hpcml.node.agents import Agents
-from hpcml.node.hardware.communication import own_addresses, ucx_environment
+from hpcml.node.hardware.dask_protocol import own_addresses, ucx_environment
 from hpcml.node.interconnect import record
 from hpcml.node.missing_processes import Absence
 from hpcml.node.outcome import RunEndedError
-from hpcml.node.processes import OwnTime
+from hpcml.node.process_helpers import OwnTime
 from hpcml.node.run_state import LAST_WORDS, TICK, RunState
 from hpcml.node.settings import Context
 from hpcml.node.silent_supervisor import warn_after
@@ -281,7 +281,7 @@ class Processes:
         if event == "gpu-pool":
             if message["node"] == self.context.node:
                 self.pools[str(message["worker"])] = {"pid": int(message["pid"]), "pool": int(message["pool"])}
-                files.write_json(self.context.attempt.gpu_pools, self.pools)
+                rendezvous_files.write_json(self.context.attempt.gpu_pools, self.pools)
             return
         if event == "ucx-failed":
             sentence = "UCX did not start in the Dask scheduler, so the scheduler cannot reach the workers"

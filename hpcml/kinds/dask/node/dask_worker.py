@@ -35,12 +35,12 @@ from hpcml.kinds.dask.node.messages import (
 from hpcml.kinds.dask.node.security import tcp_auth, tls, ucx_auth
 from hpcml.kinds.dask.node.security.connection_limits import Guarded
 from hpcml.kinds.dask.own_settings import Own
-from hpcml.node import files, job, processes, profilers, script_environment
+from hpcml.node import job, process_helpers, profilers, rendezvous_files, script_environment
 from hpcml.node.agent import Slot
-from hpcml.node.hardware.communication import NoProtocolError, choose_address, choose_protocol, ucx_environment
-from hpcml.node.processes import EndNote
+from hpcml.node.hardware.dask_protocol import NoProtocolError, choose_address, choose_protocol, ucx_environment
+from hpcml.node.process_helpers import EndNote
 from hpcml.node.settings import Context
-from hpcml.repairs import dead_worker_gpu_memory, file_names, switching
+from hpcml.repairs import dead_worker_memory, file_names, switching
 from hpcml.settings import Settings
 from hpcml.units import in_mib
 
@@ -208,7 +208,7 @@ def _expected_protocol(context: Context) -> str:
 def _address(context: Context, path: Path, share: int) -> tuple[str, str]:
     """Wait for the address of a share's scheduler and the protocol of data, which this node's worker task passes on."""
     patience = context.settings.deadlines.scheduler + context.settings.deadlines.workers
-    if not files.wait_for(path, time.monotonic() + patience, 0.01):
+    if not rendezvous_files.wait_for(path, time.monotonic() + patience, 0.01):
         raise TimeoutError("the Dask scheduler did not write its address in time")
     address, protocol = path.read_text().splitlines()[share].split()
     return address, protocol
@@ -237,7 +237,9 @@ def _data_key(context: Context) -> Path:
     """Wait for the file with the key of the data connections, and return its path."""
     settings = context.settings
     deadline = time.monotonic() + settings.deadlines.scheduler
-    if not files.wait_for(context.attempt.data_key, deadline, files.interval(settings.worker_count)):
+    if not rendezvous_files.wait_for(
+        context.attempt.data_key, deadline, rendezvous_files.interval(settings.worker_count)
+    ):
         raise TimeoutError("hpcml's supervisor process did not write the key of the data connections in time")
     return context.attempt.data_key
 
@@ -257,8 +259,8 @@ async def _serve(
     interconnect.Transfers(worker, folder, device)
     state_samples.add_metrics(worker)
     worker.stream_handlers[IMPORT] = functools.partial(_import_early, worker)
-    repaired = bool(pool) and repairs.is_on("dead_worker_memory", dead_worker_gpu_memory.ucx_version())
-    holder = dead_worker_gpu_memory.Holder(worker) if repaired else None
+    repaired = bool(pool) and repairs.is_on("dead_worker_memory", dead_worker_memory.ucx_version())
+    holder = dead_worker_memory.Holder(worker) if repaired else None
     await worker
     if pool:
         event = {"event": "gpu-memory", "worker": worker.name, "pool": pool.size, "wanted": pool.wanted}
@@ -290,9 +292,9 @@ async def _tell_clock(worker: Worker, node: str) -> None:
 async def _keep_parent_going(worker: Worker, node: str) -> None:
     """Have the worker task go on if somebody stopped it alone: meanwhile it replaces, watches and ends no worker.
 
-    If it dies, this process is killed with it (:func:`hpcml.node.processes.end_with`).
+    If it dies, this process is killed with it (:func:`hpcml.node.process_helpers.end_with`).
     """
-    parent = processes.Process.named(os.getppid())
+    parent = process_helpers.Process.named(os.getppid())
     stopped = 0
     while True:
         await asyncio.sleep(PARENT_LOOK)

@@ -26,10 +26,10 @@ from hpcml.kinds.dask.own_settings import Own
 from hpcml.node import scratch
 from hpcml.node.settings import Context, load
 from hpcml.paths import AttemptPaths
-from hpcml.repairs import file_names, rapids_import_deadlock, switching
+from hpcml.repairs import file_names, finder, switching
 from hpcml.settings import Gpu
 
-rapids_import_deadlock.install()
+finder.install()
 connection_limits.guard()
 file_names.keep()
 switching.install()

@@ -17,7 +17,7 @@ from distributed import Scheduler
 from distributed.diagnostics.plugin import SchedulerPlugin
 from distributed.scheduler import heartbeat_interval
 
-from hpcml import listening
+from hpcml import listeners
 from hpcml.errors import START_FAILED
 from hpcml.failures.end import Reason
 from hpcml.kinds.dask.node import dashboard, interconnect, losses, script_imports, state_samples
@@ -25,8 +25,8 @@ from hpcml.kinds.dask.node.activity import Activity, TaskEnds, task_remarks
 from hpcml.kinds.dask.node.messages import CLOCK_QUESTION, IMPORT, NO_GPU, START, TASK_OUTPUT, TOPIC, time_here
 from hpcml.kinds.dask.node.security import connection_limits, tcp_auth, tls, ucx_auth
 from hpcml.kinds.dask.roles import SCHEDULER
-from hpcml.node import files, scratch, script_environment
-from hpcml.node.hardware.communication import (
+from hpcml.node import rendezvous_files, scratch, script_environment
+from hpcml.node.hardware.dask_protocol import (
     NoAddressError,
     NoProtocolError,
     choose_address,
@@ -37,13 +37,13 @@ from hpcml.node.hardware.communication import (
 from hpcml.node.link.uplink import Uplink
 from hpcml.node.outcome import leave_note
 from hpcml.node.settings import Context
-from hpcml.repairs import dead_worker_gpu_memory, file_names, scheduler_close_messages
+from hpcml.repairs import closing, dead_worker_memory, file_names
 
 RECORDS = 0.5  # of the scheduler's deadline, for the nodes' hardware records
 _IN_HOST_MEMORY = ["dask", "pickle", "error"]  # Dask's families of serializers, without "cuda"
 
 
-class PrivateScheduler(connection_limits.Guarded, scheduler_close_messages.QuietClose, Scheduler):  # type: ignore[misc]
+class PrivateScheduler(connection_limits.Guarded, closing.QuietClose, Scheduler):  # type: ignore[misc]
     """Dask's scheduler whose HTTP server (health, metrics, dashboard) listens on a unix socket of mode 0600 only.
 
     Dask has no such option yet (dask/distributed#9363); ``start_http_server`` is the one place that opens the port.
@@ -83,9 +83,9 @@ class PrivateScheduler(connection_limits.Guarded, scheduler_close_messages.Quiet
     def start_http_server(self, routes: Any, *_: Any, **__: Any) -> None:
         """Serve the routes on ``socket_path`` instead of a TCP port."""
         self.http_application = dashboard.Application(routes, self)
-        self.http_server = listening.http_server(self.http_application)
+        self.http_server = listeners.http_server(self.http_application)
         self.services["dashboard"] = self.http_server  # or a client's link to it would raise KeyError, in notebooks too
-        listening.serve_at(listening.DASHBOARD, self.http_server, self.socket_path)
+        listeners.serve_at(listeners.DASHBOARD, self.http_server, self.socket_path)
 
     async def register_nanny_plugin(self, *_: Any, **__: Any) -> Any:
         """Raise RuntimeError: hpcml's workers have no Nanny, and Dask would silently do nothing."""
@@ -112,7 +112,7 @@ class Reporter(SchedulerPlugin):  # type: ignore[misc]
     def __init__(self, send: Callable[..., None]) -> None:
         self.send = send
         self.names: dict[str, str] = {}
-        self.neighbours = dead_worker_gpu_memory.Neighbours()
+        self.neighbours = dead_worker_memory.Neighbours()
         self.tasks_print = False
 
     def add_worker(self, scheduler: Scheduler, worker: str) -> None:
@@ -206,10 +206,10 @@ async def _serve(context: Context, link: Uplink, host: str, interface: str) -> i
     security = "" if protocol == "ucx" else tls.explanation(protocol, set(), gpus=gpus)
     where = {"address": scheduler.address, "node": context.node, "pid": os.getpid(), "interface": interface}
     record = {**where, **chosen, "security": security, "shares": [other.address for other in schedulers[1:]]}
-    files.write_json(context.attempt.scheduler, record)
+    rendezvous_files.write_json(context.attempt.scheduler, record)
     service = context.attempt.service_of("dashboard")
     page = {"path": "/status", "probe": dashboard.IDENTITY, "token_file": None}
-    files.write_service(service, context.node, folder / "dashboard.sock", scheduler.id, **page)
+    rendezvous_files.write_service(service, context.node, folder / "dashboard.sock", scheduler.id, **page)
     os.umask(settings.code.umask)  # for functions that the script runs here
     link.send(event="scheduler-up", **record)
     activity = Activity(context, schedulers, link.send)

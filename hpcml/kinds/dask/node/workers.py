@@ -16,7 +16,7 @@ from hpcml.kinds.dask.node.messages import SCHEDULER_IS_UP, START
 from hpcml.kinds.dask.roles import WORKER
 from hpcml.node import agent, profilers, scratch
 from hpcml.node.hardware.preflight import Inspection, UnfitError
-from hpcml.node.processes import long_import
+from hpcml.node.process_helpers import long_import
 from hpcml.node.settings import load
 
 _LIBRARY_LINES = 40  # lines of UCX's and NCCL's own logs that are kept of a node

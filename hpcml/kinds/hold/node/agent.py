@@ -14,7 +14,7 @@ from hpcml import samples
 from hpcml.errors import ROLE_LOST
 from hpcml.files import stat_fields
 from hpcml.kinds.batch.roles import AGENT
-from hpcml.node import agent, job, processes
+from hpcml.node import agent, job, process_helpers
 from hpcml.node.settings import load
 
 MEMBERS = agent.Members(AGENT.name, restarts=0, failed=ROLE_LOST)
@@ -90,7 +90,7 @@ class Users:
     def _fields(self) -> list[tuple[int, list[str]]]:
         """Return the processes with what stat(5) of proc says of each behind its name."""
         found = []
-        for pid in processes.pids():
+        for pid in process_helpers.pids():
             place = self.root / str(pid)
             try:
                 if place.stat().st_uid != os.getuid() or not self._is_in_job(place):

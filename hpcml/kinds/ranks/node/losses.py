@@ -8,7 +8,7 @@ from hpcml import errors
 from hpcml.failures import job_log
 from hpcml.failures.end import End
 from hpcml.kinds.ranks.roles import RANK
-from hpcml.node.hardware import communication
+from hpcml.node.hardware import dask_protocol
 from hpcml.node.missing_processes import Absence, Cause, Words
 from hpcml.node.run_state import RunState
 from hpcml.units import first_of_many
@@ -86,7 +86,7 @@ def by_silence(state: RunState, silent: set[str], node: str, address: str) -> En
     own, seconds = state.context.node, f"for {state.context.settings.deadlines.answer:g} s"
     others = {other for other in state.context.node_names if other != own}
     none_answers = bool(others) and silent >= others
-    if none_answers and (name := communication.interface_down(address)):
+    if none_answers and (name := dask_protocol.interface_down(address)):
         reason = f"the network interface {name} of {own} is down: no other node has answered {seconds}"
         return _end(state, reason, own, node)
     if none_answers and len(others) > 1:

@@ -18,10 +18,10 @@ import time
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from hpcml import listening, socket_relay
+from hpcml import listeners, socket_relay
 from hpcml.errors import WORKERS_NEVER_CAME
 from hpcml.kinds.ranks.roles import MPI
-from hpcml.node import files, job
+from hpcml.node import job, rendezvous_files
 from hpcml.node.outcome import leave_note
 from hpcml.node.settings import Context, load
 
@@ -38,7 +38,9 @@ def main() -> int:
         signal.signal(number, signal.SIG_IGN)  # the ranks answer them, and need Slurm until they have ended
     context = load()
     deadline = time.monotonic() + context.settings.deadlines.workers
-    if not files.wait_for(context.attempt.link, deadline, files.interval(context.settings.worker_count)):
+    if not rendezvous_files.wait_for(
+        context.attempt.link, deadline, rendezvous_files.interval(context.settings.worker_count)
+    ):
         leave_note(context, MPI.name, "the run's supervisor did not write its address (link.json) in time")
         return WORKERS_NEVER_CAME
     agent = _call(_place(context), deadline)
@@ -101,8 +103,8 @@ class Tasks:
     def __init__(self, context: Context, ranks: range) -> None:
         self.ranks = ranks
         self.by_rank: dict[int, Task] = {}
-        self.listener = listening.listen_unix(
-            listening.MPI_TASKS, _place(context), kind=socket.SOCK_SEQPACKET, backlog=1024
+        self.listener = listeners.listen_unix(
+            listeners.MPI_TASKS, _place(context), kind=socket.SOCK_SEQPACKET, backlog=1024
         )
         self.listener.setblocking(False)
         self.callers: list[socket.socket] = []  # connections without a message

@@ -13,10 +13,10 @@ import re
 import socket
 from typing import NamedTuple
 
-from hpcml import listening
+from hpcml import listeners
 
 TABLES = ("/proc/net/tcp", "/proc/net/tcp6")
-VARIABLES = {listening.MASTER_PORT: "MASTER_PORT", listening.JAX_PORT: "JAX_COORDINATOR_ADDRESS"}
+VARIABLES = {listeners.MASTER_PORT: "MASTER_PORT", listeners.JAX_PORT: "JAX_COORDINATOR_ADDRESS"}
 IN_USE = re.compile(r"(?i)address already in use|EADDRINUSE")  # of a rank that cannot listen
 _LISTENS = "0A"
 _TRIES = 8  # ports, of which another account has each
@@ -69,11 +69,11 @@ class Ports:
 
     def __init__(self, folders: contextlib.ExitStack, node: str) -> None:
         self.folders, self.node = folders, node
-        self.numbers: dict[listening.Listener, int] = {}
+        self.numbers: dict[listeners.Listener, int] = {}
 
-    def reserve(self, row: listening.Listener) -> int:
+    def reserve(self, row: listeners.Listener) -> int:
         """Return a port that is bound here until the run's end, at all addresses: rank 0 may choose any."""
-        holder: socket.socket = self.folders.enter_context(contextlib.closing(listening.reserve_tcp(row)))
+        holder: socket.socket = self.folders.enter_context(contextlib.closing(listeners.reserve_tcp(row)))
         self.numbers[row] = int(holder.getsockname()[1])
         return self.numbers[row]
 
@@ -103,7 +103,7 @@ class Ports:
 def _is_free(port: int) -> bool:
     """Whether a program could listen at all addresses: another may have bound one, and not let it be shared."""
     try:
-        listening.try_tcp(listening.EVERYWHERE, port)
+        listeners.try_tcp(listeners.EVERYWHERE, port)
     except OSError:
         return False
     return True

@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from typing import Self
 
-from hpcml import listening
+from hpcml import listeners
 from hpcml.node.link.connections import LONGEST_HELLO, Connection, Entrance, Stranger
 
 _VALUE = 1 << 20  # bytes of a value
@@ -38,7 +38,7 @@ class Server:
     """Serve ``size`` ranks at a port of ``address``, in a thread, until the end of the context."""
 
     def __init__(self, address: str, size: int, token: str) -> None:
-        listener = listening.listen_tcp(listening.RAPIDSMPF, address, backlog=1024)
+        listener = listeners.listen_tcp(listeners.RAPIDSMPF, address, backlog=1024)
         self.size, self.token, self.port = size, token.encode(), int(listener.getsockname()[1])
         self.entrance = Entrance([listener], self._admit, 2 * _VALUE)
         self.ranks: dict[_Rank, None] = {}

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from hpcml import errors, listening
+from hpcml import errors, listeners
 from hpcml.failures.end import End, OtherEnd, Reason
 from hpcml.failures.note import script_error
 from hpcml.failures.rule import Role, Where
@@ -23,7 +23,7 @@ from hpcml.kinds.ranks.roles import RANK
 from hpcml.kinds.ranks.variables import OPEN, World
 from hpcml.node import stacks
 from hpcml.node.agents import Agents
-from hpcml.node.hardware import communication
+from hpcml.node.hardware import dask_protocol
 from hpcml.node.interconnect import record
 from hpcml.node.link.messages import NUMBER, Events
 from hpcml.node.missing_processes import Absence
@@ -83,13 +83,13 @@ class Processes:
         """Return this node's addresses at which the ranks may meet, the best first."""
         single = self.settings.single_node
         try:
-            best, _ = communication.choose_address(self.settings.network.interface, single_node=single)
-        except communication.NoAddressError as error:
+            best, _ = dask_protocol.choose_address(self.settings.network.interface, single_node=single)
+        except dask_protocol.NoAddressError as error:
             hint, node = "Set network.interface in the profile.", self.context.node
             raise self.state.end(errors.START_FAILED, str(error), hint, node=node, reason=Reason.NO_ADDRESS) from error
         if single or self.settings.network.interface:
             return [best]
-        return list(dict.fromkeys([best, *communication.own_addresses("", single_node=False)]))
+        return list(dict.fromkeys([best, *dask_protocol.own_addresses("", single_node=False)]))
 
     # -- startup --------------------------------------------------------------------------------------------------
 
@@ -132,7 +132,7 @@ class Processes:
         state.phase = "interconnect"
         state.events.write("interconnect-checking")
         began = state.clock.seconds
-        port = ports.Ports(self.folders, self.context.node).reserve(listening.MASTER_PORT)
+        port = ports.Ports(self.folders, self.context.node).reserve(listeners.MASTER_PORT)
         world = interconnect.world_of_check(self.world, self.settings, port)
         self.hub.send(do="check", world=world._asdict())
         while not (is_complete := interconnect.is_complete(self.measured, len(self.context.node_names))):
@@ -175,7 +175,7 @@ class Processes:
             hint = "Set network.interface in the profile to the interface that connects the nodes."
             raise self.state.end(errors.WORKERS_NEVER_CAME, reason, hint)
         each = self.settings.workers.per_node
-        numbers = [self.ports.reserve(row) for row in (listening.MASTER_PORT, listening.JAX_PORT)]
+        numbers = [self.ports.reserve(row) for row in (listeners.MASTER_PORT, listeners.JAX_PORT)]
         nodes, gpus = self.settings.job.nodes, self.settings.gpus
         world = World(nodes, each, gpus, common[0], numbers[0], numbers[1])
         if world.may_use_rapidsmpf:
@@ -281,7 +281,7 @@ class Processes:
         if taken := self.ports.reserve_again():
             raise self.state.end(errors.PORT_TAKEN, taken.clause, ports.HINT)
         numbers = self.ports.numbers
-        self.world = self.world._replace(port=numbers[listening.MASTER_PORT], coordinator=numbers[listening.JAX_PORT])
+        self.world = self.world._replace(port=numbers[listeners.MASTER_PORT], coordinator=numbers[listeners.JAX_PORT])
         self.script = Ranks(self)
         self.idle.clear()
         self.hub.send(do="start", world=self.world._asdict())

@@ -12,7 +12,7 @@ from pathlib import Path
 from hpcml import errors
 from hpcml.kind import FailedProcess, Hindrance
 from hpcml.kinds.ranks.own_settings import Own
-from hpcml.node import processes
+from hpcml.node import process_helpers
 from hpcml.node.settings import Context
 
 LOOKS = (0.25, 1.0, 5.0, 20.0)  # seconds after a rank's start at which its processes are looked at
@@ -32,7 +32,7 @@ def programs_with_mpi(leaders: Collection[int]) -> dict[int, str]:
     (hpcml/node/script/worlds_of_one.py).
     """
     clauses: dict[int, str] = {}
-    for pid in processes.pids() if leaders else ():
+    for pid in process_helpers.pids() if leaders else ():
         with contextlib.suppress(OSError):  # it has ended, or is another user's
             group = os.getpgid(pid)
             if group not in leaders or group in clauses:

@@ -16,8 +16,8 @@ import zmq
 from ipykernel import iostream, kernelapp
 from zmq.eventloop.zmqstream import ZMQStream
 
-from hpcml import listening
-from hpcml.node.script import interpreter
+from hpcml import listeners
+from hpcml.node.script import interpreter_state
 
 _FOR_THE_SERVER = ("JUPYTER_NO_CONFIG", "JUPYTER_RUNTIME_DIR")
 
@@ -30,7 +30,7 @@ class PrivateIOPubThread(iostream.IOPubThread):  # type: ignore[misc]
         self._pipe_path = f"{_folder()}/out-{os.getpid()}"
         pipe_in = self.socket.context.socket(zmq.PULL)
         pipe_in.linger = 0
-        listening.bind_zmq(listening.KERNEL_OUTPUT, pipe_in, self._pipe_path)
+        listeners.bind_zmq(listeners.KERNEL_OUTPUT, pipe_in, self._pipe_path)
         self._pipe_in = ZMQStream(pipe_in, self.io_loop)
         self._pipe_in.on_recv(self._handle_pipe_msg)
 
@@ -54,7 +54,7 @@ def main() -> None:
     sys.path.insert(
         0, os.environ.pop("HPCML_NOTEBOOK_FOLDER", "")
     )  # modules beside the notebook, which -P kept away while the kernel itself was imported
-    interpreter.install_kind()  # what a cell opens as a cluster is the run's
+    interpreter_state.install_kind()  # what a cell opens as a cluster is the run's
     kernelapp.IOPubThread = PrivateIOPubThread
     umask = os.umask(0o077)  # for its sockets
     kernel = kernelapp.IPKernelApp.instance()

@@ -9,7 +9,7 @@ from distributed import LocalCluster, Nanny, Scheduler
 from distributed.http.routing import RoutingApplication
 from distributed.nanny import WorkerProcess
 
-from hpcml import listening
+from hpcml import listeners
 from hpcml.kinds.dask.node import temporary_directory
 from hpcml.kinds.dask.node.dask_worker import PrivateWorker
 from hpcml.kinds.dask.node.security.connection_limits import Guarded
@@ -27,7 +27,7 @@ class ClosedScheduler(Guarded, Scheduler):  # type: ignore[misc]
     def start_http_server(self, routes: Any, *_: Any, **__: Any) -> None:
         """Open no port: have a server that listens nowhere, for Dask gives it more routes and stops it."""
         self.http_application = RoutingApplication(routes)
-        self.http_server = listening.http_server(self.http_application)
+        self.http_server = listeners.http_server(self.http_application)
 
 
 class _WithoutScript(WorkerProcess):  # type: ignore[misc]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 
-from hpcml.node.script import interpreter
+from hpcml.node.script import interpreter_state
 from hpcml.node.script.after_import import AfterImport
 
 TYPE_CHECKING = False
@@ -41,7 +41,7 @@ _ABSENT = ("dask_jobqueue", "dask_jobqueue.core", "dask_jobqueue.slurm", "dask_m
 
 def install() -> None:
     """Have the names replaced in what this process imports from now on; keep its state before the script."""
-    interpreter.take()
+    interpreter_state.take()
     sys.meta_path.insert(0, AfterImport((*NAMES, _PICKLES), lambda name, _: _replace(name)))
     sys.meta_path.append(_Absent())
 
@@ -91,7 +91,7 @@ def take_variables(variables: dict[str, str]) -> None:
     if config := sys.modules.get("dask.config"):
         config.update(config.config, config.collect_env(variables), priority="new")
     if "distributed" in sys.modules:
-        interpreter.name_originals()
+        interpreter_state.name_originals()
 
 
 def _first_imports(tree: Any, beside: set[str]) -> Iterator[str]:
@@ -141,16 +141,16 @@ def install_in_child(path: list[str]) -> bool:
 
     ``path`` is the path of modules at the start of this process.
     """
-    from hpcml.node import files, versions
+    from hpcml.node import rendezvous_files, versions
     from hpcml.node.settings import load
 
     context = load()
-    if difference := versions.unlike((files.read_json(context.attempt.link) or {})["versions"]):
+    if difference := versions.unlike((rendezvous_files.read_json(context.attempt.link) or {})["versions"]):
         print(f"hpcml: process {os.getpid()} cannot use the run's Dask cluster: {difference}.", file=sys.stderr)
         del os.environ["DASK_SCHEDULER_ADDRESS"]  # Dask would connect to it
         return False
     install()
-    interpreter.take_of_script(path, context.settings.code.cwd, context.settings.code.umask)
+    interpreter_state.take_of_script(path, context.settings.code.cwd, context.settings.code.umask)
     return True
 
 
@@ -163,7 +163,7 @@ def _replace(package: str) -> None:
         return
     from hpcml.kinds.dask.node.script import run_cluster
 
-    interpreter.name_originals()
+    interpreter_state.name_originals()
     modules = [module for name, module in list(sys.modules.items()) if name.partition(".")[0] == package]
     for name, kind in NAMES[package].items():
         originals = [vars(module)[name] for module in modules if name in vars(module)]

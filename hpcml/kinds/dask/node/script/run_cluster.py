@@ -32,7 +32,7 @@ from distributed.exceptions import WorkerStartTimeoutError
 from distributed.http.routing import RoutingApplication
 from distributed.protocol.pickle import loads
 
-from hpcml import listening
+from hpcml import listeners
 from hpcml.kinds.dask.node import late_cluster
 from hpcml.kinds.dask.node.script.opened_cluster import Opening, Place, module_for_workers, move_to_main
 from hpcml.kinds.dask.own_settings import Own
@@ -530,7 +530,7 @@ def _execute(function: Callable[..., Any], *arguments: Any, **options: Any) -> A
 def _open_no_port(self: Any, routes: Any, *_: Any, **__: Any) -> None:
     """Stand for the HTTP port of a scheduler or worker that the script opens by hand: it asks nobody who they are."""
     self.http_application = RoutingApplication(routes)
-    self.http_server = listening.http_server(self.http_application)
+    self.http_server = listeners.http_server(self.http_application)
 
 
 def _nothing(*_: Any, **__: Any) -> None:

@@ -27,7 +27,7 @@ from distributed.protocol.pickle import dumps
 from hpcml.kinds.dask.node import worker_environment
 from hpcml.node import script_module
 from hpcml.node.job import node_name
-from hpcml.node.script import interpreter
+from hpcml.node.script import interpreter_state
 
 NAME = "hpcml-handover"
 # Variables that a library or the loader reads once: a running worker has read them.
@@ -89,10 +89,10 @@ def collect(environment: Mapping[str, str], argv: Sequence[str], *, gpus: bool) 
     gpus
         Whether the run has GPU workers, which have read more variables.
     """
-    before = interpreter.BEFORE
+    before = interpreter_state.BEFORE
     if not before:
         return Handover(environment=dict(environment)), []
-    now = interpreter.current()
+    now = interpreter_state.current()
     changed = {**_of_nanny(), **_changed(before["environment"], now["environment"]), **environment}
     given = {name: value for name, value in changed.items() if not name.startswith(worker_environment.RUNS_OWN)}
     settings, refused = _settings(before["environment"], changed)
@@ -134,7 +134,7 @@ def _limits(before: Mapping[str, str], now: Mapping[str, str]) -> Iterator[tuple
 def _of_nanny() -> dict[str, str | None]:
     """Return the variables for workers that the script has put into Dask's own settings for them."""
     usual: dict[str, Any] = {}
-    dask.config.refresh(usual, defaults=dask.config.defaults, env=interpreter.BEFORE["environment"])
+    dask.config.refresh(usual, defaults=dask.config.defaults, env=interpreter_state.BEFORE["environment"])
     changed: dict[str, str | None] = {}
     for key in worker_environment.KEYS:
         now, before = dask.config.get(key, {}), dask.config.get(key, {}, config=usual)

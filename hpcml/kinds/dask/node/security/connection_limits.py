@@ -18,7 +18,7 @@ import dask.config
 from distributed.comm import registry
 from distributed.comm.tcp import TLSBackend, TLSListener
 
-from hpcml.node.processes import raise_file_limit
+from hpcml.node.process_helpers import raise_file_limit
 
 logger = logging.getLogger("hpcml.tls")
 

@@ -11,7 +11,7 @@ from hpcml import kinds
 from hpcml.cli import common
 from hpcml.kind import Kind
 from hpcml.paths import RunPaths
-from hpcml.runs import gpus_chosen, programs, snapshot
+from hpcml.runs import gpus_chosen, script_or_program, snapshot
 from hpcml.terminal import say, say_facts
 from hpcml.units import counted, first_of_many, format_bytes, format_time_limit
 from hpcml.workload_forms import Form
@@ -64,7 +64,7 @@ def _python(prepared: Prepared) -> str:
     code, made = prepared.spec.code, prepared.plan
     if code.form is Form.BATCH:
         return "the batch script's own"
-    is_program = code.form is Form.PROGRAM and programs.is_python(code.script)
+    is_program = code.form is Form.PROGRAM and script_or_program.is_python(code.script)
     program = code.interpreter[0] if code.interpreter else str(code.script) if is_program else made.python
     if program == made.python:
         return python_of(made)

@@ -14,7 +14,7 @@ from hpcml.errors import UsageError
 from hpcml.options import sbatch_tasks, script_lines
 from hpcml.request import record
 from hpcml.runs import modules_reached
-from hpcml.sites import layers
+from hpcml.sites import settings_layers
 from hpcml.workload_forms import Form
 
 _PYTHON = re.compile(r"(python|pypy|graalpy)[0-9.]*t?d?")
@@ -143,4 +143,4 @@ def _in_environment(path: Path) -> bool:
 
 
 def _search_path() -> str:
-    return layers.process_environment().get("PATH", "")
+    return settings_layers.process_environment().get("PATH", "")

@@ -1,6 +1,6 @@
 """What a run's own files hold, as typed records: its plan, its request, its events, its end and its attempts."""
 
-# No `from __future__ import annotations`: hpcml/records.py reads the types of fields, and from texts that takes long.
+# No `from __future__ import annotations`: hpcml/typed_json.py reads the types of fields, from texts slowly.
 import json
 import os
 from collections.abc import Mapping
@@ -8,12 +8,12 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from hpcml import earlier_names, files, records
+from hpcml import earlier_names, files, typed_json
 from hpcml.failures.end import End, parse
 from hpcml.hold_queue import Part
 from hpcml.paths import RunPaths
-from hpcml.records import Table
 from hpcml.settings import Settings
+from hpcml.typed_json import Table
 from hpcml.units import parse_memory
 from hpcml.workload_forms import Form
 
@@ -168,7 +168,7 @@ class Recorded:
         try:
             content = files.read_json(path)
             if not isinstance(content, dict):
-                raise records.DamagedError("it is not a JSON object")
+                raise typed_json.DamagedError("it is not a JSON object")
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:
@@ -178,9 +178,9 @@ class Recorded:
 
     def record(self, kind: type[T], table: object, path: Path) -> T:
         """Return the record that a table of a file contains."""
-        record, problems = records.salvage(kind, table)
+        record, problems = typed_json.salvage(kind, table)
         for problem in problems:
-            self.refuse(path, records.DamagedError(problem))
+            self.refuse(path, typed_json.DamagedError(problem))
         return record
 
     @cached_property
@@ -188,8 +188,8 @@ class Recorded:
         """What the run was to be; of a run without plan.json nothing. Its parts are read at their first use."""
         path, refuse = self.paths.plan, self.refuse
         table = self.table(path) or {}
-        return records.on_demand(
-            RecordedPlan, table, lambda problem: refuse(path, records.DamagedError(problem)), (Settings,)
+        return typed_json.on_demand(
+            RecordedPlan, table, lambda problem: refuse(path, typed_json.DamagedError(problem)), (Settings,)
         )
 
     @cached_property
@@ -212,7 +212,7 @@ class Recorded:
             return None
         try:
             return parse(table)
-        except records.DamagedError as error:
+        except typed_json.DamagedError as error:
             self.refuse(path, error)
             return None
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hpcml import files, records, samples
+from hpcml import files, samples, typed_json
 from hpcml.failures.rules import of_xid
 from hpcml.kind import Kind
 from hpcml.paths import AttemptPaths
@@ -91,7 +91,7 @@ class View(NamedTuple):
         status = self.status
         values = {**status.fields(), **self._asdict(), "state": status.state, "over": status.over}
         values |= {"limit": status.planned.time_limit, "node_count": self.node_count}
-        return {name: records.plain(values[name], digits=3) for name in PRINTED}
+        return {name: typed_json.plain(values[name], digits=3) for name in PRINTED}
 
 
 PRINTED = (

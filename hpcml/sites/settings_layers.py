@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, get_args, get_origin
 
 from hpcml import files
+from hpcml.config_trust import HPCML, Named, Origin
 from hpcml.errors import ConfigError, NotFoundError, did_you_mean, nearest
 from hpcml.sites import key_permissions, renamed_keys
-from hpcml.trusted_origins import HPCML, Named, Origin
 from hpcml.units import Memory, Seconds, TimeLimit
 
 T = TypeVar("T")
