@@ -220,7 +220,7 @@ true
 
 def test_a_child_s_variables_are_compared_with_those_of_the_script_s_start() -> None:
     """Not with those of the supervisor, which started it."""
-    code = "from hpcml.node.script import interpreter; print(interpreter._environment_of_script()['MINE'])"
+    code = "from hpcml.node.script import interpreter_state; print(interpreter_state._environment_of_script()['MINE'])"
     environment = os.environ | {"HPCML_RUN_DIR": "/run", "HPCML_PYTHONPATH": "", "MINE": "supervisor"}
     command = ["sh", "-c", BELOW, sys.executable, code]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=True)
