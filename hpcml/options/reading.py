@@ -38,9 +38,10 @@ def request_of(given: Mapping[str, Any], code: Code) -> RunRequest:
             message = f"{option.word} is for runs of kind {kinds}, but this run is of kind {request.kind}"
             choice = next((f", or add {as_word(kind)}" for kind in option.kinds if kind in OPTIONS), "")
             raise UsageError(message, place=option.word, hint=f"Remove {option.word}{choice}.")
-        value = option.read(given[name], option.word)  # also of what is no part of the request, as --in
-        if name in OPTIONAL or option.kinds:
-            values[name] = value
+        is_part = name in OPTIONAL or bool(option.kinds)
+        if is_part or isinstance(given[name], str):  # --in is no part of the request, but a bad value of it is refused
+            value = option.read(given[name], option.word)
+            values |= {name: value} if is_part else {}
     if "gpus_per_node" in values:
         values["gpu_type"], values["gpus_per_node"] = values["gpus_per_node"]
     values["settings"] = tuple(given.get("set") or ())

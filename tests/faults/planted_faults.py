@@ -783,7 +783,7 @@ FAULTS = (
     F("hpcml/schedulers/sbatch_lines.py", 'begun[0] if len(begun) == 1 else name', 'name', "all tasks of an array write into one run"),
     F("hpcml/schedulers/sbatch_lines.py", '#(SBATCH|(PBS|BB|DW)\\s)', '#(SBATCH|PBS|BB|DW)\\s', "a line #SBATCH-N2 is silently lost"),
     F("templates/batch.sh.j2", 'rm -rf "$HPCML_RUN_DIR/hold/queue" ', 'rm -rf ', "a killed hold leaves the shell's variables of the runs that waited"),
-    F("hpcml/options/reading.py", '        value = option.read(given[name], option.word)  # also of what is no part of the request, as --in\n        if name in OPTIONAL or option.kinds:\n            values[name] = value\n', '        if name in OPTIONAL or option.kinds:\n            values[name] = option.read(given[name], option.word)\n', "an empty --in submits a job of its own"),
+    F("hpcml/options/reading.py", "if is_part or isinstance(given[name], str):", "if is_part:", "an empty --in submits a job of its own"),
     F("hpcml/schedulers/batch_variables.py", "    return bool(_SAME.fullmatch(name))", "    return True", "a translated script uses a variable of Slurm's that has another value in hpcml's job"),
     F("hpcml/runs/checks/expects_ranks.py", "(each > 1 and not is_alone)", "(each > 99 and not is_alone)", "torchrun in each of several ranks makes worlds of one"),
     F("hpcml/kinds/dask/node/worker_environment.py", "(name in environment and name not in preset)", "name in environment", "OMP_NUM_THREADS of the user's settings of Dask is lost"),
