@@ -10,7 +10,7 @@ from hpcml.kinds import KINDS
 from hpcml.options.sbatch_options import directive, instead
 from hpcml.options.table import OPTIONS, of
 from hpcml.request import variables
-from hpcml.request.option import as_word
+from hpcml.request.option import Option, as_word
 from hpcml.request.record import OPTIONAL, Code, RunRequest
 from hpcml.terminal import json_text
 from hpcml.workload_forms import Form
@@ -33,11 +33,7 @@ def request_of(given: Mapping[str, Any], code: Code) -> RunRequest:
     for name, option in OPTIONS.items():
         if not _is_given(given, name) or name == "sbatch":
             continue
-        if option.kinds and request.kind not in option.kinds:
-            kinds = " and ".join(sorted(option.kinds))
-            message = f"{option.word} is for runs of kind {kinds}, but this run is of kind {request.kind}"
-            choice = next((f", or add {as_word(kind)}" for kind in option.kinds if kind in OPTIONS), "")
-            raise UsageError(message, place=option.word, hint=f"Remove {option.word}{choice}.")
+        _check_kind(option, request.kind)
         is_part = name in OPTIONAL or bool(option.kinds)
         if is_part or isinstance(given[name], str):  # --in is no part of the request, but a bad value of it is refused
             value = option.read(given[name], option.word)
@@ -50,6 +46,15 @@ def request_of(given: Mapping[str, Any], code: Code) -> RunRequest:
     passed = (directive(text, "hpcml submit", as_is=as_is) for text in given.get("sbatch") or ())
     values["sbatch"] = tuple(dict(passed).items())
     return request.changed(**values)
+
+
+def _check_kind(option: Option, kind: str) -> None:
+    """Raise UsageError if runs of a kind do not have an option."""
+    if option.kinds and kind not in option.kinds:
+        kinds = " and ".join(sorted(option.kinds))
+        message = f"{option.word} is for runs of kind {kinds}, but this run is of kind {kind}"
+        choice = next((f", or add {as_word(name)}" for name in option.kinds if name in OPTIONS), "")
+        raise UsageError(message, place=option.word, hint=f"Remove {option.word}{choice}.")
 
 
 def _is_given(given: Mapping[str, Any], name: str) -> bool:
