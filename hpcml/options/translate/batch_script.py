@@ -167,7 +167,7 @@ def translate(
     if (number := str(typed.get("gpus_per_node") or "").rpartition(":")[2]).isdecimal():
         made = made._replace(gpus=int(number))
     options, rows = taken(text, asked, made)
-    numbered = {str(number): word for number, word in enumerate(arguments[:9], 1)}
+    numbered = {str(number): word for number, word in enumerate(arguments, 1)}
     values = Values({**variables, **made.variables, **numbered, "#": str(len(arguments))}, arguments)
     script = _Script(text, made, values, slurm=slurm)
     script.ends_early, script.ends_unset = "e" in match[1], "u" in match[1]
@@ -209,7 +209,7 @@ class _Script:
                 raise UntranslatedError(item.number, "a command after the one that hpcml starts")
         launch = launchers.of(command.words, self.made, mpi or self.mpi, command.number, slurm=self.slurm)
         by_shell, needed = self._command(command, launch, [item for item in before if item.kind == "cd"])
-        kept = self._kept(before, needed, has_ranks=bool(launch.ranks))
+        kept = self._kept(before, needed, launch)
         options += self._prepared(kept, needed)
         ranks = (("--ranks", launch.ranks),) if launch.ranks else ()
         options += [Taken(words, command.number) for words in (*ranks, *launch.options)]
@@ -370,15 +370,15 @@ class _Script:
 
     # -- what is kept ----------------------------------------------------------------------------------------------
 
-    def _kept(self, before: list[_Item], needed: frozenset[str], *, has_ranks: bool) -> list[_Item]:
+    def _kept(self, before: list[_Item], needed: frozenset[str], launch: Launch) -> list[_Item]:
         """Return the items of hpcml's line: those that prepare, and the variables that they or the command need."""
         kept: list[_Item] = []
         is_last = True  # of variables, after which nothing changes them
         for item in reversed(before):
             is_read = any(item.sets in later.reads for later in kept)
-            of_ranks = item.sets in _RENDEZVOUS and has_ranks and not is_read
+            of_ranks = item.sets in _RENDEZVOUS and launch.ranks and not is_read
             if of_ranks or (item.kind == "assigned" and not is_read and item.sets not in needed):
-                self._check_left_out(item)
+                self._check_left_out(item, launch.tasks if launch.ranks else self.made.tasks)
             elif item.kind == "exported":
                 if is_last or _SECRET.search(item.sets):
                     kept.append(item)
@@ -395,10 +395,10 @@ class _Script:
             kept.pop()
         return kept if any(item.text != "set -u" for item in kept) else []
 
-    def _check_left_out(self, item: _Item) -> None:
+    def _check_left_out(self, item: _Item, tasks: int) -> None:
         value = item.text.partition("=")[2]
-        if item.sets == "WORLD_SIZE" and value.isdecimal() and int(value) != self.made.tasks:
-            raise UntranslatedError(item.number, f"WORLD_SIZE={value}, but {self.made.tasks} tasks")
+        if item.sets == "WORLD_SIZE" and value.isdecimal() and int(value) != tasks:
+            raise UntranslatedError(item.number, f"WORLD_SIZE={value}, but {tasks} tasks")
         if not _does_no_work(item):
             raise UntranslatedError(item.number, f"{item.sets}, whose command may do more than print")
 
@@ -422,13 +422,13 @@ class _Script:
     def _command(self, item: _Item, launch: Launch, folders: list[_Item]) -> tuple[list[str], frozenset[str]]:
         """Return the command for the shell of each process, empty if it needs none, and the variables that it reads."""
         redirections = () if all(_is_quiet(*redirection) for redirection in item.redirections) else item.redirections
-        if redirections and launch.ranks and self.made.tasks > 1:
+        if redirections and launch.tasks > 1:
             raise UntranslatedError(item.number, "a file for the output of several tasks. hpcml logs RUN has it")
         if folders and text_of(folders[-1].words[1]) in (".", self.values.text(batch_variables.FOLDER)):
             folders = []
         parts = [*launch.words, *(word for _, word in redirections), *(folder.words[1] for folder in folders)]
         self._check_variables(item.number, names(parts))
-        self._check_values(item.number, parts, of_several=bool(launch.ranks) and self.made.tasks > 1)
+        self._check_values(item.number, parts, of_several=launch.tasks > 1)
         if not folders and not redirections and all(text_of(word) is not None for word in parts):
             return [], frozenset()
         if text_of(launch.words[0]) is None:
