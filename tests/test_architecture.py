@@ -300,7 +300,7 @@ MOST_LINES = {
     "report": 2350,
     "request": 577,
     "runs": 9830,
-    "schedulers": 3803,
+    "schedulers": 3807,
     "sites": 1544,
     "survey": 1210,
     "sweeps": 1438,

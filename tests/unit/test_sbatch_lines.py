@@ -200,6 +200,7 @@ def test_the_lines_that_sbatch_reads_are_read(subtests: pytest.Subtests) -> None
 @pytest.mark.parametrize(("line", "options"), [
     ("#SBATCH -N2 -n 4 --exclusive --mem=0", {"--nodes": "2", "--ntasks": "4", "--exclusive": "", "--mem": "0"}),
     ("#SBATCH --arr=0-9 --job x --mem-bind=no --gpus-per=4", {"--array": "0-9", "--job-name": "x", "--mem-bind": "no", "--gpus-per": "4"}),
+    ("#SBATCH --tasks-per=4 --work=/x", {"--ntasks-per-node": "4", "--chdir": "/x"}),
     ("#SBATCH-N2", {"--nodes": "2"}),
     ("#SBATCH --exclusive -t 5", {"--exclusive": "", "--time": "5"}),
     ("#SBATCH --hold --wait -J a", {"--hold": "", "--wait": "", "--job-name": "a"}),
