@@ -136,7 +136,16 @@ MORE = [
     *((f"X=$({inner})\nsrun ./a", "4: X, whose command may do more than print") for inner in (
         "date\n./b", "( ./b )", "! ./b", '"./b"', "$B", "~/b", "xargs -n1 ./b <f", "sed -i s/a/b/ f", "awk 'BEGIN{system(\"./b\")}'",
         "scontrol update x", 'echo "it\'s $(./b) it\'s"', "`./b`")),
-    ("X=$(cat f | xargs)\nsrun ./a", "--ranks 2 -- ./a"),
+    *((f"{line}\nsrun ./a", "5: a second command; hpcml starts one") for line in (
+        "echo $(sort -o x f)", "echo $(sort -uo x f)", "echo $(sort f --output=x)", "echo $(uniq f x)", "echo $(sed -n 'w x' f)",
+        "echo $(sed 's/a/b/w x' f)", "echo $(sed 's/a/b/e' f)", "echo $(sed -f p f)", "echo $(sed -n p -i f)", "echo $(sed '1e ./b' f)",
+        "echo $(awk 'BEGIN{print > \"x\"}')", "echo $(awk -f p)", "echo $(awk '{print | \"sh\"}' f)", "echo $(awk '{\"./b\" | getline}' f)",
+        "nvidia-smi -pm 1", "nvidia-smi --gpu-reset", "nvidia-smi -q -f x", "hostname foo", "hostname -F f", "echo $(ip link set eth0 up)")),
+    *((f"{line}\nsrun ./a", "--ranks 2 -- ./a") for line in (
+        "X=$(cat f | xargs)", "echo $(sed -n 's/a word/b/p' f)", "echo $(cat f | sed -e 's|w|e|g;2,/x/d' | sort -n | uniq -c)",
+        "echo $(sed -n 3p f)", "echo $(sed \"s/w/e/\" f)", "echo $(awk -F, '{print $1}' f)", "echo $(ip addr show eth0)", "hostname -I",
+        "nvidia-smi", "nvidia-smi -L", "nvidia-smi topo -m", "nvidia-smi --query-gpu=name,memory.total --format=csv",
+        'echo "the hostname is $(hostname -f)"', "echo nvidia-smi -pm")),
     ("scontrol requeue 5\nsrun ./a", "5: a second command; hpcml starts one"),
     ("srun ./b date\nsrun ./a", "5: a second command; hpcml starts one"),
     ("srun -n 4 date\nsrun ./a", "--ranks 2 -- ./a"),
@@ -145,6 +154,9 @@ MORE = [
         ("F=(*.csv)", '"${F[@]}"'), ("F=(*.csv)", "$F"), ("mapfile -t F < f", "${F[0]}"), (". ./f", "${#F[@]}"), ("F=1", "${!F}"))),
     ("F=()\nsrun ./a $F b", "--ranks 2 -- ./a b"),
     ("set -u\nsrun ./a $K", "--ranks 2 -- bash -uc 'exec ./a $K'"),
+    *((f"set -e\n{line}\nsrun ./a\n{line}", f"--set 'runtime.setup=[\"{line}\"]' --set runtime.setup_errors=end --ranks 2 -- ./a")
+      for line in ("id nosuchuser", "df /nope", "scontrol show job 1", "date -d x", "squeue")),
+    ("set -e\ndate\ntrue\nprintf a\nsrun ./a\nsacct", "--ranks 2 -- ./a"),
     ("set -e\nls data\necho $K\nsrun ./a", "--set 'runtime.setup=[\"ls data\"]' --set runtime.setup_errors=end --ranks 2 -- ./a"),
     ("cd b\nK=$PWD\ncd ..\nsrun ./a $K",
      "--set 'runtime.setup=[\"cd b\", \"K=\\\"$PWD\\\"\", \"export K\"]' --ranks 2 -- bash -c 'cd b && cd .. && exec ./a $K'"),

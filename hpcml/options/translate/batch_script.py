@@ -27,7 +27,8 @@ _PRINT = {
     "echo", "printf", "date", "hostname", "pwd", "whoami", "env", "printenv", "which", "type", VENDOR.tool, "lscpu",
     "free", "uptime", "ls", "df", "id", "uname", "nproc", "squeue", "sinfo", "sacct", "sstat", "scontrol", "true", ":",
 }  # fmt: skip
-_MAY_FAIL = {"ls", "which", "type", "printenv", VENDOR.tool}  # of these: with set -e they end the script
+_NEVER_FAIL = {"echo", "printf", ":", "true"}  # of these: with set -e the others can end the script
+_WORK_ALONE = {"date", "hostname", "pwd", "whoami", "env", "uname", "uptime"}  # do not fail without arguments
 _PREPARE = {
     "module", "ml", "source", ".", "conda", "mamba", "micromamba", "ulimit", "mkdir", "cp", "mv", "rm", "ln",
     "touch", "tar", "unzip", "gunzip", "rsync", "chmod", "virtualenv", "pip", "pip3", "spack",
@@ -53,10 +54,20 @@ _SUBSTITUTION = re.compile(r"\$\(|`|<\(")
 _BACKTICKS = re.compile(r"`([^`]*)`")
 _IN_QUOTES = re.compile(r"'(?:(?!\$\()[^'`])*'")
 _PROGRAM = re.compile(r"(?:\$\((?!\([\w\s$(){}+*/%<>=!&|^~?:,-]*\)\))|<\(|\||;|(?<!>)&&?|\n)\s*([^\s|;&<>`)]*)")
-# What programs that otherwise only print can do.
+_PART = r"(?:\d+|\$|/(?:\\.|[^/\\])*/)"
+_EDIT = (  # a command of sed's that only prints
+    rf"(?:{_PART}(?:,{_PART})?)?!?(?:[pdq=]|[sy](?P<by>[/,#|@:%])(?:(?:\\.|(?!(?P=by))[^\\])*(?P=by)){{2}}[gpI0-9]*);?\s*"
+)
+# What programs that otherwise only print can do: anywhere in a line, and where a command begins.
 _WORKS = re.compile(
-    r"\bxargs\s+[^|)\s]|\bsed\s+(?:-\S+\s+)*(?:-[a-zA-Z]*i|--in-place)|\bsystem\s*\(|\bdate\s+(?:-s|--set)"
-    r"|\bscontrol\s+(?:-\S+\s+)*(?!show\b|hostnames\b|-)\w"
+    r"\bxargs\s+[^|)\s]|\bsystem\s*\(|\bdate\s+(?:-s|--set)|\bscontrol\s+(?:-\S+\s+)*(?!show\b|hostnames\b|-)\w"
+    r"|(?:^|[(|;&`\n])\s*(?:"
+    rf"""sed\b(?!(?:\s+-[nErsuz]+)*\s+(?:-[nEr]*e\s+)?(?P<quote>["']?)(?:{_EDIT})+(?P=quote)(?=[\s|)`]|$)(?![^|();&]*\s-))"""
+    r"|(?:sort|shuf)\s(?:[^|();&]*\s)?(?:-[a-zA-Z]*o|--o|--comp)|uniq\s+(?:-\S+\s+)*[^-|)\s]\S*\s+[^-|)\s]"
+    r"|awk\s(?:[^|()']*\s)?(?:-[fiElo]|--[fieldops])|awk\b[^|()']*(?:'[^']*'[^|()']*){0,9}?'[^']*(?:>|\||getline)"
+    r"|hostname\s+(?:-\S+\s+)*(?:[^-\s|)]|-[Fb]|--[fb](?!qdn))|ip\s[^|();&]*\b(?:add|del|delete|set|flush|replace|change)\b"
+    rf"|{re.escape(VENDOR.tool)}\b(?!(?:\s+(?:-[Lqxm]|--list-gpus|--query\S*|--xml-format|topo|--matrix|-[id][= ]?\S+"
+    r"|--(?:format|id|display)[= ]\S+))*\s*(?:$|[|)`])))"
 )
 _ENDS_UNSET = re.compile(r"\$\{\w+:?\?")  # ${A:?}: the script ends if A is not set
 _ELEMENT = re.compile(r"\$\{!|\$\{#?\w+\[")  # of an array, or of a variable that another one names
@@ -205,7 +216,8 @@ class _Script:
         at = _command_of(items)
         command, before, after = items[at], items[:at], items[at + 1 :]
         for item in after:
-            if item.kind not in ("print", "unload", "assigned") or not _does_no_work(item):
+            only_prints = item.kind in ("print", "unload", "assigned") or (text_of((*item.words, ())[0]) in _PRINT)
+            if not only_prints or not _does_no_work(item):
                 raise UntranslatedError(item.number, "a command after the one that hpcml starts")
         launch = launchers.of(command.words, self.made, mpi or self.mpi, command.number, slurm=self.slurm)
         by_shell, needed = self._command(command, launch, [item for item in before if item.kind == "cd"])
@@ -285,7 +297,8 @@ class _Script:
     def _other(self, item: _Item, name: str) -> _Item:
         """Return the item of a command that is none of the shell's own, and prepares nothing."""
         kind = _kind(name, item)
-        if kind == "print" and (_ENDS_UNSET.search(item.text) or (self.ends_early and name in _MAY_FAIL)):
+        never_fails = name in _NEVER_FAIL or (name in _WORK_ALONE and len(item.words) == 1)
+        if kind == "print" and (_ENDS_UNSET.search(item.text) or (self.ends_early and not never_fails)):
             kind = "setup"
         if kind == "command" and name in _BUILTINS:
             raise UntranslatedError(item.number, f"{name}, which hpcml has no word for")
