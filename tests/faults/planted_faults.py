@@ -917,6 +917,7 @@ FAULTS = (
     F("hpcml/cli/common.py", "(run.submission.as_json() if run.submission else {}), **itself}", "(run.submission.as_json() if run.submission else {})}", "hpcml run --in --json names the hold in the place of the run"),
     F("hpcml/runs/checks/before_submission.py", '            if not dry_run:\n                raise\n', '', "a Dask run whose Python lacks Dask is queued"),
     F("hpcml/remote/server.py", "        forget(pythons.ACTIVE)  # what a login shell activates is no choice of the laptop's user\n", '', "what a login shell activates is the Python of a laptop's run"),
+    F("hpcml/cli/sweep.py", "if len(names) > 2 and file and file[0] in names:", "if file and file[0] in names:", "hpcml sweep table --csv NAME takes the name for a file"),
     F("hpcml/cli/sweep.py", 'prepare_request(submission.with_python(spec),', 'prepare_request(spec,', "a sweep that is continued has another Python for its new points"),
     F("hpcml/runs/lib_zip.py", "_MODE = 0o400", "_MODE = 0o600", "a script can write into the modules of all runs"),
     F("hpcml/runs/lib_zip.py", "            if not _link(library, shared, archive):  # else", "            if True:  # else", "of two submissions at once each keeps a lib.zip of its own"),
