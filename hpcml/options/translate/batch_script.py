@@ -391,7 +391,7 @@ class _Script:
             is_read = any(item.sets in later.reads for later in kept)
             of_ranks = item.sets in _RENDEZVOUS and launch.ranks and not is_read
             if of_ranks or (item.kind == "assigned" and not is_read and item.sets not in needed):
-                self._check_left_out(item, launch.tasks if launch.ranks else self.made.tasks)
+                self._check_left_out(item, launch)
             elif item.kind == "exported":
                 if is_last or _SECRET.search(item.sets):
                     kept.append(item)
@@ -408,7 +408,8 @@ class _Script:
             kept.pop()
         return kept if any(item.text != "set -u" for item in kept) else []
 
-    def _check_left_out(self, item: _Item, tasks: int) -> None:
+    def _check_left_out(self, item: _Item, launch: Launch) -> None:
+        tasks = launch.tasks if launch.ranks else self.made.tasks
         value = item.text.partition("=")[2]
         if item.sets == "WORLD_SIZE" and value.isdecimal() and int(value) != tasks:
             raise UntranslatedError(item.number, f"WORLD_SIZE={value}, but {tasks} tasks")
