@@ -293,7 +293,7 @@ MOST_LINES = {
     "images": 1053,
     "kinds": 11846,
     "node": 12400,
-    "options": 2421,
+    "options": 2422,
     "plan": 897,
     "remote": 3961,
     "repairs": 984,

@@ -138,12 +138,13 @@ MORE = [
         "scontrol update x", 'echo "it\'s $(./b) it\'s"', "`./b`")),
     *((f"{line}\nsrun ./a", "5: a second command; hpcml starts one") for line in (
         "echo $(sort -o x f)", "echo $(sort -uo x f)", "echo $(sort f --output=x)", "echo $(uniq f x)", "echo $(sed -n 'w x' f)",
-        "echo $(sed 's/a/b/w x' f)", "echo $(sed 's/a/b/e' f)", "echo $(sed -f p f)", "echo $(sed -n p -i f)", "echo $(sed '1e ./b' f)",
+        "echo $(sed 's/a/b/w x' f)", "echo $(sed 's/a/b/e' f)", "echo $(sed -f p f)", "echo $(sed -e p -e 'w x' f)", "echo $(sed \"$S\" f)", "echo $(sed -n p -i f)", "echo $(sed '1e ./b' f)",
         "echo $(awk 'BEGIN{print > \"x\"}')", "echo $(awk -f p)", "echo $(awk '{print | \"sh\"}' f)", "echo $(awk '{\"./b\" | getline}' f)",
         "nvidia-smi -pm 1", "nvidia-smi --gpu-reset", "nvidia-smi -q -f x", "hostname foo", "hostname -F f", "echo $(ip link set eth0 up)")),
     *((f"{line}\nsrun ./a", "--ranks 2 -- ./a") for line in (
         "X=$(cat f | xargs)", "echo $(sed -n 's/a word/b/p' f)", "echo $(cat f | sed -e 's|w|e|g;2,/x/d' | sort -n | uniq -c)",
-        "echo $(sed -n 3p f)", "echo $(sed \"s/w/e/\" f)", "echo $(awk -F, '{print $1}' f)", "echo $(ip addr show eth0)", "hostname -I",
+        "echo $(sed -n 3p f)", "echo $(sed -n \"${I}p\" f)", "echo $(sed -n \"$((I + 1))p\" f)", "echo $(sed -e 's/a/b/' -e 2d f)",
+        "echo $(sed \"s/w/e/\" f)", "echo $(awk -F, '{print $1}' f)", "echo $(ip addr show eth0)", "hostname -I",
         "nvidia-smi", "nvidia-smi -L", "nvidia-smi topo -m", "nvidia-smi --query-gpu=name,memory.total --format=csv",
         'echo "the hostname is $(hostname -f)"', "echo nvidia-smi -pm")),
     ("scontrol requeue 5\nsrun ./a", "5: a second command; hpcml starts one"),

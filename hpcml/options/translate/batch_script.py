@@ -54,7 +54,7 @@ _SUBSTITUTION = re.compile(r"\$\(|`|<\(")
 _BACKTICKS = re.compile(r"`([^`]*)`")
 _IN_QUOTES = re.compile(r"'(?:(?!\$\()[^'`])*'")
 _PROGRAM = re.compile(r"(?:\$\((?!\([\w\s$(){}+*/%<>=!&|^~?:,-]*\)\))|<\(|\||;|(?<!>)&&?|\n)\s*([^\s|;&<>`)]*)")
-_PART = r"(?:\d+|\$|/(?:\\.|[^/\\])*/)"
+_PART = r"(?:\d+|\$(?:\{\w+\}|\(\([\w\s$+-]*\)\))?|/(?:\\.|[^/\\])*/)"
 _EDIT = (  # a command of sed's that only prints
     rf"(?:{_PART}(?:,{_PART})?)?!?(?:[pdq=]|[sy](?P<by>[/,#|@:%])(?:(?:\\.|(?!(?P=by))[^\\])*(?P=by)){{2}}[gpI0-9]*);?\s*"
 )
@@ -62,7 +62,8 @@ _EDIT = (  # a command of sed's that only prints
 _WORKS = re.compile(
     r"\bxargs\s+[^|)\s]|\bsystem\s*\(|\bdate\s+(?:-s|--set)|\bscontrol\s+(?:-\S+\s+)*(?!show\b|hostnames\b|-)\w"
     r"|(?:^|[(|;&`\n])\s*(?:"
-    rf"""sed\b(?!(?:\s+-[nErsuz]+)*\s+(?:-[nEr]*e\s+)?(?P<quote>["']?)(?:{_EDIT})+(?P=quote)(?=[\s|)`]|$)(?![^|();&]*\s-))"""
+    rf"""sed\b(?!(?:\s+-[nErsuz]+)*(?:\s+(?:-[nEr]*e\s+)?(?P<quote>["']?)(?:{_EDIT})+(?P=quote)(?=[\s|)`]|$)){{1,9}}"""
+    r"(?![^|();&]*\s-))"
     r"|(?:sort|shuf)\s(?:[^|();&]*\s)?(?:-[a-zA-Z]*o|--o|--comp)|uniq\s+(?:-\S+\s+)*[^-|)\s]\S*\s+[^-|)\s]"
     r"|awk\s(?:[^|()']*\s)?(?:-[fiElo]|--[fieldops])|awk\b[^|()']*(?:'[^']*'[^|()']*){0,9}?'[^']*(?:>|\||getline)"
     r"|hostname\s+(?:-\S+\s+)*(?:[^-\s|)]|-[Fb]|--[fb](?!qdn))|ip\s[^|();&]*\b(?:add|del|delete|set|flush|replace|change)\b"
