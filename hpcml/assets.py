@@ -42,19 +42,29 @@ def folder(kind: str) -> Path:
 def compiled_templates(syntax: Mapping[str, bool]) -> jinja2.BytecodeCache:
     """Return the store of compiled templates of a syntax: beside the package's compiled modules, if possible.
 
-    Jinja2 compiles a template again whose text has changed. To compile takes a third of a submission's time.
+    Jinja2 compiles a template again whose text has changed, or whose file is not whole or may not be read. To compile
+    takes a third of a submission's time. The code in such a file is trusted as that of the ``.pyc`` files beside it.
     """
     import zlib
 
     import jinja2
 
-    class Kept(jinja2.FileSystemBytecodeCache):
+    class Kept(jinja2.BytecodeCache):
+        def load_bytecode(self, bucket: jinja2.bccache.Bucket) -> None:
+            with contextlib.suppress(OSError):
+                if (kept := _file(bucket).read_bytes()).endswith(seal(kept).encode()):
+                    bucket.bytecode_from_string(kept[:-_SEAL])
+
         def dump_bytecode(self, bucket: jinja2.bccache.Bucket) -> None:
             if not sys.dont_write_bytecode:
                 with contextlib.suppress(OSError):
-                    super().dump_bytecode(bucket)
+                    code = bucket.bytecode_to_string()
+                    files.write(_file(bucket), code + seal(code + bytes(_SEAL)).encode(), 0o644)
 
-    return Kept(str(_PACKAGE / "__pycache__"), f"%s.{zlib.crc32(repr(syntax).encode()):08x}.jinja")
+    def _file(bucket: jinja2.bccache.Bucket) -> Path:
+        return _PACKAGE / f"__pycache__/{bucket.key}.{zlib.crc32(repr(syntax).encode()):08x}.jinja"
+
+    return Kept()
 
 
 def node_side() -> list[str]:

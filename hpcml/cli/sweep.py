@@ -149,8 +149,12 @@ def _names_first(words: Sequence[str], with_value: set[str]) -> list[str]:
     """Return the words of a verb with its NAME before the options, as argparse takes it."""
     names, options = list[str](), list[str]()
     for before, word in zip(["", *words], words, strict=False):
-        is_value = before in with_value or before in ("-o", "--output") or (before == "--csv" and len(names) > 1)
+        is_value = before in with_value or before in ("-o", "--output")
         (options if is_value or word.startswith("-") else names).append(word)
+    file = words[words.index("--csv") + 1 :][:1] if "--csv" in words else []
+    if len(names) > 2 and file and file[0] in names:  # a word more than verb and NAME
+        names.remove(file[0])
+        options[options.index("--csv")] = f"--csv={file[0]}"
     return [*names, *options]
 
 

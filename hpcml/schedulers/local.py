@@ -30,7 +30,8 @@ sys.path.append(sys.argv[1])
 from hpcml.runs import waiting
 waiting.main(pathlib.Path(sys.argv[2]))
 """
-_IGNORED = ("account", "partition", "qos", "clusters", "cpus_per_node", "memory_per_node")  # what Slurm would do
+# What Slurm would do.
+_IGNORED = ("account", "partition", "qos", "clusters", "dependency", "cpus_per_node", "memory_per_node")
 _GONE = JobState(
     State.UNKNOWN, "the run's processes exited without writing a status (they were killed, or the machine stopped)"
 )
@@ -51,6 +52,8 @@ def lay_out(site: Site, request: JobRequest) -> JobLayout:
     ignored = [OPTIONS[name].word for name in _IGNORED if name in given]
     ignored += [option for option, _ in request.spec.place.sbatch]
     notice = f"the local site ignores {', '.join(ignored)}"
+    if "cpus_per_node" in given:
+        notice += ". --cpus-per-node only limits --ranks"
     if "memory_per_node" in given:
         notice += ". To limit the memory of each Dask worker: --set workers.memory_limit=SIZE"
     return JobLayout(

@@ -103,7 +103,8 @@ def options(line: str, number: int = 0) -> list[Option]:
             continue
         said = [word]
         begun = [whole for whole in _ALL if whole.startswith(name)] if name[:2] == "--" and name not in _ALL else []
-        long = LONG.get(name, begun[0] if len(begun) == 1 else name)
+        whole = begun[0] if len(begun) == 1 else name
+        long = LONG.get(whole, whole)
         alone = long in FLAGS or (long in _ONLY_WITH_EQUALS)
         if not equals and not alone and words and not re.match(r"-[A-Za-z-]", words[0]):
             value = words.pop(0)

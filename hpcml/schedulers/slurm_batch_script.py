@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from hpcml import units
@@ -14,6 +15,7 @@ from hpcml.request.record import RunRequest
 from hpcml.schedulers import JobLayout, JobRequest, Launcher, partition_fit, sbatch_lines, slurm_options
 from hpcml.schedulers.slurm_options import Directive, filename_pattern
 from hpcml.sites.schema import Site
+from hpcml.sites.settings_layers import process_environment
 
 # By default nothing takes notice of this signal, and few scripts have a trap for it.
 SIGNAL = "URG"
@@ -26,6 +28,8 @@ _DROPPED = (
     "--parsable",
     "--test-only",
 )  # hpcml's own, or for who types sbatch
+# What requests GPUs, or nodes that have some, as OPTION=VALUE; SBATCH_GPUS and the like are sbatch's own defaults.
+_FOR_GPUS = re.compile(r"--(gpus|constraint|\S+-per-gpu=|[gt]res\S*=.*gpu)|SBATCH_(GPUS|CONSTRAINT|[GT]RES\S*=.*gpu)")
 
 
 def lay_out(site: Site, request: JobRequest) -> JobLayout:
@@ -35,7 +39,7 @@ def lay_out(site: Site, request: JobRequest) -> JobLayout:
     array = _array(request)
     has_account = "--account" in stated or "--account" in dict(directives)
     has_partition = "--partition" in stated or bool(request.asked.place.partition)
-    notices = [] if has_partition else _on_default_partition(site, request.spec, reasons)
+    notices = [] if has_partition else _on_default_partition(site, request.spec, stated, reasons)
     if site.slurm.account_required and not has_account:
         needs = f"site {site.name} needs an account, but the script has no --account line"
         notices.append(f"{needs}. {slurm_options.ADD_ACCOUNT}".removesuffix("."))
@@ -63,13 +67,19 @@ def lay_out(site: Site, request: JobRequest) -> JobLayout:
     )
 
 
-def _on_default_partition(site: Site, spec: RunRequest, reasons: list[str]) -> list[str]:
+def _on_default_partition(
+    site: Site, spec: RunRequest, stated: Mapping[str, sbatch_lines.Option], reasons: list[str]
+) -> list[str]:
     """Return a note if the profile's default partition has GPUs that the script does not request; add it as reason."""
     name = site.defaults.partition
     if not name or spec.place.partition != name or "--partition" in dict(spec.place.sbatch):
         return []
     reasons.append(f"partition {name}: the site's default (defaults.partition), because the script names none")
-    if spec.size.gpus_per_node or not partition_fit.gpus_of_node(site, name, spec):
+    said = [(option.name, option.value) for option in stated.values()]
+    requests = map("=".join, (*said, *spec.place.sbatch, *process_environment().items()))
+    if spec.size.gpus_per_node or any(map(_FOR_GPUS.match, requests)):
+        return []
+    if not partition_fit.gpus_of_node(site, name, spec):
         return []
     others = [other for other in site.partitions if not partition_fit.gpus_of_node(site, other, spec)]
     fitting = next((other for other in others if not partition_fit.misfit(site, other, spec)), "")

@@ -431,8 +431,14 @@ def test_the_template_is_compiled_once_for_each_text(tmp_path: Path, monkeypatch
         assert batch_script.render(made) == text.replace("{{ plan.run_id }}", made.run_id)
     assert compile_.call_count == 2
     [kept] = (tmp_path / "__pycache__").iterdir()
-    kept.write_bytes(b"x")
-    assert batch_script.render(made) == "two\n"
+    whole = kept.read_bytes()
+    for damaged in (b"x", b"", whole[:60], whole[:-80], whole[:30] + bytes(40) + whole[70:], whole[:-64]):
+        kept.write_bytes(damaged)
+        assert batch_script.render(made) == "two\n"
+        assert kept.read_bytes() == whole  # written again: the next submission compiles nothing
     kept.unlink()
+    kept.mkdir()  # a file that may not be read is no error either: another user's, who has umask 077
+    assert batch_script.render(made) == "two\n"
+    kept.rmdir()
     (tmp_path / "__pycache__").rmdir()
     assert batch_script.render(made) == "two\n"

@@ -200,6 +200,7 @@ def test_the_lines_that_sbatch_reads_are_read(subtests: pytest.Subtests) -> None
 @pytest.mark.parametrize(("line", "options"), [
     ("#SBATCH -N2 -n 4 --exclusive --mem=0", {"--nodes": "2", "--ntasks": "4", "--exclusive": "", "--mem": "0"}),
     ("#SBATCH --arr=0-9 --job x --mem-bind=no --gpus-per=4", {"--array": "0-9", "--job-name": "x", "--mem-bind": "no", "--gpus-per": "4"}),
+    ("#SBATCH --tasks-per=4 --work=/x", {"--ntasks-per-node": "4", "--chdir": "/x"}),
     ("#SBATCH-N2", {"--nodes": "2"}),
     ("#SBATCH --exclusive -t 5", {"--exclusive": "", "--time": "5"}),
     ("#SBATCH --hold --wait -J a", {"--hold": "", "--wait": "", "--job-name": "a"}),
@@ -307,6 +308,28 @@ def test_a_default_partition_with_gpus_that_a_script_does_not_request_is_named(
     assert any(note == says("gpu_a100 have GPUs", "--partition rome") for note in plan.notices) is warned
     by_default = words[:1] != ("--partition",) and "-p " not in lines
     assert any("partition gpu_a100: the site's default" in reason for reason in plan.reasons) == by_default
+
+
+def test_a_script_that_requests_gpus_in_any_way_gets_no_note(
+    subtests: pytest.Subtests, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def is_named(line: str = "", *words: str) -> bool:
+        notices = prepared(f"#SBATCH --time=5 {line}", "--account", "a", *words, site="snellius").plan.notices
+        return any("gpu_a100 have GPUs" in note for note in notices)
+
+    for line in ("--gpus-per-task=1 -n4", "--gpus-per-socket=1", "--tres-per-task=cpu:2,gres/gpu:1", "-C a100", "-G 1",
+                 "--tres-per-node=gres/gpu:1", "--gres=tmpfs:5G,gpu:a100:1", "--ntasks-per-gpu=2", "--gpus-per=1"):  # fmt: skip
+        with subtests.test(line):
+            assert not is_named(line)
+    for line in ("--gres=tmpfs:5G", "--tres-per-task=cpu:2", "--gres-flags=enforce-binding", "--comment=gpu"):
+        with subtests.test(line):
+            assert is_named(line)
+    assert not is_named("", "--sbatch=--constraint=a100")
+    for name, value, warned in (("SBATCH_GPUS_PER_TASK", "1", False), ("SBATCH_GRES", "gpu:1", False), ("SBATCH_CONSTRAINT", "a", False),
+                                ("SBATCH_GRES", "tmpfs", True), ("SBATCH_QOS", "gpu", True)):  # fmt: skip
+        with subtests.test(name), monkeypatch.context() as shell:
+            shell.setenv(name, value)
+            assert is_named() is warned
 
 
 def test_a_task_is_run_again_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,8 +12,10 @@ from hpcml.cli import commands
 from hpcml.errors import UsageError
 from hpcml.options import sbatch_options
 from hpcml.options.reading import request_of
+from hpcml.options.table import OPTIONS
 from hpcml.plan import plan
 from hpcml.request.record import Code, RunRequest
+from hpcml.schedulers import local
 from matrix import site_of
 from tests.said import in_order, says
 
@@ -91,7 +93,18 @@ def test_the_local_site_says_that_it_passes_nothing_on() -> None:
     made = planned({"scheduler": "local"}, "-C", "fast", "--exclusive")
     assert made.notices == (says("ignores --constraint, --exclusive"),)
     made = planned({"scheduler": "local"}, "--mem", "300M", "--cpus-per-node", "1", "-q", "x", "-C", "fast")
-    assert made.notices == (says("--qos, --cpus-per-node, --memory-per-node", "workers.memory_limit"),)
+    assert made.notices == (
+        says("--qos, --cpus-per-node, --memory-per-node", "only limits --ranks", "workers.memory_limit"),
+    )
+    made = planned({"scheduler": "local"}, "--dependency", "afterok:1")
+    assert made.notices == (says("ignores --dependency"),)
+
+
+def test_an_option_of_slurm_s_works_on_the_local_site_or_is_named_there() -> None:
+    """Those that are passed to Slurm are named as they are."""
+    of_slurm = {name for name, option in OPTIONS.items() if option.slurm}
+    works = {"after", "nodes", "time", "gpus_per_node", "name"}
+    assert of_slurm == works | {*local._IGNORED}
 
 
 @pytest.mark.parametrize(("words", "hint"), [

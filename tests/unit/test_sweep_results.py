@@ -58,3 +58,16 @@ def test_what_is_refused(subtests: pytest.Subtests) -> None:
 def test_a_laptop_s_table_is_not_written_on_the_login_node() -> None:
     with pytest.raises(HpcmlError, match="on the login node"):
         sweep._target(Namespace(caller=object()), "--csv", "table.csv")
+
+
+def test_the_file_of_csv_may_come_before_the_name_of_the_sweep() -> None:
+    for words, read in (
+        ("table --csv x.csv job", "table job --csv=x.csv"),
+        ("table job --csv x.csv", "table job --csv=x.csv"),
+        ("table --csv x.csv --metric speed job", "table job --csv=x.csv --metric speed"),
+        ("table --csv job", "table job --csv"),
+        ("table job --csv --maximize", "table job --csv --maximize"),
+        ("table --csv=x.csv job", "table job --csv=x.csv"),
+        ("table --csv table table", "table table --csv=table"),
+    ):
+        assert sweep.split_script(words.split()) == (read.split(), [])

@@ -136,7 +136,17 @@ MORE = [
     *((f"X=$({inner})\nsrun ./a", "4: X, whose command may do more than print") for inner in (
         "date\n./b", "( ./b )", "! ./b", '"./b"', "$B", "~/b", "xargs -n1 ./b <f", "sed -i s/a/b/ f", "awk 'BEGIN{system(\"./b\")}'",
         "scontrol update x", 'echo "it\'s $(./b) it\'s"', "`./b`")),
-    ("X=$(cat f | xargs)\nsrun ./a", "--ranks 2 -- ./a"),
+    *((f"{line}\nsrun ./a", "5: a second command; hpcml starts one") for line in (
+        "echo $(sort -o x f)", "echo $(sort -uo x f)", "echo $(sort f --output=x)", "echo $(uniq f x)", "echo $(sed -n 'w x' f)",
+        "echo $(sed 's/a/b/w x' f)", "echo $(sed 's/a/b/e' f)", "echo $(sed -f p f)", "echo $(sed -e p -e 'w x' f)", "echo $(sed \"$S\" f)", "echo $(sed -n p -i f)", "echo $(sed '1e ./b' f)",
+        "echo $(awk 'BEGIN{print > \"x\"}')", "echo $(awk -f p)", "echo $(awk '{print | \"sh\"}' f)", "echo $(awk '{\"./b\" | getline}' f)",
+        "nvidia-smi -pm 1", "nvidia-smi --gpu-reset", "nvidia-smi -q -f x", "hostname foo", "hostname -F f", "echo $(ip link set eth0 up)")),
+    *((f"{line}\nsrun ./a", "--ranks 2 -- ./a") for line in (
+        "X=$(cat f | xargs)", "echo $(sed -n 's/a word/b/p' f)", "echo $(cat f | sed -e 's|w|e|g;2,/x/d' | sort -n | uniq -c)",
+        "echo $(sed -n 3p f)", "echo $(sed -n \"${I}p\" f)", "echo $(sed -n \"$((I + 1))p\" f)", "echo $(sed -e 's/a/b/' -e 2d f)",
+        "echo $(sed \"s/w/e/\" f)", "echo $(awk -F, '{print $1}' f)", "echo $(ip addr show eth0)", "hostname -I",
+        "nvidia-smi", "nvidia-smi -L", "nvidia-smi topo -m", "nvidia-smi --query-gpu=name,memory.total --format=csv",
+        'echo "the hostname is $(hostname -f)"', "echo nvidia-smi -pm")),
     ("scontrol requeue 5\nsrun ./a", "5: a second command; hpcml starts one"),
     ("srun ./b date\nsrun ./a", "5: a second command; hpcml starts one"),
     ("srun -n 4 date\nsrun ./a", "--ranks 2 -- ./a"),
@@ -145,6 +155,9 @@ MORE = [
         ("F=(*.csv)", '"${F[@]}"'), ("F=(*.csv)", "$F"), ("mapfile -t F < f", "${F[0]}"), (". ./f", "${#F[@]}"), ("F=1", "${!F}"))),
     ("F=()\nsrun ./a $F b", "--ranks 2 -- ./a b"),
     ("set -u\nsrun ./a $K", "--ranks 2 -- bash -uc 'exec ./a $K'"),
+    *((f"set -e\n{line}\nsrun ./a\n{line}", f"--set 'runtime.setup=[\"{line}\"]' --set runtime.setup_errors=end --ranks 2 -- ./a")
+      for line in ("id nosuchuser", "df /nope", "scontrol show job 1", "date -d x", "squeue")),
+    ("set -e\ndate\ntrue\nprintf a\nsrun ./a\nsacct", "--ranks 2 -- ./a"),
     ("set -e\nls data\necho $K\nsrun ./a", "--set 'runtime.setup=[\"ls data\"]' --set runtime.setup_errors=end --ranks 2 -- ./a"),
     ("cd b\nK=$PWD\ncd ..\nsrun ./a $K",
      "--set 'runtime.setup=[\"cd b\", \"K=\\\"$PWD\\\"\", \"export K\"]' --ranks 2 -- bash -c 'cd b && cd .. && exec ./a $K'"),
@@ -163,6 +176,36 @@ def test_a_line_that_does_more_than_it_seems_is_kept_or_refused(code: str, expec
 def test_a_line_that_sets_a_variable_of_the_shell_changes_the_program_s() -> None:
     text = script("-n 1", "OWN=2\n./a")
     assert "--env OWN=2" in translate(text, (), {}, VARIABLES, slurm=True, exported={"OWN"}).line
+
+
+def test_all_arguments_of_a_script_are_the_command_s(subtests: pytest.Subtests) -> None:
+    arguments = tuple(f"a{number}" for number in range(1, 13))
+    for words, expected in (
+        ("${10} $10 ${12}", "-- ./a a10 a10 a12"), ('"$@"', f"-- ./a {' '.join(arguments)}"), ("${11:-x}", "-- ./a a11"),
+        *((word, f"3: ${name}, whose value only the batch script's shell knows") for word, name in (
+            ("${13}", "13"), ("${1%.csv}", "1"), ("${10%.csv}", "10"), ('"${@:2}"', "@"), ("${#10}", "10"), ("${#}", "#"), ("${$}", "$"))),
+    ):  # fmt: skip
+        with subtests.test(words):
+            assert (
+                translated(script("-n 1", f"./a {words}"), arguments).removeprefix("--nodes 1 --cpus-per-node 1 ")
+                == expected
+            )
+    assert (
+        translated(script("-n 1", "mkdir ${1%.csv}\n./a"), arguments)
+        == "3: $1, whose value only the batch script's shell knows"
+    )
+
+
+@pytest.mark.parametrize(("lines", "code", "expected"), [
+    ("-N 1", "srun -n4 ./a $RANDOM", "3: $RANDOM, whose value only the batch script's shell knows"),
+    ("-N 1", "module load openmpi\nmpirun -n 4 ./a $RANDOM", "4: $RANDOM, whose value only the batch script's shell knows"),
+    ("-N 1", "srun -n4 ./a >f", "3: a file for the output of several tasks. hpcml logs RUN has it"),
+    ("-N 1", "export WORLD_SIZE=1\nsrun -n4 ./a", "3: WORLD_SIZE=1, but 4 tasks"),
+    ("-N 1", "export WORLD_SIZE=4\nsrun -n4 ./a", "--nodes 1 --ranks 4 --cpus-per-node 4 -- ./a"),
+    ("-N 1\n-n 4", "srun -n1 ./a $RANDOM >f", "--nodes 1 --cpus-per-node 4 --ranks node -- bash -c 'exec ./a $RANDOM >f'"),
+])  # fmt: skip
+def test_the_tasks_are_those_that_the_command_starts(lines: str, code: str, expected: str) -> None:
+    assert translated(script(lines, code)) == expected
 
 
 # Pieces that a random script is made of: of the shell's grammar, of Slurm's, and of neither.

@@ -27,7 +27,8 @@ _PRINT = {
     "echo", "printf", "date", "hostname", "pwd", "whoami", "env", "printenv", "which", "type", VENDOR.tool, "lscpu",
     "free", "uptime", "ls", "df", "id", "uname", "nproc", "squeue", "sinfo", "sacct", "sstat", "scontrol", "true", ":",
 }  # fmt: skip
-_MAY_FAIL = {"ls", "which", "type", "printenv", VENDOR.tool}  # of these: with set -e they end the script
+_NEVER_FAIL = {"echo", "printf", ":", "true"}  # of these: with set -e the others can end the script
+_WORK_ALONE = {"date", "hostname", "pwd", "whoami", "env", "uname", "uptime"}  # do not fail without arguments
 _PREPARE = {
     "module", "ml", "source", ".", "conda", "mamba", "micromamba", "ulimit", "mkdir", "cp", "mv", "rm", "ln",
     "touch", "tar", "unzip", "gunzip", "rsync", "chmod", "virtualenv", "pip", "pip3", "spack",
@@ -53,10 +54,21 @@ _SUBSTITUTION = re.compile(r"\$\(|`|<\(")
 _BACKTICKS = re.compile(r"`([^`]*)`")
 _IN_QUOTES = re.compile(r"'(?:(?!\$\()[^'`])*'")
 _PROGRAM = re.compile(r"(?:\$\((?!\([\w\s$(){}+*/%<>=!&|^~?:,-]*\)\))|<\(|\||;|(?<!>)&&?|\n)\s*([^\s|;&<>`)]*)")
-# What programs that otherwise only print can do.
+_PART = r"(?:\d+|\$(?:\{\w+\}|\(\([\w\s$+-]*\)\))?|/(?:\\.|[^/\\])*/)"
+_EDIT = (  # a command of sed's that only prints
+    rf"(?:{_PART}(?:,{_PART})?)?!?(?:[pdq=]|[sy](?P<by>[/,#|@:%])(?:(?:\\.|(?!(?P=by))[^\\])*(?P=by)){{2}}[gpI0-9]*);?\s*"
+)
+# What programs that otherwise only print can do: anywhere in a line, and where a command begins.
 _WORKS = re.compile(
-    r"\bxargs\s+[^|)\s]|\bsed\s+(?:-\S+\s+)*(?:-[a-zA-Z]*i|--in-place)|\bsystem\s*\(|\bdate\s+(?:-s|--set)"
-    r"|\bscontrol\s+(?:-\S+\s+)*(?!show\b|hostnames\b|-)\w"
+    r"\bxargs\s+[^|)\s]|\bsystem\s*\(|\bdate\s+(?:-s|--set)|\bscontrol\s+(?:-\S+\s+)*(?!show\b|hostnames\b|-)\w"
+    r"|(?:^|[(|;&`\n])\s*(?:"
+    rf"""sed\b(?!(?:\s+-[nErsuz]+)*(?:\s+(?:-[nEr]*e\s+)?(?P<quote>["']?)(?:{_EDIT})+(?P=quote)(?=[\s|)`]|$)){{1,9}}"""
+    r"(?![^|();&]*\s-))"
+    r"|(?:sort|shuf)\s(?:[^|();&]*\s)?(?:-[a-zA-Z]*o|--o|--comp)|uniq\s+(?:-\S+\s+)*[^-|)\s]\S*\s+[^-|)\s]"
+    r"|awk\s(?:[^|()']*\s)?(?:-[fiElo]|--[fieldops])|awk\b[^|()']*(?:'[^']*'[^|()']*){0,9}?'[^']*(?:>|\||getline)"
+    r"|hostname\s+(?:-\S+\s+)*(?:[^-\s|)]|-[Fb]|--[fb](?!qdn))|ip\s[^|();&]*\b(?:add|del|delete|set|flush|replace|change)\b"
+    rf"|{re.escape(VENDOR.tool)}\b(?!(?:\s+(?:-[Lqxm]|--list-gpus|--query\S*|--xml-format|topo|--matrix|-[id][= ]?\S+"
+    r"|--(?:format|id|display)[= ]\S+))*\s*(?:$|[|)`])))"
 )
 _ENDS_UNSET = re.compile(r"\$\{\w+:?\?")  # ${A:?}: the script ends if A is not set
 _ELEMENT = re.compile(r"\$\{!|\$\{#?\w+\[")  # of an array, or of a variable that another one names
@@ -167,7 +179,7 @@ def translate(
     if (number := str(typed.get("gpus_per_node") or "").rpartition(":")[2]).isdecimal():
         made = made._replace(gpus=int(number))
     options, rows = taken(text, asked, made)
-    numbered = {str(number): word for number, word in enumerate(arguments[:9], 1)}
+    numbered = {str(number): word for number, word in enumerate(arguments, 1)}
     values = Values({**variables, **made.variables, **numbered, "#": str(len(arguments))}, arguments)
     script = _Script(text, made, values, slurm=slurm)
     script.ends_early, script.ends_unset = "e" in match[1], "u" in match[1]
@@ -205,11 +217,12 @@ class _Script:
         at = _command_of(items)
         command, before, after = items[at], items[:at], items[at + 1 :]
         for item in after:
-            if item.kind not in ("print", "unload", "assigned") or not _does_no_work(item):
+            only_prints = item.kind in ("print", "unload", "assigned") or (text_of((*item.words, ())[0]) in _PRINT)
+            if not only_prints or not _does_no_work(item):
                 raise UntranslatedError(item.number, "a command after the one that hpcml starts")
         launch = launchers.of(command.words, self.made, mpi or self.mpi, command.number, slurm=self.slurm)
         by_shell, needed = self._command(command, launch, [item for item in before if item.kind == "cd"])
-        kept = self._kept(before, needed, has_ranks=bool(launch.ranks))
+        kept = self._kept(before, needed, launch)
         options += self._prepared(kept, needed)
         ranks = (("--ranks", launch.ranks),) if launch.ranks else ()
         options += [Taken(words, command.number) for words in (*ranks, *launch.options)]
@@ -285,7 +298,8 @@ class _Script:
     def _other(self, item: _Item, name: str) -> _Item:
         """Return the item of a command that is none of the shell's own, and prepares nothing."""
         kind = _kind(name, item)
-        if kind == "print" and (_ENDS_UNSET.search(item.text) or (self.ends_early and name in _MAY_FAIL)):
+        never_fails = name in _NEVER_FAIL or (name in _WORK_ALONE and len(item.words) == 1)
+        if kind == "print" and (_ENDS_UNSET.search(item.text) or (self.ends_early and not never_fails)):
             kind = "setup"
         if kind == "command" and name in _BUILTINS:
             raise UntranslatedError(item.number, f"{name}, which hpcml has no word for")
@@ -370,15 +384,15 @@ class _Script:
 
     # -- what is kept ----------------------------------------------------------------------------------------------
 
-    def _kept(self, before: list[_Item], needed: frozenset[str], *, has_ranks: bool) -> list[_Item]:
+    def _kept(self, before: list[_Item], needed: frozenset[str], launch: Launch) -> list[_Item]:
         """Return the items of hpcml's line: those that prepare, and the variables that they or the command need."""
         kept: list[_Item] = []
         is_last = True  # of variables, after which nothing changes them
         for item in reversed(before):
             is_read = any(item.sets in later.reads for later in kept)
-            of_ranks = item.sets in _RENDEZVOUS and has_ranks and not is_read
+            of_ranks = item.sets in _RENDEZVOUS and launch.ranks and not is_read
             if of_ranks or (item.kind == "assigned" and not is_read and item.sets not in needed):
-                self._check_left_out(item)
+                self._check_left_out(item, launch)
             elif item.kind == "exported":
                 if is_last or _SECRET.search(item.sets):
                     kept.append(item)
@@ -395,10 +409,11 @@ class _Script:
             kept.pop()
         return kept if any(item.text != "set -u" for item in kept) else []
 
-    def _check_left_out(self, item: _Item) -> None:
+    def _check_left_out(self, item: _Item, launch: Launch) -> None:
+        tasks = launch.tasks if launch.ranks else self.made.tasks
         value = item.text.partition("=")[2]
-        if item.sets == "WORLD_SIZE" and value.isdecimal() and int(value) != self.made.tasks:
-            raise UntranslatedError(item.number, f"WORLD_SIZE={value}, but {self.made.tasks} tasks")
+        if item.sets == "WORLD_SIZE" and value.isdecimal() and int(value) != tasks:
+            raise UntranslatedError(item.number, f"WORLD_SIZE={value}, but {tasks} tasks")
         if not _does_no_work(item):
             raise UntranslatedError(item.number, f"{item.sets}, whose command may do more than print")
 
@@ -422,13 +437,13 @@ class _Script:
     def _command(self, item: _Item, launch: Launch, folders: list[_Item]) -> tuple[list[str], frozenset[str]]:
         """Return the command for the shell of each process, empty if it needs none, and the variables that it reads."""
         redirections = () if all(_is_quiet(*redirection) for redirection in item.redirections) else item.redirections
-        if redirections and launch.ranks and self.made.tasks > 1:
+        if redirections and launch.tasks > 1:
             raise UntranslatedError(item.number, "a file for the output of several tasks. hpcml logs RUN has it")
         if folders and text_of(folders[-1].words[1]) in (".", self.values.text(batch_variables.FOLDER)):
             folders = []
         parts = [*launch.words, *(word for _, word in redirections), *(folder.words[1] for folder in folders)]
         self._check_variables(item.number, names(parts))
-        self._check_values(item.number, parts, of_several=bool(launch.ranks) and self.made.tasks > 1)
+        self._check_values(item.number, parts, of_several=launch.tasks > 1)
         if not folders and not redirections and all(text_of(word) is not None for word in parts):
             return [], frozenset()
         if text_of(launch.words[0]) is None:

@@ -37,12 +37,16 @@ _PMI2 = re.compile(r"intel-?mpi|\bimpi|mpich|mvapich", re.IGNORECASE)
 
 
 class Launch(NamedTuple):
-    """The words of the program, how many ranks a node has (empty: one process without ranks), and other options."""
+    """The words of the program, how many ranks a node has (empty: one process without ranks), and other options.
+
+    ``tasks`` is the number of all ranks, 1 without ranks.
+    """
 
     words: tuple[Word, ...]
     ranks: str = ""
     options: tuple[tuple[str, ...], ...] = ()
     note: str = ""
+    tasks: int = 1
 
 
 def mpi_of_modules(text: str) -> str:
@@ -119,7 +123,7 @@ def _in_ranks(found: tuple[Word, ...], made: Layout, mpi: str, number: int) -> L
     options = (("--mpi", mpi),) if mpi in ("pmix", "pmi2") else ()
     seen = "; each rank sees all GPUs of its node: choose by LOCAL_RANK" if made.gpus and made.each > 1 else ""
     ranks = _ranks(made)
-    return _in_image(Launch(found, ranks, options, f"--ranks {ranks}, and the command{seen}"))
+    return _in_image(Launch(found, ranks, options, f"--ranks {ranks}, and the command{seen}", made.tasks))
 
 
 def _in_shell(found: tuple[Word, ...], number: int) -> tuple[Word, ...]:
@@ -231,7 +235,7 @@ def _of_mpirun(found: tuple[Word, ...], made: Layout, mpi: str, number: int, *, 
     if at >= len(found):
         raise UntranslatedError(number, f"{name} without a program")
     ranks = _ranks(made._replace(each=total // made.nodes))
-    return Launch(found[at:], ranks, (("--mpi", mpi),), f"--ranks {ranks} --mpi {mpi}, and the command")
+    return Launch(found[at:], ranks, (("--mpi", mpi),), f"--ranks {ranks} --mpi {mpi}, and the command", total)
 
 
 def _mpirun_options(found: tuple[Word, ...], made: Layout, number: int) -> tuple[int, int]:
@@ -281,7 +285,7 @@ def _of_torchrun(found: tuple[Word, ...], begin: int, made: Layout, number: int)
     if not has_count:  # hpcml's default is one for each GPU
         kept.insert(begin, (Piece("text", "--nproc-per-node=1"),))
     note = "--ranks node, and the command without --nnodes and the rendezvous, which hpcml sets"
-    return Launch((*kept, *found[at:]), "node", note=note)
+    return Launch((*kept, *found[at:]), "node", note=note, tasks=made.nodes)
 
 
 # -- images -----------------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from hpcml.terminal import shown
 _NAME = r"[A-Za-z_][A-Za-z0-9_]*"
 _VARIABLE = re.compile(rf"\$(?:({_NAME}|[0-9@*#?$!-])|\{{({_NAME}|[0-9]+|[@*])\}})")
 _NAMED = re.compile(rf"\$\{{?[#!]?({_NAME})")
+_PARAMETER = re.compile(r"\$\{[#!]?([0-9]+|[@*]|[#?$!-](?=\}))")  # an argument, or what the shell counts
 _IN_ARITHMETIC = re.compile(rf"(?<![\w$]){_NAME}")
 _REDIRECTION = re.compile(r"(?:[0-9]*(?:>>|>\||>&|<&|<>|<(?!<)|>)|&>>?)(?!\()")
 _COUNTS = re.compile(r"\$\(\(.*?(?:\+\+|--|<<=|>>=|(?<![=!<>])=(?!=))", re.DOTALL)
@@ -47,7 +48,7 @@ class Piece(NamedTuple):
         """The variables that it reads, as far as its text tells."""
         if self.kind in ("text", "glob"):
             return set()
-        found = {match[1] for match in _NAMED.finditer(self.text)}
+        found = {*_NAMED.findall(self.text), *_PARAMETER.findall(self.text)}
         found |= {match[1] for match in _VARIABLE.finditer(self.text) if match[1]}
         return found | ({*_IN_ARITHMETIC.findall(self.text)} if self.text.startswith("$((") else set())
 
