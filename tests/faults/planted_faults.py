@@ -927,4 +927,5 @@ FAULTS = (
     F("hpcml/runs/holds.py", "plan.cpus or (0 if job.one_machine else 1)", "plan.cpus or 1", "a hold on this machine refuses several ranks"),
     F("hpcml/node/tasks/process.py", 'if not all(entry.startswith("/") for', 'if not all(True for', "a kept script with a relative PYTHONPATH imports modules from another folder"),
     F("jobs/dask_dataframe.py", 'levels.merge(places, on="station")', 'levels.merge(places, on="station", how="left").head(1000, compute=False)', "the example of data frames aggregates a part of the joined rows"),
+    F("hpcml/outputs_brought_back.py", "if _stamp_of(run.code / name) == known}", "if not known}", "hpcml rm keeps an array's runs for files that a laptop has"),
 )  # fmt: skip
