@@ -928,4 +928,5 @@ FAULTS = (
     F("hpcml/node/tasks/process.py", 'if not all(entry.startswith("/") for', 'if not all(True for', "a kept script with a relative PYTHONPATH imports modules from another folder"),
     F("jobs/dask_dataframe.py", 'levels.merge(places, on="station")', 'levels.merge(places, on="station", how="left").head(1000, compute=False)', "the example of data frames aggregates a part of the joined rows"),
     F("hpcml/outputs_brought_back.py", "if _stamp_of(run.code / name) == known}", "if not known}", "hpcml rm keeps an array's runs for files that a laptop has"),
+    F("hpcml/node/services.py", "                    self.seen[name] = str(error)", "                    self.seen.setdefault(name, str(error))", "a folder in the place of a service's request fills the run's log"),
 )  # fmt: skip
