@@ -923,10 +923,11 @@ FAULTS = (
     F("hpcml/node/script/ahead.py", "ahead.stamps(kind.settings_files()) != stamps", "False", "a kept script has a package as it was before its update"),
     F("hpcml/node/script/ahead.py", "{*names} <= {*kind.early_imports(tree, folder)}", "True", "a kept script has modules that its own folder hides"),
     F("hpcml/node/script/interpreter_state.py", 'if GIVEN in os.environ and "HPCML_AHEAD" in variables:', "if False:", "workers get the run's own variables from a process of a kept script", True),
-    F("hpcml/node/tasks/process.py", "        prestarted_interpreter.WAITING.append(Ready(process, writer, reader))", "        Ready(process, writer, reader).end()", "in a kept cluster the script's interpreter starts when the run does", True),
+    F("hpcml/node/tasks/process.py", "        ahead.WAITING.append(Ready(process, writer, reader))", "        Ready(process, writer, reader).end()", "in a kept cluster the script's interpreter starts when the run does", True),
     F("hpcml/runs/holds.py", "plan.cpus or (0 if job.one_machine else 1)", "plan.cpus or 1", "a hold on this machine refuses several ranks"),
     F("hpcml/node/tasks/process.py", 'if not all(entry.startswith("/") for', 'if not all(True for', "a kept script with a relative PYTHONPATH imports modules from another folder"),
     F("jobs/dask_dataframe.py", 'levels.merge(places, on="station")', 'levels.merge(places, on="station", how="left").head(1000, compute=False)', "the example of data frames aggregates a part of the joined rows"),
     F("hpcml/outputs_brought_back.py", "if _stamp_of(run.code / name) == known}", "if not known}", "hpcml rm keeps an array's runs for files that a laptop has"),
     F("hpcml/node/services.py", "                    self.seen[name] = str(error)", "                    self.seen.setdefault(name, str(error))", "a folder in the place of a service's request fills the run's log"),
+    F("hpcml/node/ahead.py", "            WAITING.pop().end()", "            WAITING.pop()", "a kept supervisor that imports again leaves a child that nobody reaps"),
 )  # fmt: skip

@@ -33,6 +33,10 @@ if os.environ.get("HPCML_AHEAD"):
     from hpcml.node import ahead
     line = ahead._line
     ahead._line = lambda: print("waits", flush=True) or line()
+    class Child:
+        def end(self):
+            print("ends its child", flush=True)
+    ahead.WAITING.append(Child())
     ahead.wait()
 print(os.environ["HPCML_RUN_DIR"], settled.VALUE, sys.stdin.read(), os.environ.get("HPCML_AHEAD"), flush=True)
 """
@@ -101,7 +105,8 @@ def test_a_process_that_waits_gets_its_run_and_imports_again_what_has_changed(tm
         process.stdin.flush()
         said = process.stdout.read()
     again = (
-        "hpcml: a package or a file of settings has changed: this process imports all modules again.\nimported edited\n"
+        "hpcml: a package or a file of settings has changed: this process imports all modules again.\n"
+        "ends its child\nimported edited\n"
     )
     assert said == (f"{again}/runs/a edited  None\n" if changes else "/runs/a old  None\n")
 

@@ -39,6 +39,3 @@ class Ready(NamedTuple):
         os.close(self.pipe)
         self.process.kill()
         self.process.wait()
-
-
-WAITING: list[Ready] = []  # at most one

@@ -221,7 +221,7 @@ def _waiting(
     context: Context, programs: Mapping[Form, str], environment: Mapping[str, str], *, waits: bool
 ) -> Ready | None:
     """Return an interpreter that started ahead and becomes the script's now; None if there is none that can."""
-    waiting = prestarted_interpreter.WAITING.pop() if prestarted_interpreter.WAITING else None
+    waiting: Ready | None = ahead.WAITING.pop() if ahead.WAITING else None
     if waiting and not can_start_ahead(context, programs):
         waiting.end()
     elif waiting and waiting.take(
@@ -251,7 +251,7 @@ def start_ahead(context: Context, kind: Kind) -> None:
         fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, prestarted_interpreter.ROOM)
         os.set_blocking(writer, False)
         process = _started(command, "/", environment, 0o077, (reader,), stdin=subprocess.DEVNULL)
-        prestarted_interpreter.WAITING.append(Ready(process, writer, reader))
+        ahead.WAITING.append(Ready(process, writer, reader))
     except OSError:  # the run starts one itself, or says why it cannot
         os.close(writer)
     finally:
