@@ -930,4 +930,5 @@ FAULTS = (
     F("hpcml/outputs_brought_back.py", "if _stamp_of(run.code / name) == known}", "if not known}", "hpcml rm keeps an array's runs for files that a laptop has"),
     F("hpcml/node/services.py", "                    self.seen[name] = str(error)", "                    self.seen.setdefault(name, str(error))", "a folder in the place of a service's request fills the run's log"),
     F("hpcml/node/ahead.py", "            WAITING.pop().end()", "            WAITING.pop()", "a kept supervisor that imports again leaves a child that nobody reaps"),
+    F("hpcml/node/tasks/prestarted_interpreter.py", " and self._has_imported() and", " and", "an import for the last script that hangs counts as the next script's"),
 )  # fmt: skip

@@ -19,6 +19,7 @@ from hpcml.files import size_of
 from hpcml.kind import FailedProcess, Kind
 from hpcml.node import ahead, job, process_helpers, rendezvous_files, script_environment
 from hpcml.node.oom_and_hangs import oom_kills
+from hpcml.node.script import ahead as script_ahead
 from hpcml.node.script import interpreter_state, launcher, worlds_of_one
 from hpcml.node.settings import Context
 from hpcml.node.tasks import prestarted_interpreter
@@ -250,6 +251,7 @@ def start_ahead(context: Context, kind: Kind) -> None:
     try:
         fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, prestarted_interpreter.ROOM)
         os.set_blocking(writer, False)
+        os.write(writer, script_ahead.IMPORTS)
         process = _started(command, "/", environment, 0o077, (reader,), stdin=subprocess.DEVNULL)
         ahead.WAITING.append(Ready(process, writer, reader))
     except OSError:  # the run starts one itself, or says why it cannot
