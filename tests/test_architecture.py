@@ -291,7 +291,7 @@ MOST_LINES = {
     "doctor": 1539,
     "failures": 3171,
     "images": 1053,
-    "kinds": 11846,
+    "kinds": 11849,
     "node": 12414,
     "options": 2402,
     "plan": 897,

@@ -931,4 +931,6 @@ FAULTS = (
     F("hpcml/node/services.py", "                    self.seen[name] = str(error)", "                    self.seen.setdefault(name, str(error))", "a folder in the place of a service's request fills the run's log"),
     F("hpcml/node/ahead.py", "            WAITING.pop().end()", "            WAITING.pop()", "a kept supervisor that imports again leaves a child that nobody reaps"),
     F("hpcml/node/tasks/prestarted_interpreter.py", " and self._has_imported() and", " and", "an import for the last script that hangs counts as the next script's"),
+    F("hpcml/kinds/hold/node/holding.py", "if now - self.changed < LIVELY else SLOW_LOOK", "if True else SLOW_LOOK", "an idle hold lists folders of the shared file system twenty times a second"),
+    F("hpcml/kinds/hold/node/holding.py", "self.waits_since = self.changed = time.monotonic()\n        self._tell()", "self.waits_since = time.monotonic()\n        self._tell()", "after a run the next one in the hold waits longer for its start"),
 )  # fmt: skip

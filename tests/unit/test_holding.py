@@ -143,6 +143,34 @@ def test_a_queue_that_cannot_be_changed_now_is_looked_at_again(
     assert [*hold.runs] == [waits.directory.name]
 
 
+def test_a_hold_looks_often_for_runs_for_a_minute_after_one_began_or_ended(
+    hold: holding.Holding, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its folders are on a file system that all users share."""
+    clock, looks = Mock(return_value=1000.0), Mock(return_value=False)
+    monkeypatch.setattr(time, "monotonic", clock)
+    monkeypatch.setattr(hold, "_take", looks)
+    hold.changed = 0.0
+
+    def count() -> int:
+        looks.reset_mock()
+        for _ in range(80):
+            clock.return_value += holding.LOOK * 1.01
+            hold.step()
+        return looks.call_count
+
+    assert count() <= 20
+    name = put(1).directory.name
+    hold._begin(cast("Any", Fake(None, name, ("n1",))))
+    hold.runs[name].process, hold.runs[name].close = Mock(**{"poll.return_value": None}), Mock()  # type: ignore[method-assign]
+    hold.runs[name].keep_limit = Mock()  # type: ignore[method-assign]
+    assert count() == 80
+    clock.return_value += holding.LIVELY
+    assert count() <= 20
+    hold._end(hold.runs[name])
+    assert count() == 80
+
+
 def test_parts_of_a_node_go_back_when_their_runs_end(hold: holding.Holding) -> None:
     for number in range(4):
         put(number, part=HALF)
