@@ -934,4 +934,5 @@ FAULTS = (
     F("hpcml/kinds/hold/node/holding.py", "if now - self.changed < LIVELY else SLOW_LOOK", "if True else SLOW_LOOK", "an idle hold lists folders of the shared file system twenty times a second"),
     F("hpcml/kinds/hold/node/holding.py", "self.waits_since = self.changed = time.monotonic()\n        self._tell()", "self.waits_since = time.monotonic()\n        self._tell()", "after a run the next one in the hold waits longer for its start"),
     F("hpcml/node/sweep/forks.py", '    log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)', '    kind.use(order["group"])\n    log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)', "a point whose process fails before its script has the last line of an earlier attempt as its cause"),
+    F("hpcml/node/tasks/follow.py", " if rank != failed.rank)", ")", "a rank whose own signal ended the run is listed among those that were killed"),
 )  # fmt: skip
