@@ -935,4 +935,5 @@ FAULTS = (
     F("hpcml/kinds/hold/node/holding.py", "self.waits_since = self.changed = time.monotonic()\n        self._tell()", "self.waits_since = time.monotonic()\n        self._tell()", "after a run the next one in the hold waits longer for its start"),
     F("hpcml/node/sweep/forks.py", '    log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)', '    kind.use(order["group"])\n    log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)', "a point whose process fails before its script has the last line of an earlier attempt as its cause"),
     F("hpcml/node/tasks/follow.py", " if rank != failed.rank)", ")", "a rank whose own signal ended the run is listed among those that were killed"),
+    F("hpcml/kinds/hold/node/holding.py", "os.truncate(entry, 0)  #", 'entry.write_text("")  #', "the variables of a run that is cancelled while the hold takes it stay on the disk"),
 )  # fmt: skip

@@ -99,15 +99,22 @@ def test_an_entry_that_cannot_be_read_ends_its_run_and_not_the_hold(hold: holdin
     assert [damaged.directory.name in str(call) for call in hold.state.warn.call_args_list] == [False, True]
 
 
+@pytest.mark.parametrize("is_read", [False, True])
 def test_a_run_that_is_cancelled_while_the_hold_takes_it_has_an_end(
-    hold: holding.Holding, monkeypatch: pytest.MonkeyPatch
+    hold: holding.Holding, monkeypatch: pytest.MonkeyPatch, is_read: bool
 ) -> None:
-    """Its file was renamed between two looks: without an end the run would be RUNNING until the hold's end."""
+    """Its file was renamed between two looks: without an end the run would be RUNNING until the hold's end.
+
+    Also after it was read: else its variables would stay under the new name.
+    """
     run, paths = put(1), RunPaths(HOLD)
 
     def cancelled(entry: Path) -> object:
+        text = entry.read_text()
         entry.rename(paths.told / entry.name)
-        raise FileNotFoundError
+        if not is_read:
+            raise FileNotFoundError
+        return json.loads(text)
 
     monkeypatch.setattr(holding, "read_json", cancelled)
     take(hold)

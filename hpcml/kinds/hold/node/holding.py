@@ -236,7 +236,7 @@ class Holding:
         """Return the start of a run, and empty its file; None if that cannot be, and then the run has ended."""
         try:
             start = typed_json.read(hold_queue.Start, read_json(entry))
-            entry.write_text("")  # the variables may be secret
+            os.truncate(entry, 0)  # the variables may be secret; not made again where it was cancelled meanwhile
         except FileNotFoundError:  # it was cancelled meanwhile
             end = End(errors.CANCELLED, "queued", "user", "the run was cancelled", ended_as=State.CANCELLED)
             (self.paths.told / entry.name).unlink(missing_ok=True)
