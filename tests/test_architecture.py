@@ -287,7 +287,7 @@ COMPLEX = {
 MOST_LINES = {
     ".": 6161,
     "api": 1023,
-    "cli": 8063,
+    "cli": 8066,
     "doctor": 1539,
     "failures": 3171,
     "images": 1053,
@@ -299,7 +299,7 @@ MOST_LINES = {
     "repairs": 984,
     "report": 2350,
     "request": 577,
-    "runs": 9830,
+    "runs": 9837,
     "schedulers": 3793,
     "sites": 1544,
     "survey": 1210,

@@ -196,6 +196,16 @@ def test_the_tasks_of_an_array_are_runs_in_one_copy_of_the_folder(laptop: Laptop
     assert tasks[1] in kept.stderr
     assert laptop.run("cancel", array["job"]).returncode == 0
     assert {job["state"] for name, job in laptop.world.jobs().items() if name.startswith(array["job"])} == {"CANCELLED"}
+    (second / "out").mkdir(exist_ok=True)
+    (second / "out/own.txt").write_text("its own\n")
+    first.rename(elsewhere)
+    for words in (["fetch", tasks[1], "late"], ["rerun", tasks[1]]):
+        done = laptop.run(*words)
+        assert done.returncode == errors.NOT_FOUND
+        assert "copy of the code was removed" in done.stderr
+        assert first.name in done.stderr
+    assert (laptop.world.project / "late/own.txt").read_text() == "its own\n"
+    elsewhere.rename(first)
     (first / "code/part_2.txt").write_text("of task 2\n")
     assert laptop.run("rm", "--yes", *tasks).returncode == 0
     assert laptop.runs() == [run["run"]]

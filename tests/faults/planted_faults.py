@@ -49,7 +49,7 @@ FAULTS = (
     F("hpcml/runs/status.py", "    current = current.changed(quote=quote(run, current))\n", "", "hpcml status quotes a script without the last lines, which Slurm wrote late"),
     F("hpcml/runs/status.py", "if self.state == State.CANCELLED or self.exit_status == CANCELLED:", "if False:", "hpcml rm --failed removes cancelled runs"),
     F("hpcml/cli/run.py", "if later <= end + _LONGER:", "if True:", "hpcml run stops a script though its allocation was prolonged", True),
-    F("hpcml/kinds/hold/node/holding.py", '        entry.write_text("")', "        pass", "the variables of a user's shell stay in the hold's folder while the run lasts", True),
+    F("hpcml/kinds/hold/node/holding.py", "os.truncate(entry, 0)", "pass", "the variables of a user's shell stay in the hold's folder while the run lasts", True),
     F("hpcml/kinds/hold/node/holding.py", "            if run.process.poll() is not None:\n                self._end(run)", "            run.process.poll()", "the second run in a hold waits for ever", True),
     F("hpcml/kinds/hold/node/holding.py", "        if near:\n            self._close()", "        pass", "a hold starts runs shortly before its own time limit", True),
     F("hpcml/kinds/hold/node/holding.py", "            self._never_began(name, end)\n", "            pass\n", "a run that waited in a hold that ended waits for ever", True),
@@ -936,4 +936,5 @@ FAULTS = (
     F("hpcml/node/sweep/forks.py", '    log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)', '    kind.use(order["group"])\n    log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)', "a point whose process fails before its script has the last line of an earlier attempt as its cause"),
     F("hpcml/node/tasks/follow.py", " if rank != failed.rank)", ")", "a rank whose own signal ended the run is listed among those that were killed"),
     F("hpcml/kinds/hold/node/holding.py", "os.truncate(entry, 0)  #", 'entry.write_text("")  #', "the variables of a run that is cancelled while the hold takes it stay on the disk"),
+    F("hpcml/cli/fetch.py", "    record.check_code_holder(holder)  #", "    #", "fetch of a task whose array's copy of the code was removed ends with 0", True),
 )  # fmt: skip
