@@ -292,7 +292,7 @@ MOST_LINES = {
     "failures": 3171,
     "images": 1053,
     "kinds": 11849,
-    "node": 12416,
+    "node": 12417,
     "options": 2402,
     "plan": 897,
     "remote": 3961,

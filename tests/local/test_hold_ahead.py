@@ -151,7 +151,7 @@ def test_the_processes_end_with_a_killed_supervisor_of_the_hold(here: Here, held
 
 STATE = """
 from distributed import Client
-import json, os, re, subprocess, sys
+import fcntl, json, os, re, subprocess, sys
 from hpcml.kinds.dask.node.script import state_to_workers
 with open("/proc/self/status") as file:
     status = re.findall("^Sig(?:Ign|Cgt|Blk).*|^Umask.*", file.read(), re.MULTILINE)
@@ -163,7 +163,7 @@ if child:
     with open("/proc/self/environ") as file:
         print("HPCML_AHEAD" in file.read(), os.getpid(), file=sys.stderr)
 modules = [name for name in sys.modules if not re.match("hpcml.node.(script.)?ahead", name)]
-print(json.dumps([sys.argv, sys.orig_argv, sys.path, os.getcwd(), status, given, changes, modules, str(sys.flags), child]))
+print(json.dumps([sys.argv, sys.orig_argv, sys.path, os.getcwd(), fcntl.fcntl(0, fcntl.F_GETFL), status, given, changes, modules, str(sys.flags), child]))
 """
 
 

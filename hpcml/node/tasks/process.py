@@ -252,7 +252,8 @@ def start_ahead(context: Context, kind: Kind) -> None:
         fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, prestarted_interpreter.ROOM)
         os.set_blocking(writer, False)
         os.write(writer, script_ahead.IMPORTS)
-        process = _started(command, "/", environment, 0o077, (reader,), stdin=subprocess.DEVNULL)
+        with open(os.devnull) as nothing:  # only to read, as every script has it
+            process = _started(command, "/", environment, 0o077, (reader,), stdin=nothing.fileno())
         ahead.WAITING.append(Ready(process, writer, reader))
     except OSError:  # the run starts one itself, or says why it cannot
         os.close(writer)
