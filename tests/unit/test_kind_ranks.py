@@ -510,9 +510,8 @@ def test_a_rank_whose_own_signal_ended_the_run_is_not_among_those_that_were_kill
     """Unless the run had to end before: then Slurm's signal may have been quicker than hpcml's."""
     for rank, status in enumerate((0, 137, 0, 143)):
         ended.end(rank, status)
-    status = ended.ranks.poll()
-    assert status == 137
-    end = own_end(ended, status, before)
+    assert ended.ranks.poll() == 137
+    end = own_end(ended, 137, before)
     assert (end.killed_ranks, end.rank) == (killed, None if before else 1)
 
 
