@@ -122,7 +122,7 @@ def of(run: RunPaths) -> Written | None:
 
 
 def stamp(size: int, changed: int) -> str:
-    """Return what tells the content of a file from a later one: its size, and when it changed (nanoseconds)."""
+    """Return the mark of a file's content: its size, and when it changed (nanoseconds)."""
     return f"{size} {changed}"
 
 
