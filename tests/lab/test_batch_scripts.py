@@ -73,7 +73,8 @@ class Result(NamedTuple):
 def text_of(name: str, case: Case) -> str:
     has_two = any(word in case.lines for word in ("-N2", "--nodes=2", "-n 4"))
     nodes = "n3,n4" if "--exclusive" in case.lines else "n1,n2" if has_two else "n1"
-    lines = "".join(f"#SBATCH {line}\n" for line in [*case.lines.splitlines(), SHORT, f"--nodelist={nodes}"])
+    where = f"--nodelist={nodes} --nodes={nodes.count(',') + 1}"  # else Slurm adds nodes where one is too full
+    lines = "".join(f"#SBATCH {line}\n" for line in [*case.lines.splitlines(), SHORT, where])
     code = f"python3 - <<'END'\n{case.code}\nEND" if name == "another interpreter" else case.code
     return f"{FIRST_LINES.get(name, '#!/bin/bash' + chr(10))}{lines}{code}\n"
 
@@ -84,7 +85,8 @@ def settled(text: str, job: str, script: str) -> list[str]:
     text = re.sub(r"\S*/slurm_script", "SCRIPT", text)
     text = re.sub(r"Submitted batch job \d+", "Submitted", text)
     text = re.sub(r"(JOB|Step=)\.\d+|StepId=\S+|STEP \S+|AT \S+|line \d+: +\d+|\d+ (Segmentation)", "…", text)
-    return sorted(line for line in text.splitlines() if "slurmstepd" not in line and "pending signals" not in line)
+    by_timing = re.compile(r"slurmstepd|pending signals|srun: (?:Force Terminated|Job step aborted: Waiting)")
+    return sorted(line for line in text.splitlines() if not by_timing.search(line))
 
 
 def by_sbatch(cluster: Cluster, script: Path, case: Case, folder: Path) -> Result:

@@ -89,7 +89,7 @@ def test_a_program_has_the_cluster_and_its_status_is_the_run_s(here: Here) -> No
     here.until(lambda: [*exits.glob("supervisor@*")])  # the step writes it after the run's end is known
     (end,) = exits.glob("supervisor@*")
     assert end.read_text() == "7\n"
-    note = "hpcml: LocalCluster(n_workers=7) in {}line 3: this run's 1 worker on 1 node is used."
+    note = "hpcml: {}line 3: instead of LocalCluster(n_workers=7), hpcml uses this run's 1 worker on 1 node."
     said = ["a b", "--nodes", str(here.folder), "data", "tls", note.format("use.py, "), "2 1"]
     assert done.stdout.splitlines()[:7] == said
     (cell,) = json.loads((here.folder / "done.ipynb").read_text())["cells"]
