@@ -15,7 +15,7 @@ import os
 import shutil
 import stat
 import sys
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -49,7 +49,7 @@ class Written(NamedTuple):
     attempt: int = 0  # the last one that was looked at
     brought: Mapping[str, str] = {}  # names with digests; without a digest where the file is a hard link
     left: tuple[Left, ...] = ()
-    fetched: tuple[str, ...] = ()  # those of the left that were sent to a laptop
+    fetched: Mapping[str, str] = {}  # those of the left that were sent to a laptop, with their stamps then
 
     @property
     def unsaved(self) -> tuple[Left, ...]:
@@ -115,16 +115,21 @@ def of(run: RunPaths) -> Written | None:
         table = files.read_json(run.written)
         left = tuple(Left(*(str(text) for text in row)) for row in table["left"])
         brought = {str(name): str(digest) for name, digest in table["brought"].items()}
-        fetched = tuple(str(name) for name in table["fetched"])
+        fetched = {str(name): str(stamp) for name, stamp in table["fetched"].items()}
         return Written(str(table["home"]), int(table["attempt"]), brought, left, fetched)
     except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError):
         return None
 
 
-def note_fetched(run: RunPaths, names: Collection[str]) -> None:
-    """Record that a laptop has these files of the copy."""
+def stamp(size: int, changed: int) -> str:
+    """Return the mark of a file's content: its size, and when it changed (nanoseconds)."""
+    return f"{size} {changed}"
+
+
+def note_fetched(run: RunPaths, sent: Mapping[str, str]) -> None:
+    """Record that a laptop has these files of the copy, by their names with their stamps."""
     if result := of(run):
-        fetched = tuple(sorted({*result.fetched, *names}))
+        fetched = {**result.fetched, **sent}
         files.write(run.written, json.dumps(result._replace(fetched=fetched)._asdict()) + "\n")
 
 
@@ -150,7 +155,8 @@ def bring(run: RunPaths, attempt: int, *, everywhere: bool = True, trusted: bool
         if alone is None:
             return None
         changed, unread = _changed(run, copy)
-        brought, left, why = dict((of(run) or Written()).brought), list[Left](), copy.why if trusted else _STRANGE
+        before = of(run) or Written()
+        brought, left, why = dict(before.brought), list[Left](), copy.why if trusted else _STRANGE
         try:
             if changed and not why:
                 with _opened(Path(copy.home)) as home:
@@ -161,7 +167,8 @@ def bring(run: RunPaths, attempt: int, *, everywhere: bool = True, trusted: bool
             why = f"{copy.home}: {error.strerror}"
         if why:
             left = [Left(name, why) for name, entry in changed if entry.is_file(follow_symlinks=False)]
-        written = Written(copy.home, attempt, brought, (*left, *unread))  # folders, which fetch does not take
+        fetched = {name: known for name, known in before.fetched.items() if _stamp_of(run.code / name) == known}
+        written = Written(copy.home, attempt, brought, (*left, *unread), fetched)  # unread: folders, never fetched
         files.write(run.written, json.dumps(written._asdict()) + "\n")
     return written
 
@@ -471,6 +478,15 @@ def _copied(source: Path, folder: int, name: str) -> None:
             new.flush()
             os.fchmod(new.fileno(), stat.S_IMODE(status.st_mode) & 0o777)
             os.utime(new.fileno(), ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def _stamp_of(path: Path) -> str:
+    """Return a file's stamp now; empty if it is gone."""
+    try:
+        status = path.lstat()
+    except OSError:
+        return ""
+    return stamp(status.st_size, status.st_mtime_ns)
 
 
 def _digest_of(path: Path) -> str:

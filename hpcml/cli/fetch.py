@@ -82,8 +82,9 @@ def run(options: Namespace) -> int:
     out.flush()
     if beside:
         with transfer.files(run.paths.directory):
-            names = [entry.name.removeprefix(_CODE) for entry in beside]
-            outputs_brought_back.note_fetched(holder or run.paths, names)
+            stamps = {e.name.removeprefix(_CODE): outputs_brought_back.stamp(e.size, e.changed) for e in beside}
+            outputs_brought_back.note_fetched(holder or run.paths, stamps)
+    record.check_code_holder(holder)  # the task's other files are sent nevertheless
     return 0
 
 

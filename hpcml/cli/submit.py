@@ -530,13 +530,15 @@ def _settings(site: dict[str, Any]) -> list[tuple[str, str]]:
 
 def _recorded_spec(options: Namespace, recorded: RecordedSpec, run: directories.Run) -> RunRequest:
     """Return the request; of a script that a laptop sent, the run's copy is all there is."""
-    from hpcml.runs.record import code_holder
+    from hpcml.runs.record import check_code_holder, code_holder
 
     if not recorded.script or not recorded.cwd:
         raise DamagedError("spec.script or spec.cwd is missing")
     staged, form, root = recorded.staged, recorded.form, recorded.root if recorded.staged else ""
     script, folder = Path(recorded.script), Path(recorded.cwd)
-    code = (code_holder(run.paths) or run.paths).code
+    holder = code_holder(run.paths)
+    check_code_holder(holder)
+    code = (holder or run.paths).code
     if root and script.is_relative_to(root) and folder.is_relative_to(root):
         script, folder = code / script.relative_to(root), code / folder.relative_to(root)
         root = str(code)

@@ -15,11 +15,13 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
+    from typing import Any
 
 VARIABLE = "HPCML_AHEAD"  # set in such a role until its run begins
 _NAMES = ("sitecustomize.py", "usercustomize.py")
 _Stamps = dict[str, tuple[int, int]]
 _GIVEN = dict(os.environ)
+WAITING: list[Any] = []  # the script's interpreter that waits (node/tasks/prestarted_interpreter.py), at most one
 before = ""  # the directory that this process was started in, as its environment names it; empty in all others
 
 
@@ -43,6 +45,8 @@ def wait(settings_files: Iterable[Path] = ()) -> None:
         print("hpcml: a package or a file of settings has changed: this process imports all modules again.", flush=True)
         environment = _GIVEN | {name: os.environ[name] for name in ("HPCML_RUN_DIR", "HPCML_BEGAN")}
         environment.pop(VARIABLE)
+        while WAITING:  # else nobody waits for the end of this child
+            WAITING.pop().end()
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)  # noqa: S606 - this program
 
 

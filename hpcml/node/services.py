@@ -65,11 +65,12 @@ class Requests:
                     self.seen[name] = text
                     new.append(typed_json.read(Wanted, parsed(json.loads, text)))
             except (OSError, ValueError) as error:  # of the user's own doing
-                if isinstance(error, ValueError) or self.seen.get(name) != str(error):
-                    print(
-                        f"hpcml: the request for a service in {folder / name} cannot be read: {error}.", file=sys.stderr
-                    )
-                self.seen.setdefault(name, str(error))
+                if isinstance(error, OSError):
+                    if self.seen.get(name) == str(error):
+                        continue
+                    self.seen[name] = str(error)
+                place = folder / name
+                print(f"hpcml: the request for a service in {place} cannot be read: {error}.", file=sys.stderr)
         return new
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from hpcml import earlier_names, files, kinds, schedulers, typed_json
-from hpcml.errors import ANSWER_LOST, CANCELLED, StorageError
+from hpcml.errors import ANSWER_LOST, CANCELLED, NotFoundError, StorageError
 from hpcml.failures.end import End
 from hpcml.paths import SUPERVISOR, RunPaths
 from hpcml.request.record import ENDS, Awaited
@@ -98,6 +98,13 @@ def code_holder(run: RunPaths) -> RunPaths | None:
     except StorageError:
         return None
     return RunPaths(run.directory.with_name(name)) if directories.submitted_at(name) is not None else None
+
+
+def check_code_holder(holder: RunPaths | None) -> None:
+    """Raise NotFoundError if the task of an array is gone whose copy of the code its other tasks have."""
+    if holder and not holder.code.is_dir():
+        hint = f"Submit the array again: the run {holder.directory.name} had the copy."
+        raise NotFoundError("The array's copy of the code was removed", place=str(holder.code), hint=hint)
 
 
 def _planned(record: Record) -> Planned:

@@ -201,6 +201,30 @@ def test_the_tasks_of_an_array_are_runs_in_one_copy_of_the_folder(laptop: Laptop
     assert laptop.runs() == [run["run"]]
 
 
+def test_the_copy_of_an_array_counts_as_fetched_and_is_named_when_it_is_gone(laptop: Laptop) -> None:
+    (laptop.world.project / "parts.sh").write_text(ARRAY)
+    array = json.loads(laptop.run("submit", "--json", "--detach", "parts.sh").stdout)
+    first, second, third = (Path(run["directory"]) for run in array["runs"])
+    assert laptop.run("cancel", array["job"]).returncode == 0
+    for number, run in enumerate((first, second, third)):
+        write_end(run)
+        (first / f"code/part_{number}.txt").write_text("x\n")
+    assert laptop.run("fetch", second.name, "got").returncode == 0
+    (second / "out").mkdir(exist_ok=True)
+    (second / "out/own.txt").write_text("its own\n")
+    elsewhere = first.with_name("elsewhere")
+    first.rename(elsewhere)
+    for words in (["fetch", second.name, "late"], ["rerun", second.name]):
+        done = laptop.run(*words)
+        assert done.returncode == errors.NOT_FOUND
+        assert "copy of the code was removed" in done.stderr
+        assert first.name in done.stderr
+    assert (laptop.world.project / "late/own.txt").read_text() == "its own\n"
+    elsewhere.rename(first)
+    asked = laptop.run("rm", first.name, second.name, third.name)  # it looks at the copy again, and then asks
+    assert (asked.returncode, "keeps" in asked.stderr) == (errors.USAGE, False), asked.stderr
+
+
 @pytest.mark.parametrize("command", ["submit", "rerun", "jupyter"])
 def test_what_submits_waits_where_this_end_has_a_terminal(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for stream in (sys.stdout, sys.stderr):

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
 import subprocess
+import termios
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from homes import HPCML, Here, here
+from hpcml.node.script import launcher
 
 pytestmark = pytest.mark.local
 __all__ = ["here"]
@@ -54,6 +57,16 @@ def newest(here: Here) -> Path:
     return here.folder / ".hpcml/runs" / str(here.json("ls")[-1]["run"])
 
 
+def has_imported(pid: int) -> bool:
+    """Whether the script's interpreter has read the byte that was in its pipe from the start."""
+    variables = dict(entry.partition("=")[::2] for entry in Path(f"/proc/{pid}/environ").read_text().split("\0"))
+    pipe = os.open(f"/proc/{pid}/fd/{variables[launcher.BEGIN]}", os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        return fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)) == bytes(4)
+    finally:
+        os.close(pipe)
+
+
 def waiting(here: Here, hold: Path) -> list[int]:
     """Return the processes that have started ahead, once all three roles and the script's interpreter have."""
     roles = (f"python -P -m hpcml.kinds {role}" for role in ("supervisor", "scheduler", "worker"))
@@ -64,6 +77,8 @@ def waiting(here: Here, hold: Path) -> list[int]:
         return [pid for pid, line in lines if line.endswith(ends) and "step.sh" not in line]
 
     here.until(lambda: len(pids()) == len(ends))
+    interpreters = [pid for pid, line in here.processes(hold / "hold/ahead").items() if line.endswith(ends[-1])]
+    here.until(lambda: all(map(has_imported, interpreters)))
     return pids()
 
 
@@ -136,7 +151,7 @@ def test_the_processes_end_with_a_killed_supervisor_of_the_hold(here: Here, held
 
 STATE = """
 from distributed import Client
-import json, os, re, subprocess, sys
+import fcntl, json, os, re, subprocess, sys
 from hpcml.kinds.dask.node.script import state_to_workers
 with open("/proc/self/status") as file:
     status = re.findall("^Sig(?:Ign|Cgt|Blk).*|^Umask.*", file.read(), re.MULTILINE)
@@ -148,7 +163,7 @@ if child:
     with open("/proc/self/environ") as file:
         print("HPCML_AHEAD" in file.read(), os.getpid(), file=sys.stderr)
 modules = [name for name in sys.modules if not re.match("hpcml.node.(script.)?ahead", name)]
-print(json.dumps([sys.argv, sys.orig_argv, sys.path, os.getcwd(), status, given, changes, modules, str(sys.flags), child]))
+print(json.dumps([sys.argv, sys.orig_argv, sys.path, os.getcwd(), fcntl.fcntl(0, fcntl.F_GETFL), status, given, changes, modules, str(sys.flags), child]))
 """
 
 

@@ -18,6 +18,7 @@ from hpcml import assets, hold_queue
 from hpcml.kinds.dask import KIND
 from hpcml.kinds.hold import END
 from hpcml.kinds.hold.node import ahead
+from hpcml.node.script import ahead as script_ahead
 from hpcml.node.script import interpreter_state, launcher
 from hpcml.node.tasks import process as tasks
 from hpcml.node.tasks.prestarted_interpreter import Ready
@@ -33,6 +34,10 @@ if os.environ.get("HPCML_AHEAD"):
     from hpcml.node import ahead
     line = ahead._line
     ahead._line = lambda: print("waits", flush=True) or line()
+    class Child:
+        def end(self):
+            print("ends its child", flush=True)
+    ahead.WAITING.append(Child())
     ahead.wait()
 print(os.environ["HPCML_RUN_DIR"], settled.VALUE, sys.stdin.read(), os.environ.get("HPCML_AHEAD"), flush=True)
 """
@@ -101,7 +106,8 @@ def test_a_process_that_waits_gets_its_run_and_imports_again_what_has_changed(tm
         process.stdin.flush()
         said = process.stdout.read()
     again = (
-        "hpcml: a package or a file of settings has changed: this process imports all modules again.\nimported edited\n"
+        "hpcml: a package or a file of settings has changed: this process imports all modules again.\n"
+        "ends its child\nimported edited\n"
     )
     assert said == (f"{again}/runs/a edited  None\n" if changes else "/runs/a old  None\n")
 
@@ -158,6 +164,7 @@ with open("/proc/self/environ") as file:
 def waiting(last: str = "") -> Ready:
     """Start an interpreter that waits for a script; ``last`` is that of the run before."""
     reader, writer = os.pipe()
+    os.write(writer, script_ahead.IMPORTS)
     variables = {"HPCML_RUN_DIR": "/runs/before", "HPCML_AHEAD": last, launcher.BEGIN: str(reader)}
     environment = {**os.environ, **variables, interpreter_state.IN_SCRIPT: KIND.in_script, "MINE": "/runs/before/x"}
     command = [sys.executable, "-u", "-c", tasks._START]
@@ -172,6 +179,9 @@ def shown(ready: Ready, script: Path, *, waits: bool = False, **variables: str) 
     command = [sys.executable, "-u", "-c", tasks._START, str(script), "a b"]
     code = Code(Form.SCRIPT, "", (), str(script.parent), 0o027, "", (), 0)
     with ready.process as process:
+        while not ready._has_imported():
+            assert process.poll() is None
+            time.sleep(0.01)
         assert ready.take(command, {**os.environ, **given, **variables}, code, waits=waits)
         if waits:
             os.write(ready.pipe, b"\n")
@@ -232,6 +242,22 @@ def test_without_an_interpreter_that_lives_the_run_starts_its_own(tmp_path: Path
     ready.process.kill()
     ready.process.communicate()
     assert not ready.take([sys.executable], {}, Code(Form.SCRIPT, "", (), str(tmp_path), 0o027, "", (), 0), waits=True)
+
+
+def test_an_interpreter_that_still_imports_for_the_last_script_is_no_script_s(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If that import hung or crashed, it would be named as the end of another script."""
+    for name in ("packages", "last"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "packages/hangs.py").write_text("import time\nwhile True:\n    time.sleep(1)\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "packages"))
+    (tmp_path / "last/job.py").write_text("import hangs\n")
+    ready = waiting(str(tmp_path / "last/job.py"))
+    code = Code(Form.SCRIPT, "", (), str(tmp_path), 0o027, "", (), 0)
+    assert not ready.take([sys.executable], dict(os.environ), code, waits=False)
+    assert ready.process.communicate(timeout=60)[0] == b""
+    assert ready.process.returncode == -signal.SIGKILL
 
 
 def test_an_interpreter_whose_supervisor_is_gone_ends() -> None:

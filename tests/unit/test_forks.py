@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -81,6 +82,28 @@ for _ in range(2):
 def test_each_point_draws_numbers_of_its_own() -> None:
     done = subprocess.run([sys.executable, "-c", DRAWN], capture_output=True, text=True, timeout=240, check=True)
     assert len({*done.stdout.split()}) == 2, done
+
+
+FAILS_EARLY = """
+import sys
+from types import SimpleNamespace
+from hpcml.node.sweep import forks
+
+def use(_):
+    raise OSError("no group")
+
+forks._become({"group": "a", "log": sys.argv[1]}, 0, SimpleNamespace(use=use))
+"""
+
+
+def test_a_point_that_fails_before_its_script_leaves_no_line_of_an_earlier_attempt_in_its_log(tmp_path: Path) -> None:
+    """The last line there is the cause that hpcml why names."""
+    log = tmp_path / "point-a.log"
+    log.write_text("loss 0.5\n")
+    done = subprocess.run([sys.executable, "-c", FAILS_EARLY, log], capture_output=True, timeout=240, check=False)
+    assert done.returncode == 1
+    assert "loss" not in log.read_text()
+    assert log.read_text().endswith("OSError: no group\n")
 
 
 def test_what_a_point_leaves_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -99,15 +99,22 @@ def test_an_entry_that_cannot_be_read_ends_its_run_and_not_the_hold(hold: holdin
     assert [damaged.directory.name in str(call) for call in hold.state.warn.call_args_list] == [False, True]
 
 
+@pytest.mark.parametrize("is_read", [False, True])
 def test_a_run_that_is_cancelled_while_the_hold_takes_it_has_an_end(
-    hold: holding.Holding, monkeypatch: pytest.MonkeyPatch
+    hold: holding.Holding, monkeypatch: pytest.MonkeyPatch, is_read: bool
 ) -> None:
-    """Its file was renamed between two looks: without an end the run would be RUNNING until the hold's end."""
+    """Its file was renamed between two looks: without an end the run would be RUNNING until the hold's end.
+
+    Also after it was read: else its variables would stay under the new name.
+    """
     run, paths = put(1), RunPaths(HOLD)
 
     def cancelled(entry: Path) -> object:
+        text = entry.read_text()
         entry.rename(paths.told / entry.name)
-        raise FileNotFoundError
+        if not is_read:
+            raise FileNotFoundError
+        return json.loads(text)
 
     monkeypatch.setattr(holding, "read_json", cancelled)
     take(hold)
@@ -141,6 +148,34 @@ def test_a_queue_that_cannot_be_changed_now_is_looked_at_again(
     assert hold.runs == {}
     take(hold)
     assert [*hold.runs] == [waits.directory.name]
+
+
+def test_a_hold_looks_often_for_runs_for_a_minute_after_one_began_or_ended(
+    hold: holding.Holding, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its folders are on a file system that all users share."""
+    clock, looks = Mock(return_value=1000.0), Mock(return_value=False)
+    monkeypatch.setattr(time, "monotonic", clock)
+    monkeypatch.setattr(hold, "_take", looks)
+    hold.changed = 0.0
+
+    def count() -> int:
+        looks.reset_mock()
+        for _ in range(80):
+            clock.return_value += holding.LOOK * 1.01
+            hold.step()
+        return looks.call_count
+
+    assert count() <= 20
+    name = put(1).directory.name
+    hold._begin(cast("Any", Fake(None, name, ("n1",))))
+    hold.runs[name].process, hold.runs[name].close = Mock(**{"poll.return_value": None}), Mock()  # type: ignore[method-assign]
+    hold.runs[name].keep_limit = Mock()  # type: ignore[method-assign]
+    assert count() == 80
+    clock.return_value += holding.LIVELY
+    assert count() <= 20
+    hold._end(hold.runs[name])
+    assert count() == 80
 
 
 def test_parts_of_a_node_go_back_when_their_runs_end(hold: holding.Holding) -> None:

@@ -354,7 +354,7 @@ class Ended:
         self.events: list[tuple[str, dict[str, Any]]] = []
         context = SimpleNamespace(
             run=SimpleNamespace(
-                log=lambda role, node: folder / "logs" / f"{role}-{node}.log", script_log=folder / "out"
+                log=lambda role, node: folder / "logs" / f"{role}-{node}.log", script_log=folder / "out", logs=folder
             ),
             attempt=AttemptPaths(folder),
             node_names=("n1", "n2"),
@@ -476,6 +476,16 @@ def test_a_node_that_does_not_answer_does_not_keep_the_run(ended: Ended) -> None
     assert (ended.ranks.poll(), ended.ranks.failed_process().killed_ranks) == (137, (2, 3))
 
 
+def own_end(ended: Ended, status: int, why: End | None) -> End:
+    """Return the end of the ranks; ``why`` the run had to end before."""
+    task: Any = SimpleNamespace(error=ended.folder / "error", log=ended.folder / "out", code=SimpleNamespace(form=""))
+    kind = SimpleNamespace(programs={})
+    state: Any = SimpleNamespace(
+        context=ended.ranks.state.context, kind=kind, end_requests=SimpleNamespace(time_limit_near=False)
+    )
+    return end_of(state, task, ended.ranks, status, why)
+
+
 # What each of four ranks ended with (None: nothing was heard of it), those that ended before the run had to, by what
 # that told them, the run's exit status, and the ranks that are named.
 CUT_OFF: dict[str, tuple[list[int | None], int, str, int, tuple[int, ...]]] = {
@@ -489,6 +499,20 @@ CUT_OFF: dict[str, tuple[list[int | None], int, str, int, tuple[int, ...]]] = {
     "all save": ([STOPPED, 0, STOPPED, 0], 0, "script", STOPPED, ()),
     "one had failed": ([0, 7, 143, 0], 2, "hpcml", CANCELLED, (2,)),
 }
+
+
+@pytest.mark.parametrize(
+    ("before", "killed"), [(None, (3,)), (End(CANCELLED, "script", "hpcml", "it had to end"), (1, 3))]
+)
+def test_a_rank_whose_own_signal_ended_the_run_is_not_among_those_that_were_killed(
+    ended: Ended, before: End | None, killed: tuple[int, ...]
+) -> None:
+    """Unless the run had to end before: then Slurm's signal may have been quicker than hpcml's."""
+    for rank, status in enumerate((0, 137, 0, 143)):
+        ended.end(rank, status)
+    assert ended.ranks.poll() == 137
+    end = own_end(ended, 137, before)
+    assert (end.killed_ranks, end.rank) == (killed, None if before else 1)
 
 
 @pytest.mark.parametrize("case", CUT_OFF)
@@ -505,12 +529,7 @@ def test_a_run_that_was_cut_off_is_no_success_and_names_the_ranks_that_were_kill
     ended.clock.seconds += ENDING + 1
     status = ended.ranks.poll()
     assert status is not None
-    task: Any = SimpleNamespace(error=ended.folder / "error", log=ended.folder / "out", code=SimpleNamespace(form=""))
-    kind = SimpleNamespace(programs={})
-    state: Any = SimpleNamespace(
-        context=ended.ranks.state.context, kind=kind, end_requests=SimpleNamespace(time_limit_near=False)
-    )
-    end = end_of(state, task, ended.ranks, status, why).with_killed_ranks()
+    end = own_end(ended, status, why).with_killed_ranks()
     assert (end.by, end.exit_status, end.killed_ranks) == (by, exit_status, killed)
     assert parse(end.as_json()).killed_ranks == killed
     assert end.message.endswith(in_words(killed)) is bool(killed) or by == "script"

@@ -115,6 +115,10 @@ def test_the_supervisor_reads_each_request_once_and_survives_damage(
     services.ask(attempt.wanted, Wanted("b", "n1", 2))
     assert requests.look() == [Wanted("b", "n1", 2)]
     assert capsys.readouterr().err.count("cannot be read") == 4
+    (attempt.wanted / "b.json").unlink()
+    (attempt.wanted / "b.json").mkdir()
+    assert [requests.look() for _ in range(3)] == [[]] * 3
+    assert capsys.readouterr().err.count("cannot be read") == 1
 
 
 def test_a_run_has_so_many_services_and_its_log_says_that_there_are_more(

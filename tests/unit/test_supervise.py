@@ -21,14 +21,14 @@ from hpcml import errors, files
 from hpcml.failures.end import End
 from hpcml.kinds.dask import KIND
 from hpcml.kinds.dask.node.cluster import Processes
-from hpcml.node import full_disk, process_helpers, supervisor
+from hpcml.node import ahead, full_disk, process_helpers, supervisor
 from hpcml.node.interconnect import record
 from hpcml.node.outcome import EventLog, RunEndedError, or_a_full_disk
 from hpcml.node.process_helpers import Process
 from hpcml.node.run_state import LAST_WORDS, RunState
 from hpcml.node.settings import Context
 from hpcml.node.supervisor import tear_down
-from hpcml.node.tasks import follow, prestarted_interpreter
+from hpcml.node.tasks import follow
 from hpcml.node.tasks import process as scripts
 from hpcml.node.tasks.follow import run_tasks
 from hpcml.node.tasks.task import OneTask, of_run
@@ -518,7 +518,10 @@ def test_no_interpreter_starts_ahead_whose_path_depends_on_its_folder(
     monkeypatch.setenv("HPCML_PYTHONPATH", entries)
     monkeypatch.setenv("HPCML_RUN_DIR", str(cluster.context.run.directory))
     scripts.start_ahead(cluster.context, KIND)
-    waiting = [*prestarted_interpreter.WAITING]
-    while prestarted_interpreter.WAITING:
-        prestarted_interpreter.WAITING.pop().end()
+    waiting = [*ahead.WAITING]
+    for one in waiting:
+        stdin = Path(f"/proc/{one.process.pid}/fdinfo/0").read_text()
+        assert int(stdin.partition("flags:")[2].split()[0], 8) & os.O_RDWR == os.O_RDONLY, "as every script has it"
+    while ahead.WAITING:
+        ahead.WAITING.pop().end()
     assert [one.process.returncode for one in waiting] == [-signal.SIGKILL] * count

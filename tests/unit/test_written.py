@@ -53,6 +53,12 @@ def put(folder: Path, name: str, text: str = "new") -> Path:
     return path
 
 
+def stamps(run: RunPaths, *names: str) -> dict[str, str]:
+    """The files as hpcml fetch offers them."""
+    found = {name: (run.code / name).lstat() for name in names if (run.code / name).exists()}
+    return {name: outputs_brought_back.stamp(status.st_size, status.st_mtime_ns) for name, status in found.items()}
+
+
 @pytest.fixture(params=["linked", "copied"])
 def across(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     """The run's folder is on the project's file system, or on another one."""
@@ -236,10 +242,25 @@ def test_code_from_a_laptop_stays_for_fetch(case: Case) -> None:
     assert result.left == (outputs_brought_back.Left("plain.txt", "hpcml fetch copies it"),)
     assert "plain.txt (hpcml fetch copies it)" in result.sentence()
     assert outputs_brought_back.to_fetch(run) == ["plain.txt"]
-    outputs_brought_back.note_fetched(run, ["plain.txt"])
+    outputs_brought_back.note_fetched(run, stamps(run, "plain.txt"))
     after = outputs_brought_back.of(run)
     assert after
     assert not after.sentence()
+
+
+def test_a_later_look_keeps_what_a_laptop_has_until_it_changes(case: Case) -> None:
+    """The tasks of an array write into one copy, which is looked at again after a task was fetched."""
+    run = case.run(why=outputs_brought_back.FROM_LAPTOP)
+    for name in ("part_0", "part_1", "gone"):
+        put(run.code, name)
+    bring(run)
+    outputs_brought_back.note_fetched(run, stamps(run, "part_0", "part_1", "gone"))
+    assert not bring(run).sentence()
+    put(run.code, "part_1", "of a later task")
+    (run.code / "gone").unlink()
+    result = bring(run)
+    assert [file.name for file in result.unsaved] == ["part_1"]
+    assert [*result.fetched] == ["part_0"]
 
 
 def test_what_is_brought_is_not_fetched_too(case: Case) -> None:
@@ -293,7 +314,7 @@ def test_files_that_were_not_looked_at_are_told_and_keep_the_run(case: Case, mon
     monkeypatch.setattr(outputs_brought_back, "_MOST", 3)
     result = bring(run)
     assert result.left == (outputs_brought_back.Left("./", says("the files and folders after the first 3")),)
-    outputs_brought_back.note_fetched(run, outputs_brought_back.to_fetch(run)[1:])
+    outputs_brought_back.note_fetched(run, stamps(run, *outputs_brought_back.to_fetch(run)[1:]))
     assert "were not looked at" in result.sentence()
 
 

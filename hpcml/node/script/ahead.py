@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
+IMPORTS = b"\n"  # in its pipe from the start, until it has imported all
 _LENGTH = 8  # bytes of the length before what is sent
 _OF_RUN = ("HPCML_", "DASK_")  # variables that each run has of its own
 
@@ -33,12 +34,13 @@ def wait(begin: str, first: int, tree_of: Callable[[str], Any]) -> Any:
     """Wait for the script, whose arguments and surroundings this process then has; return the kind's module.
 
     ``begin`` is the variable with the pipe's descriptor, ``first`` the place of the script in the command. If the
-    supervisor ends, this process ends.
+    supervisor ends, this process ends. The first byte in the pipe stays there until all is imported.
     """
     pipe, last = int(os.environ[begin]), os.environ[ahead.VARIABLE]
     kind = interpreter_state.install_kind()
     names = kind.import_early(*_script(last, tree_of)) if last else []
     before, stamps = dict(os.environ), ahead.stamps(kind.settings_files())
+    _received(pipe, len(IMPORTS))
     length = int.from_bytes(_received(pipe, _LENGTH), "little")
     command, environment, folder, umask = marshal.loads(_received(pipe, length))  # noqa: S302 - the supervisor's
     os.chdir(folder)

@@ -210,12 +210,12 @@ def _wait_for(pipe: int, parent: int, reports: int, kind: Resets) -> NoReturn:
 def _become(order: Order, reports: int, kind: Resets) -> NoReturn:
     from hpcml.node.script import launcher
 
-    if order["group"]:
-        kind.use(order["group"])
     log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)
+    if order["group"]:  # now, so that the log has its error, and no line of an earlier attempt
+        kind.use(order["group"])
     os.environ.update(order["environment"])
     if order["reports_answered"]:
         os.environ["HPCML_REPORTS"] = f"{os.getpid()} {reports}"

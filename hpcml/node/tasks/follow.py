@@ -228,5 +228,7 @@ def _own_end(state: RunState, task: Task, running: RunningTask, status: int) -> 
     by = "hpcml" if task.code.form in state.kind.programs and status == errors.START_FAILED else "script"
     hint = next_step(state.context, task.error) if status else ""
     reason = Reason.EXIT if by == "script" and running.only_exited(status) else ""
-    end = End(status, SCRIPT, by, running.describe_end(status), hint, reason=reason, **failed._asdict())
+    others = tuple(rank for rank in failed.killed_ranks if rank != failed.rank)  # a signal may have ended it first
+    facts = failed._replace(killed_ranks=others)._asdict()
+    end = End(status, SCRIPT, by, running.describe_end(status), hint, reason=reason, **facts)
     return end._replace(quote=job_log.of_script(log, end))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import subprocess
+import termios
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -24,21 +26,24 @@ class Ready(NamedTuple):
     def take(self, command: Sequence[str], environment: Mapping[str, str], code: Code, *, waits: bool) -> bool:
         """Have it become a script's; return False if that cannot be, and end it then.
 
-        With ``waits`` the script's first line runs when another byte comes.
+        With ``waits`` the script's first line runs when another byte comes. One that still imports for the last script
+        ends: what goes wrong there would count as this script's.
         """
         variables = {**environment, **({launcher.BEGIN: str(self.number)} if waits else {})}
         sent = ahead.message([*command], variables, code.cwd, code.umask)
         with contextlib.suppress(OSError):  # it has ended, or does not read
-            if os.access(code.cwd, os.X_OK) and self.process.poll() is None and os.write(self.pipe, sent) == len(sent):
+            is_able = self.process.poll() is None and self._has_imported() and os.access(code.cwd, os.X_OK)
+            if is_able and os.write(self.pipe, sent) == len(sent):
                 return True
         self.end()
         return False
+
+    def _has_imported(self) -> bool:
+        """Whether it has read what was in its pipe from the start."""
+        return fcntl.ioctl(self.pipe, termios.FIONREAD, bytes(4)) == bytes(4)
 
     def end(self) -> None:
         """End it."""
         os.close(self.pipe)
         self.process.kill()
         self.process.wait()
-
-
-WAITING: list[Ready] = []  # at most one

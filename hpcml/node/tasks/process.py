@@ -19,6 +19,7 @@ from hpcml.files import size_of
 from hpcml.kind import FailedProcess, Kind
 from hpcml.node import ahead, job, process_helpers, rendezvous_files, script_environment
 from hpcml.node.oom_and_hangs import oom_kills
+from hpcml.node.script import ahead as script_ahead
 from hpcml.node.script import interpreter_state, launcher, worlds_of_one
 from hpcml.node.settings import Context
 from hpcml.node.tasks import prestarted_interpreter
@@ -221,7 +222,7 @@ def _waiting(
     context: Context, programs: Mapping[Form, str], environment: Mapping[str, str], *, waits: bool
 ) -> Ready | None:
     """Return an interpreter that started ahead and becomes the script's now; None if there is none that can."""
-    waiting = prestarted_interpreter.WAITING.pop() if prestarted_interpreter.WAITING else None
+    waiting: Ready | None = ahead.WAITING.pop() if ahead.WAITING else None
     if waiting and not can_start_ahead(context, programs):
         waiting.end()
     elif waiting and waiting.take(
@@ -250,8 +251,10 @@ def start_ahead(context: Context, kind: Kind) -> None:
     try:
         fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, prestarted_interpreter.ROOM)
         os.set_blocking(writer, False)
-        process = _started(command, "/", environment, 0o077, (reader,), stdin=subprocess.DEVNULL)
-        prestarted_interpreter.WAITING.append(Ready(process, writer, reader))
+        os.write(writer, script_ahead.IMPORTS)
+        with open(os.devnull) as nothing:  # only to read, as every script has it
+            process = _started(command, "/", environment, 0o077, (reader,), stdin=nothing.fileno())
+        ahead.WAITING.append(Ready(process, writer, reader))
     except OSError:  # the run starts one itself, or says why it cannot
         os.close(writer)
     finally:

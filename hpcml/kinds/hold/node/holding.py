@@ -24,7 +24,9 @@ from hpcml.paths import AttemptPaths, RunPaths
 from hpcml.run_files import Recorded, RecordedPlan
 from hpcml.states import State
 
-LOOK = 0.05  # seconds between two looks for runs
+LOOK = 0.05  # seconds between two looks for runs, which list two folders of the shared file system
+LIVELY = 60.0  # seconds after a run began or ended in which the next may soon come
+SLOW_LOOK = 0.25  # seconds between two looks after that
 WARNING = 120.0  # seconds before an idle hold ends in which it says so; at most half of its idle time
 TOLD_TO_END = 128 + signal.SIGTERM  # its exit status, as that of a script
 
@@ -109,7 +111,7 @@ class Holding:
         self.parts = dict[str, list[hold_queue.Part]]()  # that runs have of other nodes
         self.lost: set[str] = set()  # nodes that do not answer
         self.looked, self.ended, self.idle = 0.0, 0, 0.0  # ``idle``: seconds, before the present wait
-        self.used = self.waits_since = time.monotonic()
+        self.used = self.waits_since = self.changed = time.monotonic()
         self.told = self.is_closed = self.warned = self.waits = False  # ``waits``: a run, for nodes
         self.last: HeldRun | None = None  # the run that ended last, where its like is to start ahead
         self.ahead: Ahead | None = None
@@ -172,7 +174,7 @@ class Holding:
         for run in [*self.runs.values()]:
             if run.process.poll() is not None:
                 self._end(run)
-        if now - self.looked < LOOK:
+        if now - self.looked < (LOOK if now - self.changed < LIVELY else SLOW_LOOK):
             return
         self.looked = now
         near = self.state.end_requests.time_limit_near
@@ -234,7 +236,7 @@ class Holding:
         """Return the start of a run, and empty its file; None if that cannot be, and then the run has ended."""
         try:
             start = typed_json.read(hold_queue.Start, read_json(entry))
-            entry.write_text("")  # the variables may be secret
+            os.truncate(entry, 0)  # the variables may be secret; not made again where it was cancelled meanwhile
         except FileNotFoundError:  # it was cancelled meanwhile
             end = End(errors.CANCELLED, "queued", "user", "the run was cancelled", ended_as=State.CANCELLED)
             (self.paths.told / entry.name).unlink(missing_ok=True)
@@ -264,6 +266,7 @@ class Holding:
             if run.part:
                 self.parts.setdefault(node, []).append(run.part[0])
         self.runs[run.name] = run
+        self.changed = time.monotonic()
         if len(self.runs) == 1:
             self.idle += time.monotonic() - self.waits_since
         self._tell()
@@ -359,7 +362,7 @@ class Holding:
                 self.free.insert(0, node)
         self.last = run if self.keeps and not (run.part or run.image) else None
         self.ended += 1
-        self.used = self.waits_since = time.monotonic()
+        self.used = self.waits_since = self.changed = time.monotonic()
         self._tell()
         for folder in (self.paths.held, self.paths.told):
             (folder / run.name).unlink(missing_ok=True)
