@@ -45,7 +45,7 @@ check: $(ENVIRONMENT)  ## ruff, mypy, the import contracts, words that are out, 
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/pytest -q tests/test_architecture.py
+	$(BIN)/pytest -q tests/test_architecture.py tests/unit/test_tiers.py::test_tests_quote_few_long_texts
 	$(BIN)/python tests/faults/mutations.py check .
 
 bless: $(ENVIRONMENT)  ## rewrite the golden scripts and the page of all error messages

@@ -178,11 +178,14 @@ def test_a_line_that_sets_a_variable_of_the_shell_changes_the_program_s() -> Non
     assert "--env OWN=2" in translate(text, (), {}, VARIABLES, slurm=True, exported={"OWN"}).line
 
 
+UNKNOWN = ", whose value only the batch script's shell knows"
+
+
 def test_all_arguments_of_a_script_are_the_command_s(subtests: pytest.Subtests) -> None:
     arguments = tuple(f"a{number}" for number in range(1, 13))
     for words, expected in (
         ("${10} $10 ${12}", "-- ./a a10 a10 a12"), ('"$@"', f"-- ./a {' '.join(arguments)}"), ("${11:-x}", "-- ./a a11"),
-        *((word, f"3: ${name}, whose value only the batch script's shell knows") for word, name in (
+        *((word, f"3: ${name}{UNKNOWN}") for word, name in (
             ("${13}", "13"), ("${1%.csv}", "1"), ("${10%.csv}", "10"), ('"${@:2}"', "@"), ("${#10}", "10"), ("${#}", "#"), ("${$}", "$"))),
     ):  # fmt: skip
         with subtests.test(words):
@@ -190,20 +193,20 @@ def test_all_arguments_of_a_script_are_the_command_s(subtests: pytest.Subtests) 
                 translated(script("-n 1", f"./a {words}"), arguments).removeprefix("--nodes 1 --cpus-per-node 1 ")
                 == expected
             )
-    assert (
-        translated(script("-n 1", "mkdir ${1%.csv}\n./a"), arguments)
-        == "3: $1, whose value only the batch script's shell knows"
-    )
+    assert translated(script("-n 1", "mkdir ${1%.csv}\n./a"), arguments) == f"3: $1{UNKNOWN}"
 
 
-@pytest.mark.parametrize(("lines", "code", "expected"), [
-    ("-N 1", "srun -n4 ./a $RANDOM", "3: $RANDOM, whose value only the batch script's shell knows"),
-    ("-N 1", "module load openmpi\nmpirun -n 4 ./a $RANDOM", "4: $RANDOM, whose value only the batch script's shell knows"),
+STARTED = [
+    ("-N 1", "srun -n4 ./a $RANDOM", f"3: $RANDOM{UNKNOWN}"),
+    ("-N 1", "module load openmpi\nmpirun -n 4 ./a $RANDOM", f"4: $RANDOM{UNKNOWN}"),
     ("-N 1", "srun -n4 ./a >f", "3: a file for the output of several tasks. hpcml logs RUN has it"),
     ("-N 1", "export WORLD_SIZE=1\nsrun -n4 ./a", "3: WORLD_SIZE=1, but 4 tasks"),
     ("-N 1", "export WORLD_SIZE=4\nsrun -n4 ./a", "--nodes 1 --ranks 4 --cpus-per-node 4 -- ./a"),
     ("-N 1\n-n 4", "srun -n1 ./a $RANDOM >f", "--nodes 1 --cpus-per-node 4 --ranks node -- bash -c 'exec ./a $RANDOM >f'"),
-])  # fmt: skip
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("lines", "code", "expected"), STARTED)
 def test_the_tasks_are_those_that_the_command_starts(lines: str, code: str, expected: str) -> None:
     assert translated(script(lines, code)) == expected
 
