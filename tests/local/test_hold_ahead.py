@@ -72,14 +72,13 @@ def waiting(here: Here, hold: Path) -> list[int]:
     roles = (f"python -P -m hpcml.kinds {role}" for role in ("supervisor", "scheduler", "worker"))
     ends = (*roles, "hpcml.node.script.launcher import main; main()")
 
-    def pids() -> list[int]:
+    def pids(end: str) -> list[int]:
         lines = here.processes(hold / "hold/ahead").items()
-        return [pid for pid, line in lines if line.endswith(ends) and "step.sh" not in line]
+        return [pid for pid, line in lines if line.endswith(end) and "step.sh" not in line]
 
-    here.until(lambda: len(pids()) == len(ends))
-    interpreters = [pid for pid, line in here.processes(hold / "hold/ahead").items() if line.endswith(ends[-1])]
-    here.until(lambda: all(map(has_imported, interpreters)))
-    return pids()
+    # A child of the supervisor has its command line until it has become the interpreter.
+    here.until(lambda: all(len(pids(end)) == 1 for end in ends) and all(map(has_imported, pids(ends[-1]))))
+    return [pid for end in ends for pid in pids(end)]
 
 
 def test_a_run_has_processes_that_started_before_it_and_nothing_of_the_last_run(here: Here, held: Path) -> None:
