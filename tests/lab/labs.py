@@ -345,7 +345,7 @@ class Lab:
 
         def gone() -> bool:
             found = left()
-            for pid in found:
+            for pid in sorted(found, reverse=True):  # children first: one whose parent ends before it would go on
                 kill(pid)
             return not found
 

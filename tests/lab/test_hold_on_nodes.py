@@ -352,7 +352,8 @@ def test_a_hold_outlives_one_of_its_nodes(cluster: Cluster) -> None:
     assert wait_for(lambda: "waits" in cluster.run("cat", str(first / "logs/script.log")).stdout, 60)
     cluster.lab.node_down("n2", crash=True, tell=True)
     try:
-        assert cluster.wait_status(first, 120)["lost_nodes"] == ["n2"]
+        status = cluster.wait_status(first, 120)
+        assert status["lost_nodes"] == ["n2"], status["message"]
         cluster.wait_event(hold, "warning", 120)
         done = cluster.run("hpcml", "run", "--in", hold.name, *cluster.command("print('goes on')\n")[2:])
         assert (done.returncode, done.stdout) == (0, "goes on\n"), done.stderr
