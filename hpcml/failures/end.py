@@ -126,17 +126,18 @@ class End(NamedTuple):
         """Whether there is a failure to explain."""
         return bool(self.exit_status) or self.state != State.COMPLETED
 
-    @property
-    def killed(self) -> str:
-        """The ranks that were killed although others had exited with 0, as a clause; empty if there are none."""
+    def and_killed(self, clause: str) -> str:
+        """Return a clause, and after it the ranks that were killed although others had exited with 0, if any."""
+        if not self.killed_ranks:
+            return clause
         if len(self.killed_ranks) == 1:
-            return f"rank {self.killed_ranks[0]} was killed before it finished"
+            return f"{clause}; rank {self.killed_ranks[0]} was killed before it finished"
         named = first_of_many([*map(str, self.killed_ranks)], _NAMED)
-        return f"ranks {named} were killed before they finished" if named else ""
+        return f"{clause}; ranks {named} were killed before they finished"
 
     def with_killed_ranks(self) -> Self:
         """Return the end with these ranks in its message, if the run ended because of something else."""
-        return self._replace(message=f"{self.message}; {self.killed}") if self.killed and self.by != "script" else self
+        return self if self.by == "script" else self._replace(message=self.and_killed(self.message))
 
     def as_json(self) -> dict[str, Any]:
         """Return the end as a JSON-ready table, which :func:`parse` reads."""

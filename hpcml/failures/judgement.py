@@ -156,7 +156,7 @@ def _time_limit(case: Case, hits: Sequence[Hit]) -> Cause:
     }
     phase = next((clause for event, clause in phases.items() if event in case.times), "before the run began")
     rule = BY_NAME["time-limit"]
-    clause = "; ".join(filter(None, (f"{rule.cause} {phase}", case.end.killed)))
+    clause = case.end.and_killed(f"{rule.cause} {phase}")
     return Cause.by_rule(rule, clause, evidence=shown)._replace(remedy=case.end.hint or rule.remedy)
 
 
@@ -227,8 +227,7 @@ def _lost(case: Case, hits: Sequence[Hit]) -> Cause:
         named = [hit for hit in hits if hit.rule.name == "node-failure"]
         nodes = tuple(dict.fromkeys(filter(None, named_nodes(named))))
         rule, lines = BY_NAME["node-failure"], tuple(hit.line for hit in named[:SHOWN])
-        clause = "; ".join(filter(None, (rule.cause, end.killed)))
-        return Cause.by_rule(rule, clause, evidence=lines, nodes=nodes)
+        return Cause.by_rule(rule, end.and_killed(rule.cause), evidence=lines, nodes=nodes)
     status, record = end.exit_status, Line(end.message, "record", "status.json")
     if root := first_of(roots(hits, with_script=status != errors.WORKERS_NEVER_CAME)):
         cause = Cause.of_hit(root, hits)

@@ -350,7 +350,7 @@ FAULTS = (
     F("hpcml/kinds/ranks/node/supervised.py", "next((status for status in statuses if status not in _GOOD), max(statuses))", "statuses[0] or max(statuses)", "a run that is cut off after rank 0 has ended is a success"),
     F("hpcml/kinds/ranks/node/supervised.py", "self.statuses.get(rank, _KILLED)", "self.statuses.get(rank, 0)", "ranks of which nothing is known count as ended with 0"),
     F("hpcml/node/tasks/follow.py", "return must_end._replace(killed_ranks=running.failed_process().killed_ranks)", "return must_end", "a run that is cut off does not name the ranks that were killed"),
-    F("hpcml/failures/judgement.py", 'clause = "; ".join(filter(None, (f"{rule.cause} {phase}", case.end.killed)))', 'clause = f"{rule.cause} {phase}"', "why of a run at its time limit does not name the ranks that were killed"),
+    F("hpcml/failures/judgement.py", 'clause = case.end.and_killed(f"{rule.cause} {phase}")', 'clause = f"{rule.cause} {phase}"', "why of a run at its time limit does not name the ranks that were killed"),
     F("hpcml/schedulers/local.py", "ignored = [OPTIONS[name].word for name in _IGNORED if name in given]", "ignored = []", "the local site ignores a memory limit silently"),
     F("hpcml/schedulers/local.py", '"clusters", "dependency", ', '"clusters", ', "the local site starts a run before the jobs of --dependency silently"),
     F("hpcml/schedulers/slurm_batch_script.py", "    if not partition_fit.gpus_of_node(site, name, spec):", "    if True:", "a batch script without GPUs goes to a partition with GPUs silently"),
