@@ -21,18 +21,18 @@ while not (hpcml.run.out / "stop").exists():
 
 PROGRAM = """
 import hpcml, socket, time
-def started(nodes):
-    run = hpcml.submit("script.py", nodes=nodes, time="5m")
+def started(*names):
+    run = hpcml.submit("script.py", nodes=len(names), time="5m", set={"slurm.extra": ["--nodelist=" + ",".join(names)]})
     while run.status().phase != "running" or not (run.out / "workers").exists():
         assert run.exit_status is None, run.status()
         time.sleep(0.1)
     return run
-run = started(2)
+run = started("n1", "n2")
 with run.cluster() as client:
     print(sorted(set(client.run(socket.gethostname).values())), client.submit(sum, [20, 22]).result())
 (run.out / "stop").write_text("")
 print(run.wait(60), run.state, run.exit_status)
-alone = started(1)
+alone = started("n1")
 try:
     alone.cluster()
 except hpcml.HpcmlError as error:

@@ -21,7 +21,7 @@ mpi = ctypes.CDLL("libmpi.so.40")
 mpi.MPI_Init(None, None)
 size = ctypes.c_int()
 mpi.MPI_Comm_size(ctypes.byref(ctypes.c_void_p.in_dll(mpi, "ompi_mpi_comm_world")), ctypes.byref(size))
-print("world of", size.value, flush=True)
+print(f"world of {size.value}\\n", end="", flush=True)
 mpi.MPI_Finalize()
 """
 VARIABLES = """
