@@ -70,7 +70,7 @@ def __getattr__(name: str) -> object:
         if error.name not in ("hpcml.api", "hpcml.runs"):
             raise
         reason = f"hpcml.{name} does not work inside a run. Call hpcml.{name} on a login node or a laptop"
-        raise AttributeError(reason) from error
+        raise AttributeError(reason) from None  # the missing module is no cause that a user can mend
 
 
 def _not_installed(name: str, module: str, package: str, extra: str) -> type:

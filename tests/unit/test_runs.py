@@ -8,6 +8,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import shutil
 import signal
 import stat
@@ -260,6 +261,16 @@ def test_the_first_import_of_what_hpcml_changes_is_seen(tmp_path: Path, module: 
     command = [sys.executable, "-P", "-c", FIRST_OF_DASK, module]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, cwd=tmp_path)
     assert (done.stdout, done.stderr) == (f"{changes}\n", "")
+
+
+def test_inside_a_run_a_name_of_the_login_node_is_one_error(tmp_path: Path) -> None:
+    with directories.creating(tmp_path / "a"):
+        pass
+    command = [sys.executable, "-P", "-c", "import hpcml; hpcml.submit('train.py')"]
+    environment = {"PYTHONPATH": str(tmp_path / "a/lib.zip")}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, cwd=tmp_path)
+    assert done.returncode == 1
+    assert re.findall("^[A-Za-z]+Error", done.stderr, re.MULTILINE) == ["AttributeError"]
 
 
 def test_the_archive_is_kept_until_a_module_changes(tmp_path: Path) -> None:
