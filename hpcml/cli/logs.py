@@ -69,8 +69,7 @@ def run(options: Namespace) -> int:
     if not logs.has_any and not options.follow:
         state = run_status.status(records.adopt(run) if records.is_prepared(run) else run)
         hint = f"The run is {state.state}: {state.message}."
-        when = "" if state.over else " yet"
-        raise NotFoundError(f"The run has no {word} log{when}", place=run.id, hint=hint)
+        raise NotFoundError(f"The run has no {word} log{'' if state.over else ' yet'}", place=run.id, hint=hint)
     return 0
 
 
