@@ -64,6 +64,7 @@ class Code(NamedTuple):
     interpreter: tuple[str, ...]  # argv of another Python that runs the file or the module; empty: the run's own
     idle: float  # seconds without use after which JupyterLab ends; 0: never
     keeps: bool = False  # a hold starts the processes of its next run ahead
+    programs: str = ""  # folder that is first on the PATH of a program; empty: PATH as it is
 
     def command(self, *options: str) -> str:
         """Return the script with its arguments as a shell would take them, without its folder; empty without a script.

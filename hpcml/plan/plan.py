@@ -425,6 +425,7 @@ def _inside(site: Site, request: JobRequest, layout: JobLayout, kind: Kind, umas
             interpreter=spec.code.interpreter,
             idle=spec.code.idle,
             keeps=spec.code.keeps,
+            programs=spec.code.programs,
         ),
         workers=workers,
         network=site.network,

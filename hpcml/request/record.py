@@ -61,6 +61,7 @@ class Code(NamedTuple):
     cwd: Path = Path()  # the folder that the script runs in: the one that the user submits from
     form: Form = Form.SCRIPT  # what is started
     interpreter: tuple[str, ...] = ()  # words of a Python interpreter in the place of the run's own
+    programs: str = ""  # folder that is first on the PATH of a program: the chosen environment's
     in_place: bool = False  # a program that is started where it is, and never copied
     sources: tuple[Path, ...] = ()  # folders that the copy of the code may link to
     staged: bool = False  # script and cwd are removed after the submission: the script runs in the run's copy

@@ -182,8 +182,9 @@ def _laid(loaded: LoadedSite, spec: RunRequest, python: Path, origin: str, by: O
     programs, code = python.parent, spec.code
     if code.interpreter and os.path.exists(own := programs / code.interpreter[0]):
         spec = spec.changed(interpreter=(str(own), *code.interpreter[1:]))
-    elif code.form is Form.PROGRAM and not code.script.is_absolute() and os.path.exists(own := programs / code.script):
-        spec = spec.changed(script=own)
+    elif code.form is Form.PROGRAM:  # what it starts is looked for there too
+        bare = not code.script.is_absolute() and os.path.exists(programs / code.script)
+        spec = spec.changed(programs=str(programs), script=programs / code.script if bare else code.script)
     return Chosen(loaded._replace(site=site, layers=changed), spec)
 
 

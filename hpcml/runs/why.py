@@ -33,6 +33,7 @@ from hpcml.sites import lookup
 from hpcml.sites.schema import Site
 from hpcml.states import Phase, State, Wait
 from hpcml.units import Memory, TimeLimit, expand_hosts, format_memory_for_slurm, format_seconds
+from hpcml.workload_forms import Form
 
 MOST_LOGS = 128  # workers' logs that are read
 _MORE = 1.5  # times what was asked for is worth a try
@@ -263,9 +264,11 @@ def _removed_module(run: directories.Run, cause: Cause) -> Cause:
     if name not in record.request.modules.split():
         return cause
     if name in packages.modules(python):
-        remedy = (
-            f"The environment of {python} has the module on this machine. Put this environment on a shared file system."
-        )
+        remedy = f"The environment of {python} has the module on this machine. "
+        if record.plan.inside.code.form is Form.PROGRAM:
+            remedy += "The program started another Python: write this path in your command."
+        else:
+            remedy += "Put this environment on a shared file system."
         return cause._replace(remedy=remedy)
     problem = f"the module {name} was installed at submission and is now missing"
     return cause._replace(

@@ -247,6 +247,7 @@ def test_programs_of_the_environment_come_first(world: Path) -> None:
         spec = RunRequest(script_or_program.code(words, Path.cwd()), python=str(mine))
         code = pythons.typed(site, spec, dry_run=False).spec.code
         assert (*code.interpreter, str(code.script))[0] == expected
+        assert code.interpreter or code.programs == f"{mine}/bin"
 
 
 def test_an_environment_is_read_without_being_started(world: Path) -> None:

@@ -322,6 +322,7 @@ def variables_of_script(context: Context, environment: Mapping[str, str], error:
     code = context.settings.code
     variables = {name: value for name, value in environment.items() if name not in _SUPERVISOR}
     variables |= {"HPCML_CODE_OF": code.copy_of} if code.copy_of else {}
+    variables |= {"PATH": f"{code.programs}:{variables.get('PATH', os.defpath)}"} if code.programs else {}
     variables |= {"HPCML_SCRIPT_ERROR": str(error)} if code.form.traits.is_script else {}
     return variables | libraries_logs(context, variables)
 
