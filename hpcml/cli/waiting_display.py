@@ -221,7 +221,8 @@ class Progress:
         self.line = text
         if self.live:
             self._draw()
-        else:
+        elif text not in self.shown:  # in a file it still stands above
+            self.shown.add(text)
             say(text, self.stream)
 
     def _draw(self) -> None:

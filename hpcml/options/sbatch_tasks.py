@@ -59,8 +59,10 @@ def _asked(lines: Sequence[tuple[int, str]]) -> dict[str, sbatch_lines.Option]:
 def _refuse_array(name: str, asked: Mapping[str, sbatch_lines.Option]) -> None:
     if array := asked.get("--array"):
         problem = f"hpcml starts no job array, but line {array.number} of {name} asks for one: {array.typed}"
-        what = "" if name.endswith(".py") else f" SCRIPT is the Python script that {name} starts."
-        hint = f"{SWEEP}{what} Or submit the array on a cluster: sbatch {name}. More: {PAGE}."
+        python = name.endswith(".py")
+        what = "" if python else f" SCRIPT is the Python script that {name} starts."
+        line = f"{'sbatch' if python else 'hpcml submit'} {name}"
+        hint = f"{SWEEP}{what} On a cluster, submit the array: {line}. More: {PAGE}."
         raise UsageError(problem, place="#SBATCH", hint=hint)
 
 

@@ -61,7 +61,6 @@ class Code(NamedTuple):
     cwd: Path = Path()  # the folder that the script runs in: the one that the user submits from
     form: Form = Form.SCRIPT  # what is started
     interpreter: tuple[str, ...] = ()  # words of a Python interpreter in the place of the run's own
-    programs: str = ""  # folder that is first on the PATH of a program: the chosen environment's
     in_place: bool = False  # a program that is started where it is, and never copied
     sources: tuple[Path, ...] = ()  # folders that the copy of the code may link to
     staged: bool = False  # script and cwd are removed after the submission: the script runs in the run's copy
@@ -71,6 +70,7 @@ class Code(NamedTuple):
     root: str = ""  # the folder that is copied: the project's root, above the script; empty: the script's own folder
     lines: tuple[str, ...] = ()  # of a batch script: those for the scheduler, as they are
     batch_words: tuple[str, ...] = ()  # the batch script, with its arguments, whose translation this is
+    programs: str = ""  # folder that is first on the PATH of a program: the chosen environment's
 
     @property
     def copied(self) -> bool:

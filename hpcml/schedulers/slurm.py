@@ -82,7 +82,8 @@ _INPUT_VARIABLES = {
 }
 
 _ELSEWHERE = (
-    "To run on this machine, add --site local. To use a cluster, use a login node (on a laptop: hpcml --host HOST …)"
+    "To run a script on this machine, add --site local to its command. To use a cluster, use a login node "
+    "(on a laptop: hpcml --host HOST …)"
 )
 _NOT_CONFIGURED = r"(?i)Could not establish a configuration source|Unable to process configuration"
 _UNREACHABLE = (

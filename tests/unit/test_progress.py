@@ -197,6 +197,14 @@ def test_what_is_said_of_a_queued_run_and_of_one_that_starts() -> None:
     assert "✓ python     python 3.11  0.5 s\n" in shown.getvalue()
 
 
+def test_a_file_gets_each_line_once() -> None:
+    stream = io.StringIO()
+    progress = Progress(stream, {})
+    for role in ("scheduler", "script", "workers", "script"):
+        progress._now(role, "starts")
+    assert [line.split()[1] for line in stream.getvalue().splitlines()] == ["scheduler", "script", "workers"]
+
+
 def test_a_second_attempt_shows_its_phases_again(tmp_path: Path) -> None:
     end = End(92, by="script", message="saved", ended_as="TIMEOUT")
     (tmp_path / "status.json").write_text(json.dumps(end.as_json()))

@@ -38,6 +38,7 @@ from hpcml.kinds.dask.node.script.opened_cluster import Opening, Place, module_f
 from hpcml.kinds.dask.own_settings import Own
 from hpcml.node.settings import load
 from hpcml.settings import Settings
+from hpcml.units import counted
 
 _OPENING = {
     "hpcml",
@@ -563,6 +564,8 @@ def _size() -> str:
     workers, nodes = _worker_count(settings), settings.job.nodes
     kind = "GPU worker" if settings.workers.gpu else "worker"
     size = f"this run's {workers} {kind}{'s' if workers > 1 else ''} on {nodes} node{'s' if nodes > 1 else ''}"
+    if settings.workers.threads:
+        size += f" ({counted(settings.workers.threads, 'thread')} each)"
     if workers < settings.worker_count:
         size = f"this sweep point's {workers} {kind}{'s' if workers > 1 else ''}"
         size += f" (of {settings.worker_count} in the run)"
