@@ -361,6 +361,10 @@ def test_what_a_command_printed_is_told_with_the_error_that_it_failed(paths: Run
     for found in (why(paths, end_of(1), ("CalledProcessError", error)), printed(paths, 1, text, Form.PROGRAM)):
         assert found.what.endswith(f"CalledProcessError: {error[:-1]}; before that it printed: {said}")
         assert (found.evidence[1].text, found.evidence[1].number) == (said, 1)
+    linked = "\nThe above exception was the direct cause of the following exception:\n\n"  # as Python prints it
+    (paths.logs / OWN).write_text(f"{text}{linked}{TRACEBACK}ValueError: no table\n")
+    found = why(paths, end_of(1), ("ValueError", "no table"), ("CalledProcessError", error))
+    assert found.what.endswith(f"before that it printed: {said}")
     (paths.logs / OWN).write_text(text.replace(said, "step 3"))
     assert "step 3" not in why(paths, end_of(1), ("CalledProcessError", error)).what
     (paths.logs / OWN).write_text(text)
