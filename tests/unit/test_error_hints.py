@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import runpy
 import subprocess
 import sys
@@ -136,3 +137,36 @@ def test_a_traceback_shows_the_lines_that_ran(tmp_path: Path) -> None:
         described = TracebackException.from_exception(error, lookup_lines=False)
     launcher._name_originals(described, str(copy), str(original))
     assert f'  File "{original}/a.py", line 1, in <module>\n    1 / 0  # ran\n' in "".join(described.format())
+
+
+NAMES_ITSELF = """
+import sys, traceback, warnings
+from joblib import Memory
+warnings.warn("old")
+try:
+    1 / 0
+except ZeroDivisionError:
+    traceback.print_exc()
+@Memory(sys.argv[1], verbose=0).cache
+def double(n):
+    print("computed")
+    return 2 * n
+print(double(2))
+"""
+
+
+def test_warnings_tracebacks_and_caches_of_joblib_name_the_original_in_each_run(tmp_path: Path) -> None:
+    """A cache that was named after the copy would be another one in each run."""
+    start = "import sys; from hpcml.node.script.launcher import main; main()"
+    for run_directory, printed in (("a", "computed\n4\n"), ("b", "4\n")):
+        copy = tmp_path / run_directory / "code"
+        copy.mkdir(parents=True)
+        (copy / "main.py").write_text(NAMES_ITSELF)
+        done = subprocess.run(
+            [sys.executable, "-P", "-c", start, str(copy / "main.py"), str(tmp_path / "cache")],
+            env={"HPCML_RUN_DIR": str(copy.parent), "HPCML_CODE_OF": "/own", "PYTHONPATH": os.pathsep.join(sys.path)},
+            capture_output=True, text=True, check=True, timeout=240, stdin=subprocess.DEVNULL)  # fmt: skip
+        assert done.stdout == printed
+        assert "/own/main.py:4: UserWarning: old\n" in done.stderr
+        assert 'File "/own/main.py", line 6' in done.stderr
+        assert str(copy) not in done.stderr
