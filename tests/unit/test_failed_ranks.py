@@ -353,6 +353,11 @@ def test_a_module_command_that_failed_is_told_with_the_package_that_is_missing(p
     assert "module" not in found.what
 
 
+def test_a_script_that_was_a_notebook(paths: RunPaths) -> None:
+    found = why(paths, end_of(1), ("NameError", "name 'get_ipython' is not defined"))
+    assert ".ipynb" in found.remedy
+
+
 LINKED = "\nThe above exception was the direct cause of the following exception:\n\n"  # as Python prints it
 
 
