@@ -9,6 +9,12 @@ from collections.abc import Container, Sequence
 
 SETTINGS = "pyvenv.cfg"  # the file by which Python knows a virtual environment
 
+# Modules whose package has another name; for some of them another package has the module's name.
+_PACKAGES = {
+    "Bio": "biopython", "PIL": "pillow", "bs4": "beautifulsoup4", "cv2": "opencv-python", "dateutil": "python-dateutil",
+    "dotenv": "python-dotenv", "faiss": "faiss-cpu", "git": "gitpython", "hydra": "hydra-core",
+    "skimage": "scikit-image", "sklearn": "scikit-learn", "umap": "umap-learn", "yaml": "pyyaml",
+}  # fmt: skip
 _OTHER_NAMES = {"libucx": "ucx", "nvidia-cuda-runtime": "cuda", "cuda-cudart": "cuda", "nvidia-nccl": "nccl"}
 _CUDA = re.compile(r"-cu(da)?1\d(x)?$")  # how wheels say for which CUDA they are
 _INSTALLED = re.compile(r"(.+?)-([^-]+)(-py\d[\d.]*)?\.(dist|egg)-info")
@@ -52,7 +58,7 @@ def lacking(python: str, packages: Sequence[str]) -> tuple[str, str]:
 
 
 def install(python: str, packages: Sequence[str]) -> str:
-    """Return the command that adds packages to an interpreter's environment; one that uv made may have no pip."""
+    """Return the command that adds packages, or those of modules, to an environment; one of uv's may have no pip."""
     import shlex
     from pathlib import Path
 
@@ -62,4 +68,4 @@ def install(python: str, packages: Sequence[str]) -> str:
     by_uv = re.search(r"^uv\s*=", settings, re.MULTILINE) is not None
     program = shlex.quote(python)
     command = f"uv pip install --python {program}" if by_uv else f"{program} -m pip install"
-    return f"{command} {shlex.join(packages)}"
+    return f"{command} {shlex.join(_PACKAGES.get(name, name) for name in packages)}"

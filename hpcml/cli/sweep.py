@@ -252,7 +252,8 @@ def _prepared(options: Namespace, spec: RunRequest, jobs: int) -> tuple[Any, Pre
     from hpcml.sweeps import submission
 
     if getattr(options, "in") is None:
-        return None, runs_submit.prepare_request(submission.with_python(spec), dry_run=bool(options.dry_run))
+        dry_run = bool(options.dry_run)
+        return None, runs_submit.prepare_request(submission.with_python(spec), dry_run=dry_run, may_choose_gpus=True)
     if jobs > 1:
         hint = "Remove --jobs. --at-once N runs N points in parallel."
         raise UsageError("A sweep in a hold is one run, without jobs of its own", place="--jobs", hint=hint)

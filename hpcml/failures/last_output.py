@@ -40,6 +40,7 @@ _WHAT = re.compile(r"\s+what\(\): +(\S.*)")
 _FRAME = re.compile(r"frame #\d+: ")
 _PREFIX = re.compile(r"\[rank(\d+)\]:(?:\s|$)")  # which PyTorch writes before each line of a traceback
 _TRACEBACK = "Traceback (most recent call last):"
+_LINK = re.compile(r"(?:The above exception was|During handling of the above) ")  # between the tracebacks of one error
 _IN_THREAD = re.compile(r"Exception in thread (\S.{0,100}?):?")
 _CHILD_FAILED = re.compile(r"(?:\w+\.)*ChildFailedError\b")
 _ROOT_RANK = re.compile(r"^Root Cause \(first observed failure\):(?:\n.*){0,4}?\n\s+rank\s+: (\d+)", re.MULTILINE)
@@ -111,9 +112,10 @@ def thread_error(output: Piece) -> tuple[str, Words] | None:
 
 
 def before_traceback(output: Piece) -> Words | None:
-    """Return the last line before the last traceback, if it says why; None if it does not."""
+    """Return the last line before the tracebacks of the last error, if it says why; None if it does not."""
     lines = output.text.rstrip().split("\n")
-    end = next((place for place in range(len(lines) - 1, -1, -1) if lines[place].startswith(_TRACEBACK)), 0)
+    begins = [place for place, line in enumerate(lines) if line.startswith(_TRACEBACK)]
+    end = max((place for place in begins if not _LINK.match("".join(lines[max(0, place - 2) : place]))), default=0)
     words = _said(output, range(end - 1, max(-1, end - 1 - _COMPLAINT), -1), lines)
     return words if words and (_EXPLAINS.search(words.text) or _COMPLAINS.search(words.text)) else None
 

@@ -57,22 +57,24 @@ _CHOOSES_NODES = {"--constraint", "--gres", "--nodelist", "--nodefile", "--reser
 
 
 def choose(loaded: LoadedSite, spec: RunRequest, python: str) -> tuple[RunRequest, list[str]]:
-    """Return the request with GPUs if the script can use them, and a note if only packages are missing.
+    """Return the request with GPUs if the script can use them; a note for a sweep, and if only packages are missing.
 
     ``python`` is the interpreter of a run without an image.
     """
     size, decided = spec.size, "defaults.gpus_per_node" in loaded.layers.values
-    if size.gpus_per_node != NOT_SAID or decided or not kinds.get(spec.kind).has_cluster or spec.points.sweep:
+    if size.gpus_per_node != NOT_SAID or decided or not kinds.get(spec.kind).has_cluster:
         return spec, []
     if not (count := _gpus_of_nodes(loaded, spec)) or not (uses := _uses(spec.code)):
         return spec, []
     names = tuple(dict.fromkeys(use.name for use in uses))
+    what = f"this script can use GPUs ({first_of_many(names, _MOST_NAMED)})"
+    if spec.points.sweep:
+        return spec, [f"{what}, but a sweep uses CPUs unless you request GPUs: add --gpus-per-node {count}"]
     needed = dict.fromkeys([*(name for use in uses for name in use.packages), _WORKERS])
     image = image_of(loaded.site, spec)
     lacking, unknown = _of_image(loaded.site, image, needed) if image else _of_python(loaded.site, python, needed)
     if not lacking and not unknown:
         return spec.changed(gpus_per_node=count, gpus_because=names), []
-    what = f"this script can use GPUs ({first_of_many(names, _MOST_NAMED)})"
     if unknown:
         note = f"{what}, but {unknown}: the run uses CPUs. If the packages are there, add --gpus-per-node {count}"
         return spec.changed(gpus_lacking=tuple(needed)), [note]

@@ -188,7 +188,7 @@ def prepare(
     always += [*directories.check_folder(folder, loaded.site.paths.trust), *chosen.always]
     notes = [*always, *chosen.notes]
     if may_choose_gpus:
-        from hpcml.runs import gpus_chosen  # what a repeated run, a session or a sweep does without
+        from hpcml.runs import gpus_chosen  # what a repeated run or a session does without
 
         spec, on_gpus = gpus_chosen.choose(loaded, spec, loaded.site.runtime.python or sys.executable)
         notes += on_gpus

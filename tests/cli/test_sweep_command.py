@@ -77,6 +77,14 @@ def test_points_and_cost_are_said_before_the_submission(world: World) -> None:
     assert row["command"] == "job.py --grid k=8,16 --grid lr=0.1,0.01 -- --epochs 3"
 
 
+def test_a_sweep_of_a_script_that_can_use_gpus_requests_none_and_says_so(world: World) -> None:
+    (world.project / "job.py").write_text("import cupy\n")
+    for words, notes in (((), 1), (("--gpus-per-node", "0"), 0)):
+        done = world.run("sweep", "--site", "leonardo", "--account", "a", *GRID, *words, "--dry-run")
+        assert done.returncode == 0, done.stderr
+        assert sum("CuPy" in line and "add --gpus-per-node 4" in line for line in done.stderr.splitlines()) == notes
+
+
 def test_only_what_is_missing_is_submitted(world: World) -> None:
     sweep(world, *GRID)
     first = run_of(world)

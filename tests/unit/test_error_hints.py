@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import runpy
 import subprocess
 import sys
@@ -19,16 +20,17 @@ from hpcml.node.tasks import error_hint
 from hpcml.paths import AttemptPaths
 from node_settings import settings as settings_of
 
+START = "import sys; from hpcml.node.script.launcher import main; main()"
+
 
 def run(folder: Path, text: str, *, image: str = "", name: str = "main.py") -> tuple[str, str]:
     """Run a script as a run does and return the hint, and what the script said."""
     attempt = AttemptPaths(folder)
     script = folder / name
     script.write_text(text)
-    start = "import sys; from hpcml.node.script.launcher import main; main()"
     root = Path(launcher.__file__).parents[3]
     done = subprocess.run(
-        [sys.executable, "-P", "-c", start, str(script)], capture_output=True, text=True, check=False, timeout=240,
+        [sys.executable, "-P", "-c", START, str(script)], capture_output=True, text=True, check=False, timeout=240,
         env={"HPCML_SCRIPT_ERROR": str(attempt.script_error), "PYTHONPATH": str(root)}, stdin=subprocess.DEVNULL)  # fmt: skip
     context: Any = SimpleNamespace(attempt=attempt, settings=settings_of(job__image=image))
     return error_hint.next_step(cast("Context", context), attempt.script_error), done.stderr
@@ -36,6 +38,7 @@ def run(folder: Path, text: str, *, image: str = "", name: str = "main.py") -> t
 
 @pytest.mark.parametrize(("text", "words"), [
     ("import nowhere_here", f"{sys.executable} -m pip install nowhere_here"),
+    ("raise ModuleNotFoundError('x', name='cv2')", f"{sys.executable} -m pip install opencv-python;"),
     ("raise ModuleNotFoundError('x', name='tkinter')", "without the standard module 'tkinter'"),
     ("input('name? ')", "Replace input() by"),
     ("raise TypeError(\"Unsupported type <class 'numpy.ndarray'>\")", 'hpcml.connect(backend="gpu")'),
@@ -135,3 +138,35 @@ def test_a_traceback_shows_the_lines_that_ran(tmp_path: Path) -> None:
         described = TracebackException.from_exception(error, lookup_lines=False)
     launcher._name_originals(described, str(copy), str(original))
     assert f'  File "{original}/a.py", line 1, in <module>\n    1 / 0  # ran\n' in "".join(described.format())
+
+
+NAMES_ITSELF = """
+import sys, traceback, warnings
+from joblib import Memory
+warnings.warn("old")
+try:
+    1 / 0
+except ZeroDivisionError:
+    traceback.print_exc()
+@Memory(sys.argv[1], verbose=0).cache
+def double(n):
+    print("computed")
+    return 2 * n
+print(double(2))
+"""
+
+
+def test_warnings_tracebacks_and_caches_of_joblib_name_the_original_in_each_run(tmp_path: Path) -> None:
+    """A cache that was named after the copy would be another one in each run."""
+    for run_directory, printed in (("a", "computed\n4\n"), ("b", "4\n")):
+        copy = tmp_path / run_directory / "code"
+        copy.mkdir(parents=True)
+        (copy / "main.py").write_text(NAMES_ITSELF)
+        done = subprocess.run(
+            [sys.executable, "-P", "-c", START, str(copy / "main.py"), str(tmp_path / "cache")],
+            env={"HPCML_RUN_DIR": str(copy.parent), "HPCML_CODE_OF": "/own", "PYTHONPATH": os.pathsep.join(sys.path)},
+            capture_output=True, text=True, check=True, timeout=240, stdin=subprocess.DEVNULL)  # fmt: skip
+        assert done.stdout == printed
+        assert "/own/main.py:4: UserWarning: old\n" in done.stderr
+        assert 'File "/own/main.py", line 6' in done.stderr
+        assert str(copy) not in done.stderr

@@ -353,6 +353,14 @@ def test_a_module_command_that_failed_is_told_with_the_package_that_is_missing(p
     assert "module" not in found.what
 
 
+def test_a_script_that_was_a_notebook(paths: RunPaths) -> None:
+    found = why(paths, end_of(1), ("NameError", "name 'get_ipython' is not defined"))
+    assert ".ipynb" in found.remedy
+
+
+LINKED = "\nThe above exception was the direct cause of the following exception:\n\n"  # as Python prints it
+
+
 def test_what_a_command_printed_is_told_with_the_error_that_it_failed(paths: RunPaths) -> None:
     error = "Command '['samtools']' returned non-zero exit status 1."
     said = "[E::hts_open_format] Failed to open file sample7.bam : No such file or directory"
@@ -361,6 +369,9 @@ def test_what_a_command_printed_is_told_with_the_error_that_it_failed(paths: Run
     for found in (why(paths, end_of(1), ("CalledProcessError", error)), printed(paths, 1, text, Form.PROGRAM)):
         assert found.what.endswith(f"CalledProcessError: {error[:-1]}; before that it printed: {said}")
         assert (found.evidence[1].text, found.evidence[1].number) == (said, 1)
+    (paths.logs / OWN).write_text(f"{text}{LINKED}{TRACEBACK}ValueError: no table\n")
+    found = why(paths, end_of(1), ("ValueError", "no table"), ("CalledProcessError", error))
+    assert found.what.endswith(f"before that it printed: {said}")
     (paths.logs / OWN).write_text(text.replace(said, "step 3"))
     assert "step 3" not in why(paths, end_of(1), ("CalledProcessError", error)).what
     (paths.logs / OWN).write_text(text)

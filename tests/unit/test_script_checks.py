@@ -110,6 +110,9 @@ def test_a_missing_module_is_an_error_where_nothing_can_add_it(tmp_path: Path) -
     assert "nowhere_here (main.py:2)" in check(path, prepared=True)[0]
     (note,) = check(path, dry_run=True)
     assert re.search(in_order("nowhere_here (main.py:2)", "Before you submit", "--python PATH"), note)
+    with pytest.raises(ScriptError) as caught:  # another package is called hydra
+        check(script(tmp_path, "import hydra\n"))
+    assert f"{sys.executable} -m pip install hydra-core." in caught.value.hint
     assert check(path, image=True) == []
 
 

@@ -10,13 +10,13 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
 RESETS = "HPCML_RESETS"  # the module that resets the kind's processes between two points of a sweep
 IN_SCRIPT = "HPCML_IN_SCRIPT"  # the module of the run's kind whose install() changes the interpreter
 BEFORE: dict[str, Any] = {}  # empty in a process that the run did not start
 GIVEN = "HPCML_GIVEN"  # names the variables that a script got after its interpreter had started ahead of the run
-_ORIGINALS: list[str] = []  # the folder of the run's copy, and that of the files that were submitted
 
 
 def take() -> None:
@@ -96,38 +96,46 @@ def install_kind() -> Any:
     return module
 
 
-def name_originals() -> None:
-    """Have warnings and tracebacks name the files that were submitted; what runs is the run's copy of them.
+def name_originals(folder: str) -> None:
+    """Have warnings, tracebacks and joblib's caches name the files in the folder of whose copy the script is, if any.
 
     The lines that they show are still the copy's, as the original may have changed.
     """
-    import traceback
-    import warnings
+    from hpcml.node.script.after_import import AfterImport
 
-    from hpcml.node.settings import load
+    copy, original = f"{os.environ.get('HPCML_RUN_DIR')}/code/", f"{folder}/"
 
-    context = load()
-    copied = context.settings.code.copy_of
-    _ORIGINALS[:] = [f"{context.run.code}/", f"{copied}/"] if copied else []
-    if not copied:
-        return
-    _rename(getattr(traceback, "StackSummary", None), "format_frame_summary", '  File "')
-    _rename(warnings, "_formatwarnmsg_impl", "")  # formatwarning, which is public, gets no source
+    def named(text: Any, begin: str) -> Any:
+        is_of_copy = isinstance(text, str) and text.startswith(begin + copy)
+        return begin + original + text[len(begin + copy) :] if is_of_copy else text
+
+    def named_in_cache(function: tuple[list[str], str]) -> tuple[list[str], str]:
+        folders = ".".join(function[0]).replace(copy.replace("/", "-"), original.replace("/", "-"))
+        return folders.split("."), function[1]
+
+    def follow(name: str, module: Any) -> None:
+        if name == "traceback":
+            owner = getattr(module, "StackSummary", None)
+            _rename(owner, "format_frame_summary", lambda text: named(text, '  File "'))
+        elif name == "warnings":  # formatwarning, which is public, gets no source
+            _rename(module, "_formatwarnmsg_impl", lambda text: named(text, ""))
+        else:
+            _rename(module, "get_func_name", named_in_cache)
+
+    names = ("traceback", "warnings", "joblib.func_inspect") if folder else ()
+    for name in sys.modules.keys() & names:
+        follow(name, sys.modules[name])
+    sys.meta_path.insert(0, AfterImport(names, follow))
 
 
-def _rename(owner: Any, name: str, begin: str) -> None:
-    """Have a function's text begin with the original's name; nothing where a module beside the script is the owner."""
+def _rename(owner: Any, name: str, change: Callable[[Any], Any]) -> None:
+    """Change what a function returns; nothing where a module beside the script is the owner."""
     function = getattr(owner, name, None)
     if function is None or hasattr(function, "__wrapped__"):
         return
 
-    import functools
-
-    @functools.wraps(function)
     def renamed(*arguments: Any, **options: Any) -> Any:
-        text = function(*arguments, **options)
-        if not _ORIGINALS or not isinstance(text, str) or not text.startswith(begin + _ORIGINALS[0]):
-            return text
-        return begin + _ORIGINALS[1] + text[len(begin + _ORIGINALS[0]) :]
+        return change(function(*arguments, **options))
 
+    renamed.__wrapped__ = function  # type: ignore[attr-defined]
     setattr(owner, name, renamed)

@@ -85,6 +85,7 @@ def main() -> None:
     recording: Any = _Nothing()
     tree: Any = None if is_module else _tree(path)
     worlds_of_one.install()
+    interpreter_state.name_originals(_CODE_OF)
     if _MEMRAY:  # before the script's folder is on the path
         from hpcml.node import profilers
 

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from hpcml import installed
 from hpcml.node import rendezvous_files
 from hpcml.node.settings import Context
 
@@ -48,6 +49,6 @@ def _add_module(name: str, image: str) -> str:
         return f"The image {image} has no module '{name}'. Build an image with this module (hpcml image build --help)."
     if name in sys.stdlib_module_names:
         return f"{sys.executable} was built without the standard module '{name}': use another Python (--python PATH)."
-    add = f"{sys.executable} -m pip install {name}"
     lacks = f"{sys.executable}, which ran the script, has no module '{name}'"
+    add = installed.install(sys.executable, [name])
     return f"{lacks}. Install the module with: {add}; or use another Python (--python PATH)."

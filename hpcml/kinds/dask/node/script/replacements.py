@@ -90,8 +90,6 @@ def take_variables(variables: dict[str, str]) -> None:
     """Have this process, which may have imported Dask, take up variables that it has got since."""
     if config := sys.modules.get("dask.config"):
         config.update(config.config, config.collect_env(variables), priority="new")
-    if "distributed" in sys.modules:
-        interpreter_state.name_originals()
 
 
 def _first_imports(tree: Any, beside: set[str]) -> Iterator[str]:
@@ -150,6 +148,7 @@ def install_in_child(path: list[str]) -> bool:
         del os.environ["DASK_SCHEDULER_ADDRESS"]  # Dask would connect to it
         return False
     install()
+    interpreter_state.name_originals(context.settings.code.copy_of)
     interpreter_state.take_of_script(path, context.settings.code.cwd, context.settings.code.umask)
     return True
 
@@ -163,7 +162,6 @@ def _replace(package: str) -> None:
         return
     from hpcml.kinds.dask.node.script import run_cluster
 
-    interpreter_state.name_originals()
     modules = [module for name, module in list(sys.modules.items()) if name.partition(".")[0] == package]
     for name, kind in NAMES[package].items():
         originals = [vars(module)[name] for module in modules if name in vars(module)]
