@@ -533,7 +533,7 @@ def test_ctrl_c_means_there_what_it_means_here(laptop: Laptop) -> None:
     _, err = process.communicate(timeout=120)
     assert process.returncode == 130
     assert "Interrupted." in err
-    assert not [line for line in processes(str(laptop.far)) if "--serve-laptop" in line]
+    until(lambda: not [line for line in processes(str(laptop.far)) if "--serve-laptop" in line])
 
 
 def processes(home: str) -> list[str]:

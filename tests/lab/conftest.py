@@ -26,6 +26,7 @@ import lab_ssh
 import slurmd_crashes
 from lab_state import PATIENCE, wait_for
 from labs import Lab
+from tests.looks import whole_lines
 
 if TYPE_CHECKING:
     from laptop import Outside
@@ -187,7 +188,7 @@ class Cluster:
         path = directory / "events.jsonl"
 
         def found() -> list[dict[str, Any]]:
-            events = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+            events = [json.loads(line) for line in whole_lines(path)]
             return [one for one in events if one["event"] == event]
 
         if not wait_for(lambda: bool(found()), seconds, 0.05):

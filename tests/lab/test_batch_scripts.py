@@ -54,7 +54,9 @@ CASES = {
     "what it leaves": Case("-n1", "sleep 300 & echo left"),
     "its own files": Case("-n1 --output=%x-%j.txt --error=%j.err", "echo out; echo err >&2; srun sh -c 'echo task; exit 2'"),
     "a step that it cancels": Case(
-        "-n1 --output=%x-%j.txt", "srun sleep 60 & sleep 2; scancel $SLURM_JOB_ID.0; wait $!; echo went on"
+        "-n1 --output=%x-%j.txt",
+        "begun=/tmp/begun-$SLURM_JOB_ID\nsrun sh -c 'touch $0; exec sleep 600' $begun &\nuntil [ -e $begun ]; do sleep 0.1; done\n"
+        "rm $begun; scancel $SLURM_JOB_ID.0; wait $!; echo went on",
     ),
     "variables": Case("-n2 -c2 -J own --export=ALL,A=b", "echo $A $SLURM_CPUS_PER_TASK; env | grep -c '^HPCML_POINT\\|^PYTHONPATH\\|OMP'; umask; ulimit -a"),
 }  # fmt: skip
@@ -85,7 +87,9 @@ def settled(text: str, job: str, script: str) -> list[str]:
     text = re.sub(r"\S*/slurm_script", "SCRIPT", text)
     text = re.sub(r"Submitted batch job \d+", "Submitted", text)
     text = re.sub(r"(JOB|Step=)\.\d+|StepId=\S+|STEP \S+|AT \S+|line \d+: +\d+|\d+ (Segmentation)", "…", text)
-    by_timing = re.compile(r"slurmstepd|pending signals|srun: (?:Force Terminated|Job step aborted: Waiting)")
+    by_timing = re.compile(
+        r"slurmstepd|pending signals|srun: (?:Force Terminated|Job step aborted: Waiting|.*step creation|Step created)"
+    )
     return sorted(line for line in text.splitlines() if not by_timing.search(line))
 
 

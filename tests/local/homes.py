@@ -17,6 +17,7 @@ import pytest
 
 from hpcml.runs import directories
 from hpcml.runs import status as run_status
+from tests.looks import whole_lines
 
 HPCML = str(Path(sys.executable).with_name("hpcml"))
 CONNECT = "import hpcml, sys, os, time, signal\nclient = hpcml.connect()\n"
@@ -63,7 +64,7 @@ class Here:
 
     def events(self, directory: Path, kind: str) -> list[dict[str, Any]]:
         path = directory / "events.jsonl"
-        found = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        found = [json.loads(line) for line in whole_lines(path)]
         return [event for event in found if event["event"] == kind]
 
     def ended(self, directory: Path, seconds: float = 60) -> dict[str, Any]:

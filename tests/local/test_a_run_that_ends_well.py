@@ -42,7 +42,7 @@ def retired():
     (mark,) = pathlib.Path(os.environ["HPCML_RUN_DIR"]).glob("attempts/0/nodes/*.json")
     return sorted(json.loads(mark.read_text())["retired"])
 def events():
-    return [json.loads(line)["event"] for line in open(os.environ["HPCML_RUN_DIR"] + "/events.jsonl")]
+    return [json.loads(line)["event"] for line in open(os.environ["HPCML_RUN_DIR"] + "/events.jsonl") if line.endswith("\\n")]
 def hold(number):
     return bytes([number]) * (60 << 20)
 def spilled(dask_scheduler):  # by its last heartbeat, as the samples have it

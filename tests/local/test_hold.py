@@ -13,6 +13,7 @@ import pytest
 
 from homes import HPCML, Here, here
 from hpcml import errors
+from tests.looks import by_age
 from tests.said import says
 
 pytestmark = pytest.mark.local
@@ -152,10 +153,9 @@ def test_runs_end_with_a_killed_supervisor(here: Here) -> None:
     first, waits = start(here, WAITS), start(here, WAITS)
     here.until(lambda: script_runs(here, first))
     assert (directory / "hold/queue" / waits.name).read_text()
-    (supervisor,) = (
-        pid
-        for pid, line in here.processes(directory).items()
-        if line.endswith("hpcml.kinds supervisor") and "step.sh" not in line
+    lines = here.processes(directory).items()
+    supervisor, *_ = by_age(
+        pid for pid, line in lines if line.endswith("hpcml.kinds supervisor") and "step.sh" not in line
     )
     os.kill(supervisor, signal.SIGKILL)
     assert here.ended(first)["exit_status"] == errors.CANCELLED

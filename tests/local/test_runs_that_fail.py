@@ -228,12 +228,12 @@ error = client.submit(bad, workers=where[:1])
 try:
     error.result()
 except CUDARuntimeError as caught:
-    print("caught", caught.status, flush=True)
+    print(f"caught {caught.status}\\n", end="", flush=True)  # at once: Dask's client writes there too
 assert client.gather(beside) == [None] * 20
-print("after", kept.result() + client.submit(lambda: 42.0, pure=False).result(), flush=True)
+print(f"after {kept.result() + client.submit(lambda: 42.0, pure=False).result()}\\n", end="", flush=True)
 client.wait_for_workers(2)
 while len(after := client.run(os.getpid)) < 2: pass
-print("new", len(set(after.values()) - set(before.values())), flush=True)
+print(f"new {len(set(after.values()) - set(before.values()))}\\n", end="", flush=True)
 assert client.submit(sum, [4, 5]).result() == 9
 """
 FAKE_CUPY = "class CUDARuntimeError(RuntimeError):\n    def __init__(self, status):\n        self.status = status\n        super().__init__(status)\n"
