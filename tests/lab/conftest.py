@@ -122,7 +122,7 @@ class Cluster:
     def __init__(self, lab: Lab) -> None:
         self.lab = lab
         self.home = lab.home("alice")
-        self.work = self.home / "work" / time.strftime("%Y%m%d-%H%M%S")
+        self.work = self.home / "work" / f"{time.strftime('%Y%m%d-%H%M%S')}-{time.time_ns() // 1000 % 10**6:06}"
         self.count = 0
         self.numbers = itertools.count(1)  # tests may run beside each other
         self.own = threading.local()  # the jobs that a test's thread left running

@@ -133,7 +133,10 @@ def here(tmp_path: Path) -> Iterator[Here]:
 
 
 def report(directory: Path) -> Any:
-    """Return report.json, whose ledger adds up."""
+    """Return report.json, whose ledger adds up; it is made where the run had no time for it, as its warning says."""
+    if not (directory / "report.json").exists():
+        words = [HPCML, "report", "--set", f"paths.runs={directory.parent}", directory.name]
+        subprocess.run(words, capture_output=True, text=True, timeout=240, check=True)
     found = json.loads((directory / "report.json").read_text())
     ledger = found["ledger"]
     assert sum(ledger["parts"].values()) == pytest.approx(ledger["paid"], rel=0.01)

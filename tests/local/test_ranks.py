@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from homes import Here, here
+from homes import Here, here, report
 from hpcml import errors
 
 pytestmark = pytest.mark.local
@@ -124,7 +124,7 @@ def test_all_ranks_meet_by_their_variables_alone(here: Here) -> None:
     assert (status["address"], status["protocol"]) == ("127.0.0.1", "")
     assert "TCPStore, Gloo, NCCL, UCX or MPI can connect" in status["security"]
     assert any("ignores GLOO_SOCKET_IFNAME=^lo and uses lo" in one for one in status["warnings"])
-    assert json.loads((run / "report.json").read_text())["ledger"]["paid"] > 0
+    assert report(run)["ledger"]["paid"] > 0
     assert "Dask" not in (run / "report.html").read_text()
     assert list((run / "attempts/0/secret").iterdir()) == []
 
