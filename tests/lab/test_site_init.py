@@ -64,7 +64,7 @@ def test_a_node_tells_what_only_it_knows(cluster: Cluster, profiles: Path) -> No
     env = like_leonardo(cluster)
     cluster.write("job.py", "print(1)\n")
     assert cluster.run("hpcml", "site", "init", "seen", env=env).returncode == 0
-    words = ("PartitionName=boost_usr_prod", "Nodes=n1", "MaxTime=30", "State=UP")
+    words = ("PartitionName=boost_usr_prod", "Nodes=n[1-2]", "MaxTime=30", "State=UP")
     assert cluster.run("scontrol", "create", *words, node="ctl", user="root").returncode == 0
     try:
         again = cluster.run("hpcml", "site", "init", "seen", "--refresh", "--probe", "--yes", env=env, timeout=200)
