@@ -79,8 +79,10 @@ def jobs() -> dict[str, dict[str, str]]:
 
 
 def save(found: dict[str, dict[str, str]]) -> None:
-    with open(f"{STATE}/jobs", "w") as file:
+    new = f"{STATE}/jobs.{os.getpid()}"  # whoever reads it meanwhile finds the whole of one or the other
+    with open(new, "w") as file:
         file.write(repr(found))
+    os.replace(new, f"{STATE}/jobs")  # noqa: PTH105 - without pathlib, as all here
 
 
 def machine() -> Any:

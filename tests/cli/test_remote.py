@@ -340,11 +340,11 @@ def test_the_path_of_a_login_shell_is_tried_and_what_its_profile_leaves_running_
     laptop.run("submit", "--name", "over", "job.py")
     laptop.run("cancel", "over")
     path = f"{laptop.world.top}/far-bin:{laptop.world.environment['PATH']}"
-    left = "echo welcome\ncat\nsleep 100 &\necho $! >>~/left\n"
+    left = "echo welcome\ncat\nsleep 600 &\necho $! >>~/left\n"
     (laptop.far / ".bash_profile").write_text(f"{left}PATH={shlex.quote(path)}\n")
     laptop.tell(PATH=f"{laptop.world.environment['PATH']}")
     try:
-        done = laptop.run("logs", "-f", "over", timeout=60)
+        done = laptop.run("logs", "-f", "over", timeout=240)
         assert (done.returncode, done.stdout) == (0, ""), done.stderr
     finally:
         for pid in (laptop.far / "left").read_text().split():
@@ -533,7 +533,7 @@ def test_ctrl_c_means_there_what_it_means_here(laptop: Laptop) -> None:
     _, err = process.communicate(timeout=120)
     assert process.returncode == 130
     assert "Interrupted." in err
-    assert not [line for line in processes(str(laptop.far)) if "--serve-laptop" in line]
+    until(lambda: not [line for line in processes(str(laptop.far)) if "--serve-laptop" in line])
 
 
 def processes(home: str) -> list[str]:

@@ -441,7 +441,7 @@ def test_ctrl_c_while_slurm_takes_the_job(world: World, times: int) -> None:
     for _ in range(times):
         process.send_signal(signal.SIGINT)
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(0.5)
+            process.wait(0.5 if times == 1 else 5)  # two signals that come before the first is taken are one
     if times == 1:
         assert process.returncode is None
         answered.touch()

@@ -31,7 +31,7 @@ def test_wait_ends_with_the_status_of_the_last_that_failed(world: World) -> None
 
 def test_wait_finds_all_runs_before_it_waits(world: World) -> None:
     world.submit("--name", "a")  # which waits in the queue for ever
-    done = world.run("wait", "a", "nosuch", timeout=20)
+    done = world.run("wait", "a", "nosuch", timeout=120)
     assert done.returncode == errors.NOT_FOUND
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import typed
+from tests.looks import whole_lines
 
 LAB_SITE = Path(__file__).resolve().parents[1] / "lab/site"  # settings of a site's own, with the profile `lab`
 FAKES = Path(__file__).resolve().parent / "fakes"
@@ -64,13 +65,19 @@ class World:
         """Let one of Slurm's commands answer otherwise from now on; with no facts, as usual again."""
         path = self.state / f"{program}.answer"
         if facts:
-            path.write_text(repr(facts))
+            self._write(path, repr(facts))
         else:
             path.unlink()
 
+    @staticmethod
+    def _write(path: Path, text: str) -> None:
+        """Write a file whole, as a command may read it meanwhile."""
+        new = path.with_name(f"{path.name}.new")
+        new.write_text(text)
+        new.replace(path)
+
     def calls(self, program: str) -> list[dict[str, Any]]:
-        path = self.state / "calls"
-        lines = path.read_text().splitlines() if path.exists() else []
+        lines = whole_lines(self.state / "calls")
         return [call for call in map(ast.literal_eval, lines) if call["program"] == program]
 
     def refusal(self) -> list[str]:
@@ -85,7 +92,7 @@ class World:
         return dict(ast.literal_eval(path.read_text())) if path.exists() else {}
 
     def set_jobs(self, jobs: dict[str, dict[str, str]]) -> None:
-        (self.state / "jobs").write_text(repr(jobs))
+        self._write(self.state / "jobs", repr(jobs))
 
     def set_job(self, job: str, **facts: str) -> None:
         found = self.jobs()

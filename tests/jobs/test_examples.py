@@ -551,8 +551,8 @@ def test_an_example_at_its_limit_leaves_its_stacks(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(sys, "argv", [])
     script = tmp_path / "waits.py"
     script.write_text(WAITS)
-    with pytest.raises(all_examples.LimitReachedError, match="not done after 1 s"):
-        all_examples.run(script, tmp_path / "out", 1)
+    with pytest.raises(all_examples.LimitReachedError, match="not done after 3 s"):
+        all_examples.run(script, tmp_path / "out", 3)
     assert 'waits.py", line 6 in wait' in (tmp_path / "out/stacks.txt").read_text()
 
 

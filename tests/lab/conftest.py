@@ -26,6 +26,7 @@ import lab_ssh
 import slurmd_crashes
 from lab_state import PATIENCE, wait_for
 from labs import Lab
+from tests.looks import whole_lines
 
 if TYPE_CHECKING:
     from laptop import Outside
@@ -121,7 +122,7 @@ class Cluster:
     def __init__(self, lab: Lab) -> None:
         self.lab = lab
         self.home = lab.home("alice")
-        self.work = self.home / "work" / time.strftime("%Y%m%d-%H%M%S")
+        self.work = self.home / "work" / f"{time.strftime('%Y%m%d-%H%M%S')}-{time.time_ns() // 1000 % 10**6:06}"
         self.count = 0
         self.numbers = itertools.count(1)  # tests may run beside each other
         self.own = threading.local()  # the jobs that a test's thread left running
@@ -187,7 +188,7 @@ class Cluster:
         path = directory / "events.jsonl"
 
         def found() -> list[dict[str, Any]]:
-            events = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+            events = [json.loads(line) for line in whole_lines(path)]
             return [one for one in events if one["event"] == event]
 
         if not wait_for(lambda: bool(found()), seconds, 0.05):

@@ -159,7 +159,7 @@ class Outside:
     def going_on(self, name: str, text: str) -> Iterator[tuple[str, Path]]:
         """A run of two nodes that goes on until it is cancelled here: its id and directory."""
         self.lab.wait_idle(60)
-        yield self.start_run(name, text, "--nodes", "2")
+        yield self.start_run(name, text, "--nodes", "2", "--nodelist", "n1,n2")
         self.on("login", "scancel", "--me", "--quiet")
         self.lab.wait_idle(60)
 

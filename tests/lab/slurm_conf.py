@@ -40,10 +40,11 @@ for folder in pathlib.Path("/proc").glob("[0-9]*"):
 
 
 def slurm_conf(places: Places, nodes: int, *, accounting: bool, memory: str) -> str:
-    # Jobs of labs apart have numbers apart: the kernel's messages of all labs are one log, and name jobs by them.
+    # Jobs of labs apart have numbers apart: the kernel's messages of all labs are one log, and name jobs by them. None is a
+    # number that outputs have for other reasons too: tests replace it there.
     fixed = f"""\
 ClusterName={CLUSTER}
-FirstJobId={1 + 4000 * (number() - 1)}
+FirstJobId={1301 + 4000 * (number() - 1)}
 SlurmctldHost=ctl({address("ctl")})
 SlurmUser=root
 SlurmdUser=root

@@ -96,6 +96,8 @@ def whole(cluster: Cluster) -> Whole:
         out, err = submit.communicate(timeout=PATIENCE * 60)
     assert (process.returncode, submit.returncode) == (0, 0), (err, views)
     cluster.wait_gone(directory)
+    if not (directory / "report.json").exists():  # the nodes of a busy machine did not wait for it
+        assert cluster.run("hpcml", "report", directory.name, env=runs).returncode == 0
     status = cluster.run("hpcml", "status", directory.name, env=runs).stdout
     return Whole(Ended(submit.returncode, out, err, directory), views, status, scratch(cluster) - before)
 

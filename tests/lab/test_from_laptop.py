@@ -99,6 +99,7 @@ def test_a_run_of_hostile_names_from_its_submission_to_its_results(outside: Outs
     run = directory_of(done).name
     facts = json.loads(hpcml(outside, folder, "status", run, "--json").stdout)
     assert (facts["run"], facts["exit_status"], len(facts["nodes"])) == (run, 255, 2)
+    outside.cluster.wait_gone(directory_of(done))  # the report comes after the run's end
     fetched = hpcml(outside, folder, "fetch", run, "results")
     assert fetched.returncode == 0, fetched.stderr
     assert outside.logins("login") + outside.logins("login2") == logins + 1
@@ -113,7 +114,7 @@ def test_a_run_of_hostile_names_from_its_submission_to_its_results(outside: Outs
 def test_ctrl_c_ends_what_follows_a_run_and_not_the_run(outside: Outside, project: Path) -> None:
     """On a terminal `submit` waits, though the login node's hpcml has none; nothing stays there of who went away."""
     write(outside, project / "says.py", "import time, hpcml\nprint('first', flush=True)\n"
-          "while not hpcml.run.should_stop(): time.sleep(0.1)\nprint('last', flush=True)\n")  # fmt: skip
+          "while not hpcml.run.should_stop(): time.sleep(0.1)\nprint('last\\n', end='', flush=True)\n")  # fmt: skip
     line = "hpcml --host lab submit --nodes 1 says.py"
     with Terminal(outside.lab, line, node=lab_ssh.LAPTOP, cwd=project) as terminal:
         terminal.shown("first\n")

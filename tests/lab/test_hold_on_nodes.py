@@ -40,7 +40,7 @@ if __name__ == "__main__":
     client = Client()
     nodes = sorted({worker["name"] for worker in client.scheduler_info(n_workers=-1)["workers"].values()})
     pathlib.Path(sys.argv[1], os.environ["HPCML_RUN_DIR"].rpartition("/")[2]).touch()
-    until = time.monotonic() + 60
+    until = time.monotonic() + 300
     while len(os.listdir(sys.argv[1])) < int(sys.argv[2]) and time.monotonic() < until:
         time.sleep(0.05)
     print(len(os.listdir(sys.argv[1])), *nodes, flush=True)
@@ -64,7 +64,7 @@ SHARES = """
 import os, pathlib, sys, time
 place = pathlib.Path(sys.argv[1], os.environ["HPCML_RUN_DIR"].rpartition("/")[2])
 place.write_text(" ".join(os.environ.get(name, "-") for name in ("CUDA_VISIBLE_DEVICES", "SLURM_CPUS_PER_TASK", "SLURM_MEM_PER_NODE")))
-until = time.monotonic() + 90
+until = time.monotonic() + 300
 while len(os.listdir(sys.argv[1])) < int(sys.argv[2]) and time.monotonic() < until:
     time.sleep(0.05)
 print(len(os.listdir(sys.argv[1])), flush=True)

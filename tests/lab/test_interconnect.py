@@ -36,7 +36,16 @@ def test_every_pair_of_nodes_is_measured_and_a_node_that_differs_is_named(cluste
     limited = f'#!/bin/sh\n[ "$SLURMD_NODENAME" != n2 ] || ulimit -l 16\nexec {python} "$@"\n'
     interpreter = cluster.write("limited", limited)
     cluster.run("chmod", "755", str(interpreter))
-    options = ("--nodes", "3", "--set", "network.protocol=ucx", "--set", f"runtime.python={interpreter}")
+    options = (
+        "--nodes",
+        "3",
+        "--nodelist",
+        "n1,n2,n3",
+        "--set",
+        "network.protocol=ucx",
+        "--set",
+        f"runtime.python={interpreter}",
+    )
     done = cluster.run("hpcml", "interconnect", *options, timeout=150)
     assert done.returncode == 0, done.stderr
     directory = directory_of(done)

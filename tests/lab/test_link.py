@@ -15,7 +15,7 @@ import mallory
 from beside import SMALL
 from conftest import ALL_NODES, Cluster
 from hpcml import errors
-from lab_state import wait_for
+from lab_state import PATIENCE, wait_for
 from test_attacks_nodes import ALICE, clean, owned
 from test_attacks_ranks import address_of, beside
 from test_losses import WAITS, output, roles, start
@@ -41,7 +41,7 @@ else:
 """
 KINDS = {"dask": (SUM, ()), "late": ("import time\ntime.sleep(8)\n", ()), "ranks": (MEET, ("--ranks", "1"))}
 LOST = 90.0  # seconds by which a node without network is noticed: Dask's 30 s and those of the link
-LATER = 5.0  # seconds by which a start may be later without the link
+LATER = 5.0  # seconds by which a start may be later without the link, on a quiet machine
 
 
 @contextlib.contextmanager
@@ -99,7 +99,7 @@ def test_every_kind_starts_behind_a_port_filter(cluster: Cluster, held: tuple[st
         warned = "n2 cannot connect to n1" in output(directory)
         assert warned is bool(way and kind == "ranks")
     print(kind, seconds)
-    assert max(seconds.values()) - seconds[""] < LATER, seconds
+    assert max(seconds.values()) - seconds[""] < PATIENCE * LATER, seconds
 
 
 def test_an_agent_behind_a_filter_that_is_killed_is_known_by_its_files(cluster: Cluster, held: tuple[str, ...]) -> None:

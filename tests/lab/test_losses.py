@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -15,6 +16,7 @@ from beside import SMALL
 from conftest import ALL_NODES, Cluster
 from hpcml import errors
 from lab_state import wait_for
+from tests.looks import by_age
 from tests.said import in_order
 
 pytestmark = [pytest.mark.lab, pytest.mark.beside]
@@ -58,7 +60,7 @@ def roles(cluster: Cluster, directory: Path, role: str, node: str) -> list[int]:
     found = [pid for pid, line in cluster.processes() if line.endswith(f"hpcml.kinds {role}") and "step.sh" not in line]
     found = [pid for pid in found if name(pid) != "hpcml-sampler"]  # a child of the task that is no worker
     mine = {"SLURMD_NODENAME": node, "HPCML_RUN_DIR": str(directory)}
-    return sorted(pid for pid in found if mine.items() <= environment(pid).items())
+    return by_age(pid for pid in found if mine.items() <= environment(pid).items())
 
 
 def step(cluster: Cluster, directory: Path, role: str) -> int:
@@ -69,11 +71,12 @@ def step(cluster: Cluster, directory: Path, role: str) -> int:
 
 
 def parents(pid: int) -> list[int]:
-    """Return a process's parents, the nearest first."""
+    """Return a process's parents, the nearest first; none if it has gone."""
     found: list[int] = []
-    while pid > 1:
-        pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-        found.append(pid)
+    with contextlib.suppress(OSError):
+        while pid > 1:
+            pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+            found.append(pid)
     return found
 
 
@@ -159,7 +162,7 @@ def test_what_is_stopped_at_the_end_does_not_keep_the_nodes(cluster: Cluster, st
     script = batch(cluster, directory)
     of_driver = shell(cluster, directory, "supervisor", "n1")
     steps = {step(cluster, directory, role) for role in ("scheduler", "worker")}
-    sruns = [pid for pid, _ in cluster.lab.processes("alice") if name(pid) == "srun" and parents(pid)[0] == script]
+    sruns = [pid for pid, _ in cluster.lab.processes("alice") if name(pid) == "srun" and parents(pid)[:1] == [script]]
     (of_srun,) = set(sruns) - steps
     for pid in (script,) if stopped == "batch script" else (of_driver, of_srun):
         os.kill(pid, signal.SIGSTOP)

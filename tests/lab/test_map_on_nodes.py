@@ -11,13 +11,17 @@ from conftest import Cluster
 pytestmark = pytest.mark.lab
 
 PROGRAM = """
-import json, os, socket, subprocess, sys, time
+import glob, json, os, socket, subprocess, sys, time
 import hpcml
 from hpcml.schedulers import slurm
 
 def where(x):
     print("on", socket.gethostname(), flush=True)
-    time.sleep(2)
+    open(f"met-{x}", "w").close()
+    until = time.monotonic() + 300
+    while len(glob.glob("met-*")) < 4:  # as many run at once as there are nodes
+        assert time.monotonic() < until
+        time.sleep(0.1)
     if x == 5: raise KeyError("five")
     return x * x
 

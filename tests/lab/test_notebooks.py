@@ -89,7 +89,7 @@ def start(cluster: Cluster, *options: str) -> Lab:
 def session(cluster: Cluster) -> Iterator[Lab]:
     if cluster.run("python", "-c", "import jupyterlab").returncode != 0:
         pytest.skip("the lab's environment has no JupyterLab: lab.py env")
-    made = start(cluster, "--nodes", "2")
+    made = start(cluster, "--nodes", "2", "--nodelist", "n1,n2")
     yield made
     cluster.run("scancel", "--quiet", made.job)
 

@@ -166,10 +166,13 @@ def test_one_that_runs(home: Home) -> None:
     assert [row["state"] for row in home.json("ls") if row["run"] == directory.name] == ["RUNNING"]
     assert "begun 3" in home.new("logs", directory.name)
     assert "worker" in home.new("logs", directory.name, "worker")
-    stacks = home.json("stacks", directory.name)
-    assert "runs.py" in json.dumps(stacks)
-    nodes = {process["node"] for group in stacks["groups"] for process in group["processes"]}
-    assert nodes == set(status["nodes"])
+
+    def all_nodes_answer() -> bool:
+        stacks = home.json("stacks", directory.name)
+        nodes = {process["node"] for group in stacks["groups"] for process in group["processes"]}
+        return nodes == set(status["nodes"]) and "runs.py" in json.dumps(stacks)
+
+    home.until(all_nodes_answer, "the stacks of all nodes")
     top = home.new("top", "--once", directory.name)
     assert all(node in top for node in status["nodes"])
     assert "begun 3" in top

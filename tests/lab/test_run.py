@@ -15,7 +15,9 @@ from test_exit_status import CONNECT, WAIT
 pytestmark = pytest.mark.lab
 
 SALLOC = ("salloc", "--quiet", "--partition=boost", "--nodes=2", "--time=5", "--mem=3000M")
-SUM = CONNECT + "print('sum', client.submit(sum, [1, 2, 3]).result())\n"
+SUM = (
+    CONNECT + "print(f'sum {client.submit(sum, [1, 2, 3]).result()}\\n', end='')\n"
+)  # at once: others write to the log too
 
 
 def test_the_allocation_is_cancelled(cluster: Cluster) -> None:

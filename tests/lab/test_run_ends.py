@@ -16,6 +16,7 @@ from hpcml import errors
 from lab_state import wait_for
 from terminals import Terminal
 from test_exit_status import CONNECT, WAIT
+from tests.looks import without_late_report
 
 pytestmark = pytest.mark.lab
 
@@ -133,6 +134,7 @@ def recorded(cluster: Cluster, name: str, mark: str = "") -> dict[str, Any]:
     if mark:
         assert mark in facts["message"]
         facts["message"] = mark
+    facts["warnings"] = without_late_report(facts["warnings"])
     plain = json.dumps({key: facts[key] for key in RECORDED}).replace(facts["run"], "RUN")
     return dict(json.loads(plain))
 

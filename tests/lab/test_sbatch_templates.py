@@ -15,8 +15,9 @@ pytestmark = pytest.mark.lab
 
 WORKERS = (
     CONNECT
-    + "import os, sys\nprint(hpcml.run.nodes, hpcml.run.gpus, len(client.scheduler_info(n_workers=-1)['workers']), sys.argv[1:])\n"
-    + "print(client.submit(os.path.exists, '/opt/hpcml').result())\n"
+    + "import os, sys\nsaid = [hpcml.run.nodes, hpcml.run.gpus, len(client.scheduler_info(n_workers=-1)['workers']), sys.argv[1:]]\n"
+    + "is_inside = client.submit(os.path.exists, '/opt/hpcml').result()\n"
+    + "print(' '.join(map(str, said)) + f'\\n{is_inside}\\n', end='')\n"
 )
 
 

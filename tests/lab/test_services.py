@@ -70,7 +70,9 @@ server.serve_forever()
 @pytest.fixture(scope="module")
 def pages(outside: Outside) -> Iterator[tuple[str, Path]]:
     outside.lab.wait_idle(60)
-    yield outside.start_run("pages", PAGES, "--ranks", "1", "--nodes", "2", "--service", "board=7106")
+    yield outside.start_run(
+        "pages", PAGES, "--ranks", "1", "--nodes", "2", "--nodelist", "n1,n2", "--service", "board=7106"
+    )
     outside.on("login", "scancel", "--me", "--quiet")
     outside.lab.wait_idle(60)
 
@@ -279,7 +281,7 @@ client.submit(serve, workers=[worker], pure=False).result()
 while not hpcml.run.should_stop() and not (hpcml.run.out / "enough").exists(): time.sleep(0.1)
 """
 BATCH = """#!/bin/bash
-#SBATCH --nodes=2 --ntasks-per-node=1 --time=10 --cpus-per-task=1 --mem=300M
+#SBATCH --nodes=2 --nodelist=n3,n4 --ntasks-per-node=1 --time=10 --cpus-per-task=1 --mem=300M
 srun python -c 'import http.server as h, os; os.makedirs(p := f"/tmp/{os.getpid()}"); os.chdir(p); open("where", "w").write("batch on " + os.uname().nodename); h.test(h.SimpleHTTPRequestHandler, port=7109, bind="127.0.0.1")'
 """
 

@@ -107,7 +107,7 @@ def at_rest(pids: list[int]) -> bool:
 
 def test_a_suspended_job_does_not_hang(cluster: Cluster) -> None:
     """Slurm stops all of it at once; a deadline passes when the run itself has run for so long, and no worker is lost."""
-    deadline, stopped_for = 20, 50
+    deadline, stopped_for = 40, 50  # so long may pass until the job is suspended
     options = ("answer=15s", "workers=45s", f"idle={deadline}s", f"idle_notice={deadline}s")
     asked = [word for option in options for word in ("--set", f"deadlines.{option}")]
     directory = start(cluster, SAVES + WAIT, *TWO_BY_TWO, *asked)

@@ -6,11 +6,14 @@ the text in it.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -37,31 +40,37 @@ def sbatch(folder: Path, words: list[str]) -> int:
         sys.stderr.write("sbatch: Job 7 to start at 2026-11-21T08:00:00 using 1 processors on nodes n1\n")
         return 0
     script = Path(words[-1]).read_text()
+    options = dict(re.findall(r'(?m)^#SBATCH (--[a-z-]+)=?"?(.*?)"?$', script))
+    made = Path(tempfile.mkdtemp(prefix="new-", dir=folder))  # squeue sees no half of a job
+    (made / "comment").write_text(options["--comment"])
+    (made / "script.sh").write_text(script)
     number = 1
     while True:
         job = folder / f"job-{number}"
         try:
-            job.mkdir()
+            made.rename(job)
             break
-        except FileExistsError:
+        except OSError as error:
+            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+                raise
             number += 1
-    options = dict(re.findall(r'(?m)^#SBATCH (--[a-z-]+)=?"?(.*?)"?$', script))
-    (job / "comment").write_text(options["--comment"])
-    (job / "script.sh").write_text(script)
     log = Path(options["--output"].replace("%j", str(number)))
     names = {"SLURM_JOB_ID": str(number), "SLURM_CPUS_PER_TASK": "1", "SLURM_MEM_PER_NODE": "600"}
     with log.open("w") as out:
         process = subprocess.Popen(["bash", str(job / "script.sh")], env={**os.environ, **names}, stdout=out, stderr=out,
                                    stdin=subprocess.DEVNULL, start_new_session=True)  # fmt: skip
-    (job / "pid").write_text(str(process.pid))
+    (job / "pid.new").write_text(str(process.pid))
+    (job / "pid.new").rename(job / "pid")
     print(number)
     return 0
 
 
 def alive(job: Path) -> bool:
+    if not (job / "pid").exists():
+        return True  # it is being started
     try:
         os.killpg(int((job / "pid").read_text()), 0)
-    except (ProcessLookupError, FileNotFoundError):
+    except ProcessLookupError:
         return False
     states = []
     for path in Path("/proc").glob("[0-9]*/stat"):
@@ -92,7 +101,8 @@ def scancel(folder: Path, words: list[str]) -> int:
     deadline = time.monotonic() + 5
     for number in (signal.SIGTERM, signal.SIGKILL):
         while alive(job) and time.monotonic() < deadline:
-            os.killpg(int((job / "pid").read_text()), number)
+            with contextlib.suppress(ProcessLookupError):  # it has ended since
+                os.killpg(int((job / "pid").read_text()), number)
             time.sleep(0.1)
             if number == signal.SIGKILL:
                 break

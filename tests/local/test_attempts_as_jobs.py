@@ -110,7 +110,7 @@ def test_jobs_after_one_another(here: Here, calls: Path) -> None:
     here.until(lambda: not here.left())
     assert (job_of(directory), job_of(directory, "next-job")) == ("102", "103")
 
-    assert start(here, directory, "104").wait(30) == 64  # a job that is no attempt changes nothing
+    assert start(here, directory, "104").wait(120) == 64  # a job that is no attempt changes nothing
     assert sorted(os.listdir(directory / "attempts")) == ["0", "1"]
 
     assert start(here, directory, "102", SLURM_RESTART_COUNT="1").wait(120) == 0, log.read_text()

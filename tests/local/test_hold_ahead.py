@@ -15,6 +15,7 @@ import pytest
 
 from homes import HPCML, Here, here
 from hpcml.node.script import launcher
+from tests.looks import by_age
 
 pytestmark = pytest.mark.local
 __all__ = ["here"]
@@ -55,6 +56,14 @@ def run(here: Here, value: int, *words: str, **variables: str) -> subprocess.Com
 
 def newest(here: Here) -> Path:
     return here.folder / ".hpcml/runs" / str(here.json("ls")[-1]["run"])
+
+
+def environment(pid: int) -> str:
+    """Return a process's environment, empty if it has gone."""
+    try:
+        return Path(f"/proc/{pid}/environ").read_text()
+    except OSError:
+        return ""
 
 
 def has_imported(pid: int) -> bool:
@@ -125,7 +134,7 @@ def test_a_run_starts_without_processes_that_were_killed(here: Here, held: Path)
     run(here, 1, "0")
     pids = waiting(here, held)
     lines = here.processes().items()
-    script = min(pid for pid, line in lines if line.startswith("bash /") and "ahead/1/job.sh" in line)
+    script, *_ = by_age(pid for pid, line in lines if line.startswith("bash /") and "ahead/1/job.sh" in line)
     os.kill(script, signal.SIGSTOP)
     for pid in pids:
         os.kill(pid, signal.SIGKILL)
@@ -141,9 +150,12 @@ def test_a_run_starts_without_processes_that_were_killed(here: Here, held: Path)
 def test_the_processes_end_with_a_killed_supervisor_of_the_hold(here: Here, held: Path) -> None:
     run(here, 1, "0")
     waiting(here, held)
-    [supervisor] = [pid for pid, line in here.processes(held).items()
-                    if line.endswith("hpcml.kinds supervisor") and "step.sh" not in line
-                    and f"HPCML_RUN_DIR={held}\0" in Path(f"/proc/{pid}/environ").read_text()]  # fmt: skip
+    found = [
+        pid
+        for pid, line in here.processes(held).items()
+        if line.endswith("hpcml.kinds supervisor") and "step.sh" not in line
+    ]
+    supervisor, *_ = by_age(pid for pid in found if f"HPCML_RUN_DIR={held}\0" in environment(pid))
     os.kill(supervisor, signal.SIGKILL)
     here.until(lambda: not here.processes(held / "hold/ahead"))
 

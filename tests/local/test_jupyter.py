@@ -290,20 +290,20 @@ def work(context: Any, page: Any, session: Session, port: int) -> None:
 
 def test_idle(here: Here) -> None:
     """A page that is open but still does not count as use; a busy kernel and busy workers do."""
-    session = Session(here, "--idle", "5s")
+    session = Session(here, "--idle", "7s")  # a kernel starts within that
     kernel = session.server.kernel()
     began = time.monotonic()
-    kernel.run("import hpcml, time; client = hpcml.connect(); time.sleep(6)")
-    kernel.run("waiting = client.submit(time.sleep, 6)")
+    kernel.run("import hpcml, time; client = hpcml.connect(); time.sleep(8)")
+    kernel.run("waiting = client.submit(time.sleep, 8)")
     page, states = session.server.connect("/hpcml/session"), [""]
     while states[-1] != "ending":
         states.append(json.loads(page.recv())["state"])
     took = time.monotonic() - began
     page.send("saved")
-    assert took > 6 + 6 + 4, (took, states)
+    assert took > 8 + 8 + 6, (took, states)
     assert states[-2:] == ["idle", "ending"]
     found = session.end()
-    assert (found["exit_status"], found["message"]) == (0, "JupyterLab ended: the session was idle for 5 s")
+    assert (found["exit_status"], found["message"]) == (0, "JupyterLab ended: the session was idle for 7 s")
 
 
 def test_the_server_is_killed(here: Here) -> None:

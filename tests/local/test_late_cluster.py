@@ -11,6 +11,7 @@ import pytest
 
 from homes import Here, here
 from hpcml import errors
+from tests.looks import whole_lines, without_late_report
 
 pytestmark = pytest.mark.local
 
@@ -19,8 +20,7 @@ PLAIN = """
 import os, sys, time
 from pathlib import Path
 attempt = Path(os.environ["HPCML_RUN_DIR"], "attempts", os.environ["HPCML_ATTEMPT"])
-roles = [path.read_text().split("\\0") for path in Path("/proc").glob("[0-9]*/cmdline") if path.parent.name != str(os.getpid())]
-print("workers", sum("worker" in words for words in roles), (attempt / "secret/tls-key.pem").exists())
+print("keys", (attempt / "secret/tls-key.pem").exists())
 print("loaded", sorted({"da" + "sk", "dis" + "tributed"} & set(sys.modules)))
 time.sleep(1)
 """
@@ -42,10 +42,10 @@ def test_a_plain_script_runs_without_a_cluster(here: Here) -> None:
     assert done.returncode == 0, done.stderr
     status = here.status()
     assert "loaded []" in done.stdout
-    assert "False" in done.stdout, "the keys of a cluster were made"
+    assert "keys False" in done.stdout, "the keys of a cluster were made"
     assert not here.events(Path(status["directory"]), "scheduler-up")
     assert status["has_cluster"] is False
-    assert status["warnings"] == []
+    assert without_late_report(status["warnings"]) == []
     assert "worker" not in (Path(status["directory"]) / "logs/job.log").read_text()
     assert "starts when the script opens a Dask client" in done.stderr
 
@@ -57,10 +57,8 @@ def test_a_hidden_client_starts_the_cluster(here: Here) -> None:
     assert "again 3" in done.stdout
     assert "the run's Dask cluster starts now" in done.stdout + done.stderr
     status = here.status()
-    assert (status["has_cluster"], status["warnings"]) == (True, [])
-    names = [
-        json.loads(line)["event"] for line in (Path(status["directory"]) / "events.jsonl").read_text().splitlines()
-    ]
+    assert (status["has_cluster"], without_late_report(status["warnings"])) == (True, [])
+    names = [json.loads(line)["event"] for line in whole_lines(Path(status["directory"]) / "events.jsonl")]
     order = ["cluster-waits", "script-started", "cluster-wanted", "scheduler-up", "workers-ready", "script-ended"]
     assert [name for name in names if name in order] == order
 

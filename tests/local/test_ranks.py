@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from homes import Here, here
+from homes import Here, here, report
 from hpcml import errors
 
 pytestmark = pytest.mark.local
@@ -124,7 +124,7 @@ def test_all_ranks_meet_by_their_variables_alone(here: Here) -> None:
     assert (status["address"], status["protocol"]) == ("127.0.0.1", "")
     assert "TCPStore, Gloo, NCCL, UCX or MPI can connect" in status["security"]
     assert any("ignores GLOO_SOCKET_IFNAME=^lo and uses lo" in one for one in status["warnings"])
-    assert json.loads((run / "report.json").read_text())["ledger"]["paid"] > 0
+    assert report(run)["ledger"]["paid"] > 0
     assert "Dask" not in (run / "report.html").read_text()
     assert list((run / "attempts/0/secret").iterdir()) == []
 
@@ -198,7 +198,10 @@ def test_a_rank_begins_once_whatever_its_exit_status(here: Here) -> None:
 
 
 def test_ranks_that_save_before_the_limit_continue_in_the_next_attempt(here: Here) -> None:
-    done = here.submit(STOPS, "--ranks", "2", "--time", "15s", "--until-done", "--max-restarts", "1")
+    for seconds in (15, 60):  # a busy machine may need more time until the ranks run
+        done = here.submit(STOPS, "--ranks", "2", "--time", f"{seconds}s", "--until-done", "--max-restarts", "1")
+        if done.returncode == 0:
+            break
     assert done.returncode == 0, done.stderr
     assert "continued at 7" in done.stdout
     assert here.status()["attempt"] == 1

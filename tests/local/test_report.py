@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "pictures"))
 
 import browser
 
-from homes import Here, here
+from homes import Here, here, report
 from hpcml import kinds
 from hpcml.report.page import make
 from tests import report_samples
@@ -36,7 +36,8 @@ def test_the_page_names_first_why_a_script_is_slow(here: Here, name: str) -> Non
     words = ("--set", "workers.threads=1", "--set", "workers.per_node=4")
     done = here.run("submit", "--wait", *words, str(SLOW / f"{name}.py"))
     assert done.returncode == 0, done.stderr
-    text = (Path(here.status()["directory"]) / "report.html").read_text()
+    report(run := Path(here.status()["directory"]))
+    text = (run / "report.html").read_text()
     first = re.findall(r'<p class="advice">(.*?)</p>', text)[:1]
     assert first, text
     assert first[0].startswith(cause), here.run("report", "--json").stdout

@@ -15,9 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from homes import CONNECT, Here, here
+from homes import CONNECT, Here, here, report
 from hpcml import errors
 from hpcml.paths import RunPaths
+from tests.looks import without_late_report
 
 pytestmark = pytest.mark.local
 
@@ -97,18 +98,18 @@ def test_a_script_that_fails_in_a_task_of_a_task(here: Here) -> None:
     assert (why["failed"], why["known"], why["short"]) == (True, True, short)
     assert here.json("ls")[0]["cause"] == short
     assert "More: hpcml why" in done.stderr
-    assert here.status()["warnings"] == []  # of tasks that failed: the script did too
-    ending = json.loads((run / "report.json").read_text())["ending"]
+    assert without_late_report(here.status()["warnings"]) == []  # of tasks that failed: the script did too
+    ending = report(run)["ending"]
     assert "division by zero" in ending["cause"]
     assert ending["evidence"]
 
     is_dask_s_report(run, 102)
     assert f"profile    python -m webbrowser {shlex.quote(f'{run}/profiles/dask.html')}\n" in done.stderr
-    (report,) = (run / "profiles").glob("nsys-*")
-    words = report.read_text().split("\n")
+    (written,) = (run / "profiles").glob("nsys-*")
+    words = written.read_text().split("\n")
     assert f"--output={run}/profiles/nsys-local.0" in words
     assert words[-4:-1] == ["-m", "hpcml.kinds", "worker"]
-    assert f"profile    nsys-ui {shlex.quote(str(report))}\n" in done.stderr
+    assert f"profile    nsys-ui {shlex.quote(str(written))}\n" in done.stderr
     if MEMRAY:
         assert (run / "logs/script.log").read_text().splitlines()[1] == "161700"
         files = sorted((run / "profiles").glob("memray-*"))
@@ -195,7 +196,7 @@ def test_what_nobody_waited_for_is_told_of_a_script_that_ended_well(here: Here) 
     done = here.run("submit", "--wait", *(word for option in options for word in ("--set", option)), "sib/main.py")
     assert done.returncode == 0, done.stderr
     assert done.stdout == "True True\nKilledWorker\nKilled: out of memory\n"
-    warning, failed, undone = here.status()["warnings"]
+    warning, failed, undone = without_late_report(here.status()["warnings"])
     assert failed.startswith("2 tasks failed, the first with KilledWorker: Attempted to run task"), failed
     assert undone.startswith("3 tasks were not finished when the script ended or deleted the future")
     assert all(words in " ".join(done.stderr.split()) for words in (warning, failed, undone))
@@ -228,12 +229,12 @@ error = client.submit(bad, workers=where[:1])
 try:
     error.result()
 except CUDARuntimeError as caught:
-    print("caught", caught.status, flush=True)
+    print(f"caught {caught.status}\\n", end="", flush=True)  # at once: Dask's client writes there too
 assert client.gather(beside) == [None] * 20
-print("after", kept.result() + client.submit(lambda: 42.0, pure=False).result(), flush=True)
+print(f"after {kept.result() + client.submit(lambda: 42.0, pure=False).result()}\\n", end="", flush=True)
 client.wait_for_workers(2)
 while len(after := client.run(os.getpid)) < 2: pass
-print("new", len(set(after.values()) - set(before.values())), flush=True)
+print(f"new {len(set(after.values()) - set(before.values()))}\\n", end="", flush=True)
 assert client.submit(sum, [4, 5]).result() == 9
 """
 FAKE_CUPY = "class CUDARuntimeError(RuntimeError):\n    def __init__(self, status):\n        self.status = status\n        super().__init__(status)\n"

@@ -10,6 +10,7 @@ import pytest
 
 from homes import Here, here
 from hpcml import errors
+from tests.looks import by_age
 
 pytestmark = pytest.mark.local
 
@@ -29,7 +30,8 @@ PATIENT = ("--ranks", "2", "--set", "deadlines.script_grace=600s")
 def pid_of(here: Here, role: str) -> int:
     """Return the process of a role, which is older than its forks."""
     lines = here.processes().items()
-    return min(pid for pid, line in lines if line.endswith(f"hpcml.kinds {role}") and "step.sh" not in line)
+    oldest, *_ = by_age(pid for pid, line in lines if line.endswith(f"hpcml.kinds {role}") and "step.sh" not in line)
+    return oldest
 
 
 def test_a_supervisor_that_is_stopped_ends_the_run(here: Here) -> None:

@@ -65,11 +65,11 @@ def test_the_stacks_of_all_processes_are_shown_at_once(here: Here) -> None:
 
     def are_all_there() -> bool:
         answer: Any = json.loads(here.run("stacks", directory.name, "--json").stdout)
-        assert answer["missing"] == []
         places.clear()
         for group in answer["groups"]:
             places[group["place"]] = [one["name"] for one in group["processes"]]
-        return {"at my script.py:5 read", "at my script.py:9 lock", "at <string>:1 <module>"} <= {*places}
+        wanted = {"at my script.py:5 read", "at my script.py:9 lock", "at <string>:1 <module>"}
+        return answer["missing"] == [] and wanted <= {*places}  # a busy machine may answer late
 
     here.until(are_all_there)
     assert places.pop("at my script.py:5 read") == ["worker local-0"]

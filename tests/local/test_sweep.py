@@ -17,6 +17,7 @@ from optuna.storages.journal import JournalFileBackend
 
 from homes import HPCML, Here, here
 from hpcml import errors
+from tests.looks import by_age
 
 pytestmark = pytest.mark.local
 __all__ = ["here"]
@@ -320,13 +321,14 @@ with (here / "ends").open("a") as ends:
 
 def process_of(directory: Path, words: str, parent: int = 0) -> int:
     """Return the first process of a run, but its shells, whose command has these words, of a parent if one is given."""
-    for entry in sorted(Path("/proc").glob("[0-9]*"), key=lambda path: int(path.name)):
+    for pid in by_age(int(path.name) for path in Path("/proc").glob("[0-9]*")):
+        entry = Path(f"/proc/{pid}")
         with contextlib.suppress(OSError):
             command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
             of_run = f"HPCML_RUN_DIR={directory}".encode() in (entry / "environ").read_bytes().split(b"\0")
             above = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
             if of_run and words in command and not command.startswith("/bin/sh ") and parent in (0, above):
-                return int(entry.name)
+                return pid
     return 0
 
 

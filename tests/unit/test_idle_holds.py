@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from hpcml.kinds.hold.node.agent import Users
 
 JOB = "778812345"
-SPINS = "while True: pass"
-SLEEPS = "import time; time.sleep(600)"
+SPINS = "print(flush=True)\nwhile True: pass"
+SLEEPS = "import time\nprint(flush=True)\ntime.sleep(600)"
 
 
 @contextmanager
@@ -24,10 +24,13 @@ def process(code: str, before: Callable[[], object] | None = None, **variables: 
     with subprocess.Popen(
         command,
         env={**os.environ, **variables},
+        stdout=subprocess.PIPE,
         start_new_session=True,
         preexec_fn=before,  # noqa: PLW1509 - it only takes a terminal
     ) as started:
         try:
+            assert started.stdout is not None
+            assert started.stdout.readline() == b"\n"  # the start of an interpreter is work
             yield started.pid
         finally:
             started.kill()
@@ -56,7 +59,6 @@ def test_what_sleeps_or_is_of_hpcml_or_another_job_does_not() -> None:
         process(SPINS, SLURM_JOB_ID="778812346"),
     ):
         users = Users(JOB)
-        time.sleep(0.5)  # the start of an interpreter is work
         users.working()
         assert look(users, asleep, 1.0) == ""
         assert [*users.seconds] == [asleep]

@@ -255,9 +255,10 @@ except ChildProcessError:
 HANGS_OR_CRASHES = """
 import json, os, signal, time
 from hpcml.node.hardware import nvidia, probe
-for ask in (lambda: time.sleep(600), lambda: os.kill(os.getpid(), signal.SIGSEGV), lambda: os._exit(3), lambda: 1 / 0):
+asks = (lambda: time.sleep(600), lambda: os.kill(os.getpid(), signal.SIGSEGV), lambda: os._exit(3), lambda: 1 / 0)
+for ask, deadline in zip(asks, (1.0, 60.0, 60.0, 60.0)):
     nvidia.ask = ask
-    node = probe.probe(ucx={}, deadline=1.0)
+    node = probe.probe(ucx={}, deadline=deadline)
     print(json.dumps([node.probing.errors["gpu"], node.probing.late, node.gpu.gpus]))
 """
 

@@ -13,6 +13,7 @@ import pytest
 
 from hpcml import socket_relay
 from hpcml.remote import routes
+from tests.looks import free_port
 
 _heard: list[bytes] = []  # the beginning of each piece that the service got
 
@@ -42,12 +43,6 @@ def echo(tmp_path: Path) -> Iterator[str]:
     listener.shutdown(socket.SHUT_RDWR)
     listener.close()
     thread.join(5)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def test_bytes_pass_both_ways(echo: str) -> None:

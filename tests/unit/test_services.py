@@ -26,15 +26,10 @@ from hpcml.remote.answers import Service
 from hpcml.request.option import services as given_services
 from hpcml.runs import directories, status
 from hpcml.services import Condition, Found, Target, Wanted
+from tests.looks import free_port
 from tests.said import Says, in_order
 
 ANOTHER = 65534  # uid of another account
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 # -- names -----------------------------------------------------------------------------------------------------------
