@@ -446,7 +446,7 @@ def _folder(above: int, parts: list[str], copy: Path) -> Iterator[int]:
             inside = deeper
             if (owner := os.fstat(inside).st_uid) != os.geteuid():
                 raise _StaysError(f"the folder {_shown(part)} belongs to {files.account(owner)}")
-            if made:
+            if made and not os.listdir(inside):  # a full one was put there by others
                 of_project = os.fstat(inside).st_mode & stat.S_ISGID  # as mkdir gave it
                 os.fchmod(inside, copy.stat().st_mode & 0o777 | stat.S_IRWXU | of_project)
         yield inside

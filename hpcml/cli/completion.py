@@ -22,7 +22,7 @@ from hpcml.options.table import BY_WORD
 from hpcml.paths import SCRIPT
 from hpcml.request.option import Option
 from hpcml.sites import lookup, settings_layers
-from hpcml.terminal import say_lines
+from hpcml.terminal import say_lines, shown
 
 if TYPE_CHECKING:
     from hpcml.sites.schema import Site
@@ -131,7 +131,7 @@ def tell(arguments: Sequence[str]) -> int:
     by_hpcml = [(f"{head}{word}", text) for word, text in candidates if (word, text) not in by_shell]
     fitting = [(word, text) for word, text in by_hpcml if word.startswith(current) and _PLAIN.fullmatch(word)]
     for word, text in [*by_shell, *fitting][:_MOST]:
-        sys.stdout.write(f"{word}\t{' '.join(text.split())}\n")
+        sys.stdout.write(f"{word}\t{shown(' '.join(text.split()))}\n")
     return 0
 
 

@@ -149,15 +149,15 @@ def _conda_folders(environment: Mapping[str, str]) -> list[Path]:
 def who_may_change(python: Path) -> str:
     """Return the other account that may change an interpreter, a clause; empty if only this user, root or hpcml's."""
     try:
-        real = Path(os.path.realpath(python))
-        settings = python.parent.parent / installed.SETTINGS
-        for path in (real, settings) if os.path.lexists(settings) else (real,):
+        real, settings = Path(os.path.realpath(python)), python.parent.parent / installed.SETTINGS
+        folders = [*settings.parent.glob("lib*/python3*/site-packages")]  # who adds a file there can run code
+        for path in (real, settings, *folders) if os.path.lexists(settings) else (real, *folders):
             status = path.stat()
             if not files.is_obeyed(status):
                 return f"{path} belongs to {files.account(status.st_uid)}"
             if who := files.written_by_others(status, path):
                 return f"{who} can write to {path}"
-        for place in files.replaceable(python):
+        for place in (place for path in (python, *folders) for place in files.replaceable(path)):
             if not place.meant and not place.unknown:
                 return f"{place.who} can replace files in {place.path}"
     except OSError as error:

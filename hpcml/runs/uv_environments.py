@@ -292,13 +292,13 @@ def _complete(link: Path) -> Path | None:
 
 def _make_folder(folder: Path) -> None:
     """Make the folder of all environments, which only this user can enter."""
+    hint = "Check the folder and its free space, or choose another folder for runs (--set paths.runs=…)."
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        hint = "Free space, or choose another folder for runs (--set paths.runs=…)."
         raise StorageError(f"The folder cannot be made: {error.strerror}", place=str(folder), hint=hint) from error
     if not files.is_own_folder(folder):
-        raise StorageError("The folder is not yours, or is a link", place=str(folder), hint="Remove it.")
+        raise StorageError("The folder is not yours, or is a link", place=str(folder), hint=hint)
 
 
 def _sync(wanted: _Wanted, folder: Path) -> None:

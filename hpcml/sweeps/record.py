@@ -138,9 +138,8 @@ def make_folder(runs: Path, name: str) -> None:
         for folder in (path.parent.parent, path.parent):
             folder.mkdir(mode=0o700, exist_ok=True)
             if not files.is_own_folder(folder):
-                raise StorageError(
-                    "The path is not a folder that you own", place=str(folder), hint="Rename or remove this path."
-                )
+                hint = "Choose another runs folder with --set paths.runs=…."
+                raise StorageError("The path is not a folder that you own", place=str(folder), hint=hint)
 
 
 def progress(runs: Path, sweep: Sweep) -> Progress:

@@ -152,3 +152,13 @@ def test_what_is_wrong_is_silent_and_what_a_shell_would_read_is_left_out(world: 
     assert words_of(world, "submit", "--site", "slurm", "-p", "") == ["fine"]
     (folder / "config.toml").write_text("this is not TOML")
     assert words_of(world, "status", "") == []
+
+
+def test_a_project_s_file_drives_no_terminal(world: World) -> None:
+    """It may have come with somebody else's code, and a shell shows what it says of a word."""
+    text = r"calm \u001b]0;owned\u0007 \u009b31m \u202e"
+    (world.project / "hpcml.toml").write_text(f'[qos.calm]\ndescription = "{text}"\n')
+    done = world.run("--complete", "submit", "--qos", "")
+    word, _, description = done.stdout.rstrip("\n").partition("\t")
+    assert (word, description[:4]) == ("calm", "calm")
+    assert description.isprintable(), ascii(description)

@@ -228,6 +228,36 @@ def test_folders_of_mallory_s_take_no_runs(cluster: Cluster, place: Place) -> No
     assert cluster.run("squeue", "--me", "--noheader").stdout == ""
 
 
+DESCRIBED = '# /// script\n# requires-python = ">=3.11"\n# dependencies = []\n# ///\nprint(1)\n'
+PATH_FIRST = 'PATH="$1:$PATH"; shift; exec "$@"'
+MAPS = "import hpcml, sys; hpcml.map(abs, [1], set={'paths.runs': sys.argv[1]})"
+ELASTIC = "import hpcml, sys; hpcml.ElasticCluster(set={'paths.runs': sys.argv[1]})"
+
+
+def test_names_of_mallory_s_beside_runs_are_refused_with_a_next_step(cluster: Cluster, place: Place) -> None:
+    """In a runs folder that all share she makes the folders that sweeps, uv, maps and elastic clusters have there."""
+    runs, taken = place.top / "squatted", ("sweeps", ".environments", ".maps", ".clusters")
+    runs.mkdir()
+    runs.chmod(0o1777)
+    place.plant(*((runs / name, "folder", "") for name in taken))
+    option = f"paths.runs={runs}"
+    script = str(cluster.write("squatted/job.py", "print(1)\n"))
+    metadata = str(cluster.write("squatted/described.py", DESCRIBED))
+    uv = cluster.write("squatted/bin/uv", "#!/bin/sh\nexit 9\n")
+    uv.chmod(0o755)
+    done = [
+        cluster.run("hpcml", "sweep", "--detach", "--set", option, script, "--grid", "k=1,2"),
+        cluster.run("sh", "-c", PATH_FIRST, "sh", str(uv.parent), "hpcml", "submit", "--set", option, metadata),
+        *(cluster.run("python", "-c", program, str(runs)) for program in (MAPS, ELASTIC)),
+    ]
+    for name, one in zip(taken, done, strict=True):
+        assert one.returncode, name
+        assert f"{runs}/{name}" in one.stderr, one.stderr
+        assert "--set paths.runs=" in one.stderr, one.stderr
+    assert [name for name in taken if os.listdir(runs / name)] == []
+    assert sorted(os.listdir(runs)) == sorted(taken)
+
+
 def test_what_is_sent_to_a_login_node_goes_nowhere_else(cluster: Cluster, place: Place) -> None:
     """As `hpcml --host HOST pack` sends it, into folders in which mallory has put what might be in the way."""
     precious = cluster.home / "precious"

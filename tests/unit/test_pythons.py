@@ -214,6 +214,15 @@ def test_an_environment_that_another_account_may_change(world: Path, monkeypatch
     (mine / "pyvenv.cfg").chmod(0o666)
     assert f"everybody can write to {mine}/pyvenv.cfg" in choose().notes[0]
     (mine / "pyvenv.cfg").chmod(0o644)
+    packages_folder = mine / f"lib/python{VERSION}/site-packages"
+    for mode, place, how in (
+        (0o1777, packages_folder, "write to"),
+        (0o777, packages_folder.parent, "replace files in"),
+    ):
+        place.chmod(mode)
+        assert f"everybody can {how} {place}" in choose().notes[0]
+        assert f"everybody can {how} {place}" in choose(python=str(mine)).always[0]
+        place.chmod(0o755)
     assert choose().notes == ()
     if os.geteuid() == 0:
         os.chown(mine / "pyvenv.cfg", 12345, 12345)

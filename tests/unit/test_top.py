@@ -21,6 +21,7 @@ from hpcml.runs.directories import Run
 from hpcml.runs.status import Status
 from hpcml.runs.top_view import View
 from hpcml.samples import Traffic
+from hpcml.terminal import cells
 from planted import ESCAPES, HOSTILE, put
 from tests.said import says
 from top_runs import GIB, ID, NOW, Written, cpu_run, dask_tables, gpu_run, lines, node_tables, status
@@ -228,6 +229,21 @@ def test_what_a_hostile_host_says_is_not_obeyed(tmp_path: Path) -> None:
     table["nodes"] = [node | {"name": ESCAPES} for node in table["nodes"]]
     shown = drawn(answers.of_view(json.dumps(table), "lab"), 80, 24)
     assert all(line.isprintable() and columns_of(line) <= 80 for line in shown)
+
+
+def test_a_node_s_name_without_end_takes_no_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hostile host may send one; it is cut at once, not by a character at a time."""
+    view, asked = cpu_run(tmp_path), list[str]()
+
+    def counted(text: str) -> int:
+        asked.append(text)
+        return cells(text)
+
+    monkeypatch.setattr("hpcml.cli.top.frame.cells", counted)
+    long = view._replace(nodes=(view.nodes[0]._replace(name="é" * 16000 + "-n1"), *view.nodes[1:]))
+    text = "\n".join(map(frame.text_of, frame.frame(long, 80, 24)))
+    assert "é-n1 " in text
+    assert sum(len(one) > 1000 for one in asked) < 10
 
 
 def test_lines_for_a_pipe_tell_all_by_themselves(tmp_path: Path) -> None:

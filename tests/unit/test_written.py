@@ -378,6 +378,27 @@ def test_new_folders_keep_the_group_of_a_project_that_many_share(case: Case) -> 
     assert (case.home / "results").stat().st_mode & 0o7777 == 0o2750
 
 
+def test_a_folder_that_takes_the_place_of_a_new_one_keeps_its_mode(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever may write to the project puts a private folder of the user's there, in the moment between two calls."""
+    run, private = case.run(), case.home / "private"
+    put(private, "key")
+    private.chmod(0o700)
+    put(run.code, "results/r.csv")
+    (run.code / "results").chmod(0o755)
+    mkdir = os.mkdir
+
+    def swapped(path: str, mode: int = 0o777, *, dir_fd: int | None = None) -> None:
+        mkdir(path, mode, dir_fd=dir_fd)
+        if path == "results":
+            (case.home / "results").rename(case.home / "away")
+            private.rename(case.home / "results")
+
+    monkeypatch.setattr(os, "mkdir", swapped)
+    bring(run)
+    assert (case.home / "results/key").exists()
+    assert (case.home / "results").stat().st_mode & 0o777 == 0o700
+
+
 def test_a_copy_that_is_a_link_is_not_looked_at(case: Case, tmp_path: Path) -> None:
     run = case.run()
     put(tmp_path, "elsewhere/secret")

@@ -410,7 +410,7 @@ def _line(row: _Row, wide: _Widths) -> Line:
 def _end(text: str, width: int) -> str:
     """Return a node's name, or the end of it, in which the names of nodes differ."""
     while cells(text) > width:
-        text = "…" + text.removeprefix("…")[1:]
+        text = "…" + text.removeprefix("…")[1:][1 - width :]  # no character has less than a column
     return text
 
 
