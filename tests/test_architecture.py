@@ -303,7 +303,7 @@ MOST_LINES = {
     "schedulers": 3808,
     "sites": 1544,
     "survey": 1210,
-    "sweeps": 1438,
+    "sweeps": 1437,
 }
 
 
