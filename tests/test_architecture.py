@@ -293,7 +293,7 @@ MOST_LINES = {
     "images": 1053,
     "kinds": 11849,
     "node": 12417,
-    "options": 2422,
+    "options": 2432,
     "plan": 897,
     "remote": 3961,
     "repairs": 984,
