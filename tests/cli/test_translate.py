@@ -104,6 +104,9 @@ def test_a_dry_run_names_each_reason_why_a_script_has_no_line(world: World, job:
         assert " ".join(done.stdout.split()) == says("in hpcml hpcml cannot translate", *said)
         refused = world.run("submit", "--site", "slurm", "--translate", "job.sh")
         assert (refused.returncode, said[-1] in refused.stderr) == (errors.USAGE, True)
+    job.write_bytes(SOURCES.encode().replace(b"\n", b"\r\n"))
+    refused = world.run("submit", "--site", "slurm", "--translate", "job.sh")
+    assert refused.stderr == says("Windows", "dos2unix job.sh")
     job.write_text(OF_MPI)
     refused = world.run("submit", "--site", "local", "job.sh")
     assert "--mpi" not in refused.stderr
