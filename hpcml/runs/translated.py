@@ -18,7 +18,7 @@ from hpcml.options.translate.directives import Taken
 from hpcml.options.translate.shell_syntax import UntranslatedError
 from hpcml.request.record import RunRequest, job_name
 from hpcml.runs import dask_named, script_or_program
-from hpcml.schedulers import batch_variables
+from hpcml.schedulers import batch_variables, sbatch_lines
 from hpcml.sites import lookup, settings_layers
 from hpcml.workload_forms import Form
 
@@ -53,9 +53,9 @@ def of_file(
     if script.is_relative_to(here := settings_layers.here()):  # one that a laptop sent was submitted in another folder
         variables[batch_variables.FOLDER] = str(here)
     exported = settings_layers.process_environment().keys()
-    made = translate(
-        content.decode(errors="surrogateescape"), arguments, typed, variables, slurm=slurm, exported=exported
-    )
+    text = content.decode(errors="surrogateescape")
+    sbatch_lines.check_line_breaks(script, text)
+    made = translate(text, arguments, typed, variables, slurm=slurm, exported=exported)
     _check_files(made)
     if (
         slurm
@@ -104,7 +104,8 @@ def _lacks_python(made: Translation, spec: RunRequest, script: Path) -> str:
     prepares = any("runtime.setup" in word for taken in made.options for word in taken.words)
     if not (prepares and not spec.python and kinds.get(spec.kind).has_cluster and dask_named.names_dask(spec)):
         return ""
-    return f"{spec.code.script.name} uses Dask, whose workers would not have the Python that {script.name} prepares"
+    uses = f"{spec.code.script.name} uses Dask, or hpcml cannot read it as Python"
+    return f"{uses}. Dask's workers would not have the Python that {script.name} prepares"
 
 
 def hint(script: Path, arguments: Sequence[str]) -> str:

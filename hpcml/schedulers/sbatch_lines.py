@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
+from hpcml.errors import UsageError
 from hpcml.schedulers import gres
 
 _LINE = re.compile(r"#(SBATCH|(PBS|BB|DW)\s)")  # sbatch reads those of others too
@@ -58,6 +60,13 @@ class Option(NamedTuple):
     def typed(self) -> str:
         """The words as they are typed."""
         return " ".join(self.words)
+
+
+def check_line_breaks(script: Path, text: str) -> None:
+    """Refuse a batch script that has a line break of Windows anywhere, as sbatch does."""
+    if "\r\n" in text:
+        problem = "The batch script has line breaks of Windows, which Slurm refuses"
+        raise UsageError(problem, place=str(script), hint=f"Convert the file: dos2unix {script.name}.")
 
 
 def first_comments(text: str) -> Iterator[tuple[int, str]]:
@@ -151,6 +160,14 @@ def nodes(stated: dict[str, Option]) -> int:
     return count(stated.get("--nodes")) or (-(-total // each) if total and each else 1)
 
 
+def decides_nodes(stated: dict[str, Option]) -> Option | None:
+    """Return the option for which Slurm chooses how many nodes there are, at least those of :func:`nodes`."""
+    if "--nodes" in stated:
+        return None if stated["--nodes"].value.isdecimal() else stated["--nodes"]
+    is_certain = count(stated.get("--ntasks")) < 2 or count(stated.get("--ntasks-per-node"))
+    return None if is_certain else stated["--ntasks"]
+
+
 def of_node(lines: Sequence[str], nodes: int) -> dict[str, str]:
     """Return the requests of lines, by option: CPUs and GPUs those of a node, 0 CPUs if the lines leave it to Slurm."""
     stated = all_options(lines)
@@ -158,8 +175,7 @@ def of_node(lines: Sequence[str], nodes: int) -> dict[str, str]:
     of_task = f"gpu:{stated['--gpus-per-task'].value}" if "--gpus-per-task" in stated else ""
     number = gpus({name: stated[name] for name in ("--gpus-per-node", "--gres") if name in stated})
     number = number or -(-gpus(stated) // nodes) or tasks * gres.total(gres.gpus(of_task))  # --gpus: of all nodes
-    in_range = "--nodes" in stated and not stated["--nodes"].value.isdecimal()
-    is_known = not in_range and not _SLURM_DECIDES & stated.keys()
+    is_known = not ("--nodes" in stated and decides_nodes(stated)) and not _SLURM_DECIDES & stated.keys()
     return {
         **{name: option.value for name, option in stated.items()},
         "--cpus-per-task": str(tasks * (count(stated.get("--cpus-per-task")) or 1) if is_known else 0),

@@ -36,6 +36,9 @@ def lay_out(site: Site, request: JobRequest) -> JobLayout:
     """Return Slurm's part of the script that hpcml submits in the place of a batch script."""
     directives, lines, reasons = _merged(site, request)
     stated = sbatch_lines.all_options(lines)
+    if "--nodes" not in dict(directives) and (chosen := sbatch_lines.decides_nodes(stated)):
+        least = units.counted(sbatch_lines.nodes(stated), "node")
+        reasons.append(f"at least {least} for {chosen.typed}: Slurm chooses the number")
     array = _array(request)
     has_account = "--account" in stated or "--account" in dict(directives)
     has_partition = "--partition" in stated or bool(request.asked.place.partition)

@@ -27,7 +27,7 @@ echo done
 SOURCES = "#!/bin/bash\n#SBATCH -N 1 -n 2\nsource more.sh\nsrun python job.py\n"
 CLUSTER = "from distributed import Client\nClient()\n"
 OF_MPI = "#!/bin/bash\n#SBATCH -N 1 -n 4\nmodule load openmpi\nsrun ./a\n"
-LOGIN_SHELL = "#!/bin/bash -l\n#SBATCH -n 1\npython own.py\n"
+LOGIN_SHELL = "#!/bin/bash -li\n#SBATCH -n 1\npython own.py\n"
 HOSTILE = "$(: >started)`: >started`;: >started '\\\"\nrm -r x"
 AS_WORDS = "hpcml() { printf '%s\\0' \"$@\"; }; hpcml"
 ONE_TASK = "#!/bin/bash\n#SBATCH -n 1 -J '$(: >started)'\n"
@@ -96,7 +96,7 @@ def test_a_dry_run_names_each_reason_why_a_script_has_no_line(world: World, job:
     (world.project / "own.py").write_text(CLUSTER)
     for text, said in (
         (f"{ACTIVATES}python own.py\n", ("line 4 of job.sh", "own.py uses Dask")),
-        (LOGIN_SHELL, ("line 1 of job.sh", "the option -l of the shell")),
+        (LOGIN_SHELL, ("line 1 of job.sh", "the option -li of the shell")),
         ("#!/bin/csh\n#SBATCH -n 1\npython own.py\n", ("line 1 of job.sh", "another shell")),
     ):
         job.write_text(text)
@@ -104,6 +104,9 @@ def test_a_dry_run_names_each_reason_why_a_script_has_no_line(world: World, job:
         assert " ".join(done.stdout.split()) == says("in hpcml hpcml cannot translate", *said)
         refused = world.run("submit", "--site", "slurm", "--translate", "job.sh")
         assert (refused.returncode, said[-1] in refused.stderr) == (errors.USAGE, True)
+    job.write_bytes(SOURCES.encode().replace(b"\n", b"\r\n"))
+    refused = world.run("submit", "--site", "slurm", "--translate", "job.sh")
+    assert refused.stderr == says("Windows", "dos2unix job.sh")
     job.write_text(OF_MPI)
     refused = world.run("submit", "--site", "local", "job.sh")
     assert "--mpi" not in refused.stderr

@@ -64,6 +64,15 @@ def test_ranks_get_what_the_lines_prepare(here: Here) -> None:
     assert not (here.folder / "x").exists()
 
 
+def test_the_files_of_a_login_shell_are_read_as_bash_reads_them(here: Here) -> None:
+    home = Path(here.environment["HOME"])
+    (home / ".bash_profile").write_text("export GREETING=hello\nSOURCED=file\nfalse\n")
+    (home / ".profile").write_text("export LEVEL=wrong\n")
+    text = f'#!/bin/bash -l\n#SBATCH -n 1 -t 5\nset -e\n{sys.executable} prints.py "$SOURCED"\n'
+    [[_, _, _, words, variables]] = submit(here, text)
+    assert (words, variables) == (["file"], [None, "file", "hello", None])
+
+
 def test_one_process_in_its_folder_writes_its_file(here: Here) -> None:
     here.environment["USER"] = "u"
     assert submit(here, IN_A_FOLDER) == []

@@ -91,6 +91,28 @@ def test_the_profile_s_sizes_do_not_count() -> None:
     assert not {"--time", "--cpus-per-task", "--mem", "--exclusive", "--nodes"} & dict(made.plan.directives).keys()
 
 
+@pytest.mark.parametrize("code", ["srun a\r", "cat <<E\na\r\nE"])
+def test_a_line_break_of_windows_is_refused_in_any_line_as_by_sbatch(code: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        prepared("#SBATCH -n 1", code=code)
+    assert "dos2unix job.sh" in caught.value.hint
+
+
+def test_a_time_limit_is_in_whole_minutes_as_slurm_s() -> None:
+    limits = [prepared(f"#SBATCH -t {text}").plan.inside.job.time_limit for text in ("00:00:10", "1:01", "5", "0", "x")]
+    assert limits == [60, 120, 300, 0, 0]
+
+
+@pytest.mark.parametrize(("line", "least"), [
+    ("-n 48", 1), ("-N 2-4", 2), ("-n 8 --ntasks-per-node=4", 0), ("-n 48 -N 2", 0), ("-n 1", 0), ("-c 4", 0),
+])  # fmt: skip
+def test_a_number_of_nodes_that_slurm_chooses_is_the_least(line: str, least: int) -> None:
+    reasons = " ".join(prepared(f"#SBATCH {line}").plan.reasons)
+    assert ("at least" in reasons) == (least > 0)
+    assert f"at least {least} node" in reasons or not least
+    assert "at least" not in " ".join(prepared(f"#SBATCH {line}", "--nodes", "4").plan.reasons)
+
+
 def test_the_comment_is_hpcml_s_and_sbatch_s_own_wait_is_left_out() -> None:
     made = prepared("#SBATCH --comment=mine --wait -n 2\n#SBATCH --wait")
     assert sbatch_of(made)[-1] == "#SBATCH -n 2"

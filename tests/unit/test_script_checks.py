@@ -174,6 +174,14 @@ def test_what_is_no_python_is_told_as_what_it_is(tmp_path: Path, name: str, star
     assert caught.value.hint
 
 
+@pytest.mark.parametrize(("text", "apply"), [("#SBATCH -n 1\nsrun a\n", True), ("a=1\n#SBATCH -n 1\n", False)])
+def test_lines_after_the_first_command_are_no_lines_of_the_run(tmp_path: Path, text: str, apply: bool) -> None:
+    path = script(tmp_path, text, "run.sh")
+    with pytest.raises(UsageError) as caught:
+        script_checks.check_file(path)
+    assert ("#SBATCH lines" in caught.value.hint) == apply
+
+
 @pytest.mark.parametrize("start", ["#!/opt/x/bin/python3.12 -u\n", "print(1)\n"])
 def test_what_may_be_python_is_taken_whatever_its_name(tmp_path: Path, start: str) -> None:
     script_checks.check_file(script(tmp_path, start, "job"))

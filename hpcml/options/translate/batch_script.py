@@ -22,6 +22,11 @@ from hpcml.schedulers import batch_variables
 from hpcml.terminal import json_text, shown
 
 _SHELLS = re.compile(r"#![ \t]*(?:\S*/)?(?:env[ \t]+)?(?:ba|da)?sh((?:[ \t]+-[euvx]+)*)[ \t]*")
+_LOGIN_SHELL = re.compile(r"#![ \t]*(?:\S*/|\S*/env[ \t]+-S[ \t]+(?:\S*/)?)bash[ \t]+-(?:l|-login)()[ \t]*")
+_LOGIN_FILES = (  # what such a shell reads first
+    '. /etc/profile; for _file in ~/.bash_profile ~/.bash_login ~/.profile; do [ ! -r "$_file" ] || break; done; '
+    '[ ! -r "$_file" ] || . "$_file" || :'
+)
 _OPTION_OF_BASH = re.compile(r"#![ \t]*(?:\S*/)?(?:env[ \t]+)?(?:ba|da)?sh(?:[ \t]+-[euvx]+)*[ \t]+(-\S+)")
 _PRINT = {
     "echo", "printf", "date", "hostname", "pwd", "whoami", "env", "printenv", "which", "type", VENDOR.tool, "lscpu",
@@ -171,7 +176,9 @@ def translate(
     UntranslatedError
         The first line that hpcml has no word for.
     """
-    if not (match := _SHELLS.fullmatch(text.partition("\n")[0])):
+    first = text.partition("\n")[0]
+    is_login = _LOGIN_SHELL.fullmatch(first)
+    if not (match := is_login or _SHELLS.fullmatch(first)):
         option = _OPTION_OF_BASH.match(text)
         raise UntranslatedError(1, f"the option {option[1]} of the shell" if option else "another shell")
     asked = read(text)
@@ -183,6 +190,8 @@ def translate(
     values = Values({**variables, **made.variables, **numbered, "#": str(len(arguments))}, arguments)
     script = _Script(text, made, values, slurm=slurm)
     script.ends_early, script.ends_unset = "e" in match[1], "u" in match[1]
+    script.reads_file = bool(is_login)
+    script.before = [_Item(1, "setup", _LOGIN_FILES)] * script.reads_file
     script.exported |= {*exported}
     whole = script.translated(options, rows, str(typed.get("mpi") or ""))
     return whole._replace(typed=tuple(_typed(typed)))
@@ -208,12 +217,13 @@ class _Script:
         self.text, self.made, self.values, self.slurm = text, made, values, slurm
         self.exported = {*values.words}
         self.ends_early = self.ends_unset = False
+        self.before = list[_Item]()  # what the shell does first
         self.reads_file = False  # which may export any variable
         self.mpi = ""
 
     def translated(self, options: list[Taken], rows: list[Row], mpi: str) -> Translation:
         """Return the whole translation, with the options of the #SBATCH lines and their rows."""
-        items = list(self._items())
+        items = [*self.before, *self._items()]
         at = _command_of(items)
         command, before, after = items[at], items[:at], items[at + 1 :]
         for item in after:

@@ -21,6 +21,7 @@ from hpcml.config_trust import Named
 from hpcml.errors import NotFoundError, ScriptError, UsageError, did_you_mean, nearest
 from hpcml.runs import modules_reached, packages
 from hpcml.runs.modules_reached import imported, module_file, place, texts, top_level
+from hpcml.schedulers import sbatch_lines
 from hpcml.units import first_of_many
 
 _ANSWER = 2.0  # seconds for another interpreter to compile a script that does not compile here
@@ -125,7 +126,7 @@ def _other_language(script: Path, start: bytes) -> tuple[str, str] | None:
 
 def _of_batch_script(start: bytes) -> str:
     """Return the rest of what to know of a file that has lines for sbatch."""
-    if not re.search(rb"^#SBATCH\s", start, re.MULTILINE):
+    if not any(True for _ in sbatch_lines.of_script(start.decode(errors="replace"))):
         return ""
     return (
         " The script's #SBATCH lines apply to the run. To convert the script to hpcml: hpcml help from-batch-scripts."

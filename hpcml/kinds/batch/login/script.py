@@ -32,9 +32,7 @@ def read(spec: RunRequest) -> tuple[RunRequest, list[str]]:
     except OSError as error:
         hint = "Give yourself read permission (chmod u+r)."
         raise NotFoundError(f"The script cannot be read: {error.strerror}", place=str(script), hint=hint) from error
-    if text.partition("\n")[0].endswith("\r"):
-        problem = "The batch script has line breaks of Windows, which Slurm refuses"
-        raise UsageError(problem, place=str(script), hint=f"Convert the file: dos2unix {script.name}.")
+    sbatch_lines.check_line_breaks(script, text)
     numbered = list(sbatch_lines.of_script(text))
     for number, line in numbered:
         _check_line(f"line {number} of {script.name}", line)
@@ -93,8 +91,8 @@ def sized(site: Site, spec: RunRequest) -> tuple[Site, RunRequest]:
 
 
 def _time(text: str) -> TimeLimit:
-    """Return the time limit of a line, none if it has none that can be read: Slurm will say so."""
+    """Return the time limit of a line in whole minutes, as Slurm has it; none if Slurm will refuse it."""
     try:
-        return TimeLimit(text)
+        return TimeLimit(str(-(-TimeLimit(text) // 60)))
     except ValueError:
         return TimeLimit()
