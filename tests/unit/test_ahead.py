@@ -28,6 +28,7 @@ from hpcml.workload_forms import Form
 
 WAITS = """
 import os, sys
+sys.prefix = os.path.dirname(os.path.abspath(__file__))  # an installed module can be edited in place, too
 import settled
 print("imported", settled.VALUE, flush=True)
 if os.environ.get("HPCML_AHEAD"):
