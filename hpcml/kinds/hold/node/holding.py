@@ -426,6 +426,8 @@ class Holding:
 
 def _problem(count: int, free: int, left: int, *, behind: bool) -> tuple[str, int]:
     """Return the reason why a run does not start, empty if it does, and the exit status that this means."""
+    if count < 1:
+        return "its plan.json is damaged or gone", errors.START_FAILED
     if count > left:
         return f"only {left} nodes of the hold answer", errors.START_FAILED
     if count > free:
