@@ -162,14 +162,15 @@ with open("/proc/self/environ") as file:
 """
 
 
-def waiting(last: str = "") -> Ready:
-    """Start an interpreter that waits for a script; ``last`` is that of the run before."""
+def waiting(last: str = "", folder: Path | None = None) -> Ready:
+    """Start an interpreter that waits for a script; ``last`` is that of the run before, ``folder`` where it ran."""
     reader, writer = os.pipe()
     os.write(writer, script_ahead.IMPORTS)
     variables = {"HPCML_RUN_DIR": "/runs/before", "HPCML_AHEAD": last, launcher.BEGIN: str(reader)}
     environment = {**os.environ, **variables, interpreter_state.IN_SCRIPT: KIND.in_script, "MINE": "/runs/before/x"}
     command = [sys.executable, "-u", "-c", tasks._START]
-    process = subprocess.Popen(command, env=environment, pass_fds=(reader,), stdout=subprocess.PIPE)
+    process = subprocess.Popen(
+        command, env=environment, pass_fds=(reader,), stdout=subprocess.PIPE, cwd=folder, umask=0o027)  # fmt: skip
     os.close(reader)
     return Ready(process, writer, reader)
 
@@ -197,6 +198,7 @@ def shown(ready: Ready, script: Path, *, waits: bool = False, **variables: str) 
     ("first", "beside", "variables", "stays"),
     [
         ("import dask\n", "", {}, True),
+        ("import dask\n", "last", {}, False),  # sitecustomize ran in another folder
         ("VALUE = 1\nimport dask\n", "", {}, False),  # the import may depend on what comes before
         ("import dask\n", "antigravity.py", {}, False),  # it hides a module of Python
         ("import dask\n", "hpcml.py", {}, False),
@@ -211,9 +213,10 @@ def test_an_interpreter_that_waits_becomes_the_script_or_a_new_one(
     for path, text in ((last, "import dask\n"), (script, first)):
         path.parent.mkdir()
         path.write_text(text + SHOWS)
+    before = last.parent if beside == "last" else script.parent
     if beside:
-        (script.parent / beside).touch()
-    text = shown(waiting(str(last)), script, waits=waits, **variables)
+        (before / beside).touch()
+    text = shown(waiting(str(last), before), script, waits=waits, **variables)
     assert text == f"{stays} True ['a b'] {script.parent} /runs/now/x False True 0o27\n"
 
 
@@ -224,7 +227,7 @@ def test_an_interpreter_imports_again_what_has_changed(
     (tmp_path / "packages").mkdir()
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "packages"))
     (tmp_path / "job.py").write_text("import dask\n" + SHOWS)
-    ready, write = waiting(str(tmp_path / "job.py")), os.write
+    ready, write = waiting(str(tmp_path / "job.py"), tmp_path), os.write
 
     def in_two_parts(pipe: int, data: bytes) -> int:
         write(pipe, data[:-1])
