@@ -89,6 +89,17 @@ def test_a_variable_that_is_not_utf_8_is_compared_like_any_other(tmp_path: Path)
     assert ahead.difference(parts(first), parts(third)) == f"options or settings {SINCE}"
 
 
+def test_a_batch_script_that_is_not_utf_8_starts_ahead_as_it_is(tmp_path: Path) -> None:
+    run = made(tmp_path / "a-20260101-000000-0000")
+    run.plan.touch()
+    run.script.write_bytes(b"# \xff a-20260101-000000-0000\n")
+    start = hold_queue.Start(("true",), {"PATH": os.environ["PATH"]})
+    ready = ahead.Ahead(tmp_path / "1", run, start, ("n1",))
+    ready.end()
+    assert ready.process.wait() == 0
+    assert ready.paths.script.read_bytes() == b"# \xff 1\n"
+
+
 @pytest.mark.parametrize("changes", [False, True])
 def test_a_process_that_waits_gets_its_run_and_imports_again_what_has_changed(tmp_path: Path, changes: bool) -> None:
     """It reads one line alone."""
