@@ -48,8 +48,8 @@ def wait(begin: str, first: int, tree_of: Callable[[str], Any]) -> Any:
     changed = {name for name in before.keys() | environment.keys() if before.get(name) != environment.get(name)}
     os.set_inheritable(pipe, begin in environment)
     if (
-        moved  # what Python runs as it starts, such as sitecustomize, has seen another folder
-        or _differs(before, environment, changed)
+        _differs(before, environment, changed)
+        or moved  # what Python runs as it starts, such as sitecustomize, has seen another folder
         or ahead.stamps(kind.settings_files()) != stamps
         or not _would_import(command[first:], kind, names, tree_of)
     ):
