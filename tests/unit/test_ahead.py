@@ -209,11 +209,11 @@ def shown(ready: Ready, script: Path, *, waits: bool = False, **variables: str) 
     ("first", "beside", "variables", "stays"),
     [
         ("import dask\n", "", {}, True),
-        ("import dask\n", "last", {}, False),  # sitecustomize ran in another folder
         ("VALUE = 1\nimport dask\n", "", {}, False),  # the import may depend on what comes before
         ("import dask\n", "antigravity.py", {}, False),  # it hides a module of Python
         ("import dask\n", "hpcml.py", {}, False),
         ("import dask\n", "", {"OMP_NUM_THREADS": "3"}, False),  # a library reads it as it is imported
+        ("import dask\n", "last", {}, False),  # sitecustomize ran in another folder
     ],
 )
 def test_an_interpreter_that_waits_becomes_the_script_or_a_new_one(
