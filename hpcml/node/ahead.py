@@ -59,16 +59,15 @@ def _line() -> str:
 
 
 def stamps(paths: Iterable[Path]) -> _Stamps:
-    """Return the times at which the imported files last changed: folders of packages, and each module beside them."""
+    """Return the times at which the imported files last changed: each module, and folders of packages."""
     folders = [entry for entry in sys.path if os.path.isabs(entry)]  # noqa: PTH117 - as they are
     modules = [str(getattr(module, "__file__", None) or "") for module in list(sys.modules.values())]
-    others = [path for path in modules if not path.startswith((sys.prefix, sys.base_prefix)) and os.path.isabs(path)]  # noqa: PTH117
     special = [f"{folder}/{name}" for folder in folders for name in _NAMES]
     found: _Stamps = {}
-    for path in {*folders, *others, *special, *map(str, paths)}:
+    for path in {*folders, *filter(os.path.isabs, modules), *special, *map(str, paths)}:
         try:
-            status = os.stat(path)  # noqa: PTH116 - there may be hundreds
-        except OSError:  # most of them do not exist
+            status = os.stat(path)  # noqa: PTH116 - there may be thousands
+        except OSError:  # some do not exist
             continue
         found[path] = (status.st_mtime_ns, status.st_size)
     return found

@@ -28,6 +28,7 @@ from hpcml.workload_forms import Form
 
 WAITS = """
 import os, sys
+sys.prefix = os.path.dirname(os.path.abspath(__file__))  # an installed module can be edited in place, too
 import settled
 print("imported", settled.VALUE, flush=True)
 if os.environ.get("HPCML_AHEAD"):
@@ -86,6 +87,17 @@ def test_a_variable_that_is_not_utf_8_is_compared_like_any_other(tmp_path: Path)
         run.variables.write_bytes(b"export NAME='" + value + b"'\n")
     assert ahead.difference(parts(first), parts(second)) == ""
     assert ahead.difference(parts(first), parts(third)) == f"options or settings {SINCE}"
+
+
+def test_a_batch_script_that_is_not_utf_8_starts_ahead_as_it_is(tmp_path: Path) -> None:
+    run = made(tmp_path / "a-20260101-000000-0000")
+    run.plan.touch()
+    run.script.write_bytes(b"# \xff a-20260101-000000-0000\n")
+    start = hold_queue.Start(("true",), {"PATH": os.environ["PATH"]})
+    ready = ahead.Ahead(tmp_path / "1", run, start, ("n1",))
+    ready.end()
+    assert ready.process.wait() == 0
+    assert ready.paths.script.read_bytes() == b"# \xff 1\n"
 
 
 @pytest.mark.parametrize("changes", [False, True])
@@ -161,14 +173,15 @@ with open("/proc/self/environ") as file:
 """
 
 
-def waiting(last: str = "") -> Ready:
-    """Start an interpreter that waits for a script; ``last`` is that of the run before."""
+def waiting(last: str = "", folder: Path | None = None) -> Ready:
+    """Start an interpreter that waits for a script; ``last`` is that of the run before, ``folder`` where it ran."""
     reader, writer = os.pipe()
     os.write(writer, script_ahead.IMPORTS)
     variables = {"HPCML_RUN_DIR": "/runs/before", "HPCML_AHEAD": last, launcher.BEGIN: str(reader)}
     environment = {**os.environ, **variables, interpreter_state.IN_SCRIPT: KIND.in_script, "MINE": "/runs/before/x"}
     command = [sys.executable, "-u", "-c", tasks._START]
-    process = subprocess.Popen(command, env=environment, pass_fds=(reader,), stdout=subprocess.PIPE)
+    process = subprocess.Popen(
+        command, env=environment, pass_fds=(reader,), stdout=subprocess.PIPE, cwd=folder, umask=0o027)  # fmt: skip
     os.close(reader)
     return Ready(process, writer, reader)
 
@@ -200,6 +213,7 @@ def shown(ready: Ready, script: Path, *, waits: bool = False, **variables: str) 
         ("import dask\n", "antigravity.py", {}, False),  # it hides a module of Python
         ("import dask\n", "hpcml.py", {}, False),
         ("import dask\n", "", {"OMP_NUM_THREADS": "3"}, False),  # a library reads it as it is imported
+        ("import dask\n", "last", {}, False),  # sitecustomize ran in another folder
     ],
 )
 def test_an_interpreter_that_waits_becomes_the_script_or_a_new_one(
@@ -210,9 +224,10 @@ def test_an_interpreter_that_waits_becomes_the_script_or_a_new_one(
     for path, text in ((last, "import dask\n"), (script, first)):
         path.parent.mkdir()
         path.write_text(text + SHOWS)
+    before = last.parent if beside == "last" else script.parent
     if beside:
-        (script.parent / beside).touch()
-    text = shown(waiting(str(last)), script, waits=waits, **variables)
+        (before / beside).touch()
+    text = shown(waiting(str(last), before), script, waits=waits, **variables)
     assert text == f"{stays} True ['a b'] {script.parent} /runs/now/x False True 0o27\n"
 
 
@@ -223,7 +238,7 @@ def test_an_interpreter_imports_again_what_has_changed(
     (tmp_path / "packages").mkdir()
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "packages"))
     (tmp_path / "job.py").write_text("import dask\n" + SHOWS)
-    ready, write = waiting(str(tmp_path / "job.py")), os.write
+    ready, write = waiting(str(tmp_path / "job.py"), tmp_path), os.write
 
     def in_two_parts(pipe: int, data: bytes) -> int:
         write(pipe, data[:-1])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import time
 from collections.abc import Iterator
@@ -97,6 +98,17 @@ def test_an_entry_that_cannot_be_read_ends_its_run_and_not_the_hold(hold: holdin
     assert (end["exit_status"], end["over"]) == (errors.START_FAILED, True)
     assert [*hold.runs] == [new.directory.name]
     assert [damaged.directory.name in str(call) for call in hold.state.warn.call_args_list] == [False, True]
+
+
+def test_a_run_whose_plan_is_gone_ends_and_not_the_hold(hold: holding.Holding) -> None:
+    """As if its owner has removed its folder while it waits; the supervisor's error would end all runs of the hold."""
+    removed, damaged, new = put(1), put(2), put(3)
+    shutil.rmtree(removed.directory)
+    damaged.plan.write_text("{")
+    take(hold)
+    assert [*hold.runs] == [new.directory.name]
+    assert json.loads(damaged.status.read_text())["exit_status"] == errors.START_FAILED
+    assert not removed.directory.exists()
 
 
 @pytest.mark.parametrize("is_read", [False, True])

@@ -522,6 +522,7 @@ def test_no_interpreter_starts_ahead_whose_path_depends_on_its_folder(
     for one in waiting:
         stdin = Path(f"/proc/{one.process.pid}/fdinfo/0").read_text()
         assert int(stdin.partition("flags:")[2].split()[0], 8) & os.O_RDWR == os.O_RDONLY, "as every script has it"
+        assert Path(f"/proc/{one.process.pid}/cwd").samefile(cluster.context.settings.code.cwd), "for sitecustomize"
     while ahead.WAITING:
         ahead.WAITING.pop().end()
     assert [one.process.returncode for one in waiting] == [-signal.SIGKILL] * count

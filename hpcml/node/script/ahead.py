@@ -1,8 +1,8 @@
 """The script's interpreter where it starts before its run: it imports what its like needed, and waits for the script.
 
-It has run nothing of the user's. The supervisor sends it the command, variables and folder of the script through a
-pipe. Where another state than that of a new interpreter would reach the script, it becomes a new interpreter. This
-module imports nothing that a script could hide by a module of its own.
+It has run nothing of the user's but what Python runs at its start. The supervisor sends it the command, variables and
+folder of the script through a pipe. Where another state than that of a new interpreter would reach the script, it
+becomes a new interpreter. This module imports nothing that a script could hide by a module of its own.
 """
 
 from __future__ import annotations
@@ -39,16 +39,17 @@ def wait(begin: str, first: int, tree_of: Callable[[str], Any]) -> Any:
     pipe, last = int(os.environ[begin]), os.environ[ahead.VARIABLE]
     kind = interpreter_state.install_kind()
     names = kind.import_early(*_script(last, tree_of)) if last else []
-    before, stamps = dict(os.environ), ahead.stamps(kind.settings_files())
+    before, stamps, place = dict(os.environ), ahead.stamps(kind.settings_files()), os.stat(".")  # noqa: PTH116
     _received(pipe, len(IMPORTS))
     length = int.from_bytes(_received(pipe, _LENGTH), "little")
     command, environment, folder, umask = marshal.loads(_received(pipe, length))  # noqa: S302 - the supervisor's
     os.chdir(folder)
-    os.umask(umask)
+    moved = os.umask(umask) != umask or not os.path.samestat(os.stat("."), place)  # noqa: PTH116
     changed = {name for name in before.keys() | environment.keys() if before.get(name) != environment.get(name)}
     os.set_inheritable(pipe, begin in environment)
     if (
         _differs(before, environment, changed)
+        or moved  # what Python runs as it starts, such as sitecustomize, has seen another folder
         or ahead.stamps(kind.settings_files()) != stamps
         or not _would_import(command[first:], kind, names, tree_of)
     ):

@@ -253,7 +253,7 @@ def start_ahead(context: Context, kind: Kind) -> None:
         os.set_blocking(writer, False)
         os.write(writer, script_ahead.IMPORTS)
         with open(os.devnull) as nothing:  # only to read, as every script has it
-            process = _started(command, "/", environment, 0o077, (reader,), stdin=nothing.fileno())
+            process = _started(command, code.cwd, environment, code.umask, (reader,), stdin=nothing.fileno())
         ahead.WAITING.append(Ready(process, writer, reader))
     except OSError:  # the run starts one itself, or says why it cannot
         os.close(writer)

@@ -82,7 +82,7 @@ class Ahead:
         for source in (*last.directory.glob("*.sh"), *(last.directory / other for other in _OTHERS)):
             target = folder / source.name
             if source == last.script:
-                target.write_text(source.read_text().replace(last.directory.name, name))
+                target.write_bytes(source.read_bytes().replace(last.directory.name.encode(), name.encode()))
             else:
                 shutil.copyfile(source, target)
         command = tuple(word.replace(last.directory.name, name) for word in start.command)

@@ -426,8 +426,8 @@ class Holding:
 
 def _problem(count: int, free: int, left: int, *, behind: bool) -> tuple[str, int]:
     """Return the reason why a run does not start, empty if it does, and the exit status that this means."""
-    if count > left:
-        return f"only {left} nodes of the hold answer", errors.START_FAILED
+    if not 0 < count <= left:
+        return (f"only {left} nodes of the hold answer" if count else "its plan.json is damaged"), errors.START_FAILED
     if count > free:
         how = "another run waits" if behind else "its nodes are in use"
         return f"{how}, and --no-wait refuses to wait", errors.REFUSED
