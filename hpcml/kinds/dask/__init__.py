@@ -149,9 +149,9 @@ class DaskKind(Kind):
 
     def main_of(self, role: str) -> Callable[[], int]:
         if role == SCHEDULER.name:
-            from hpcml.kinds.dask.node import scheduler_main
+            from hpcml.kinds.dask.node import scheduler_role
 
-            return scheduler_main.main
+            return scheduler_role.main
         from hpcml.kinds.dask.node import workers
 
         return workers.main
