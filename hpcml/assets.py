@@ -83,7 +83,7 @@ def node_side() -> list[str]:
         "workload_forms.py",
         "gpu_vendor.py",
         "extension_points.py",
-        "installed.py",
+        "installed_packages.py",
         "kind.py",
         "hold_queue.py",
         "leases.py",

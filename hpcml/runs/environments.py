@@ -10,7 +10,7 @@ import stat
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from hpcml import files, installed, schedulers
+from hpcml import files, installed_packages, schedulers
 from hpcml.errors import NotFoundError, UsageError, did_you_mean, nearest
 from hpcml.runs import directories, packages
 from hpcml.runs.packages import Environment
@@ -150,7 +150,7 @@ def who_may_change(python: Path) -> str:
     """Return the other account that may change an interpreter, a clause; empty if only this user, root or hpcml's."""
     try:
         real = Path(os.path.realpath(python))
-        settings = python.parent.parent / installed.SETTINGS
+        settings = python.parent.parent / installed_packages.SETTINGS
         for path in (real, settings) if os.path.lexists(settings) else (real,):
             status = path.stat()
             if not files.is_obeyed(status):

@@ -825,7 +825,7 @@ FAULTS = (
     F("hpcml/kinds/dask/login/plan.py", 'for name in ("ncu", "rmm") if', 'for name in ("rmm",) if', "a run without GPUs ends with 0, and Nsight Compute recorded nothing"),
     F("hpcml/node/profilers.py", "except (OSError, RuntimeError) as error:", "except RuntimeError as error:", "a full disk ends a script that memray records"),
     F("hpcml/plan/container.py", "if runtime.stage not in layout.stage_modes:", "if False:", "a profile asks for sbcast where no Slurm is, and each run fails at its image"),
-    F("hpcml/installed.py", "found.setdefault(name, version)  # the first", "found[name] = version  # the first", "an old package behind the one that is imported ends a run"),
+    F("hpcml/installed_packages.py", "found.setdefault(name, version)  # the first", "found[name] = version  # the first", "an old package behind the one that is imported ends a run"),
     F("hpcml/failures/judgement.py", "        if number in case.pools:\n", "        if False:\n", "an error for lack of GPU memory does not name the run's own worker that has it"),
     F("hpcml/repairs/file_names.py", '    if not repairs.is_on("file_names"):\n        return\n', "", "repairs = false leaves a repair on"),
     F("hpcml/cli/pack.py", "Choose another name, or add --force.", "Choose another name, or add --replace.", "a hint names an option that no command has"),

@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from hpcml import errors, installed
+from hpcml import errors, installed_packages
 from hpcml.failures import job_log
 from hpcml.failures.end import End, Reason
 from hpcml.kind import Hindrance
@@ -131,7 +131,7 @@ class Processes:
 
     def _make_keys(self) -> None:
         if missing := [name for name in NEEDS if find_spec(name) is None]:
-            reason, hint = installed.lacking(sys.executable, missing)
+            reason, hint = installed_packages.lacking(sys.executable, missing)
             if image := self.settings.job.image:
                 hint = f"Build the image {image} with these packages (hpcml image build --help)."
             raise self.state.end(errors.START_FAILED, reason, hint, reason=Reason.LACKS_PACKAGES)
@@ -140,7 +140,7 @@ class Processes:
             tls.make_certificate(self.context.attempt, lifetime)
             tls.make_data_key(self.context.attempt)
         except ImportError as error:
-            hint = f"Install it again: {installed.install(sys.executable, ['cryptography'])}."
+            hint = f"Install it again: {installed_packages.install(sys.executable, ['cryptography'])}."
             reason = f"the run's Python ({sys.executable}) cannot import cryptography: {error}"
             raise self.state.end(errors.START_FAILED, reason, hint, reason=Reason.LACKS_PACKAGES) from error
 
