@@ -278,7 +278,7 @@ COMPLEX = {
     "failures.judgement._judged": 23,
     "failures.cause.of_hit": 24,
     "failures.judgement._out_of_memory": 24,
-    "failures.script_ends._signalled": 29,
+    "failures.script_without_error._signalled": 29,
     "kinds.dask.node.script.run_cluster.__init__": 23,
     "node.interconnect.result._of_collective": 29,
     "runs.waiting.follow": 30,
