@@ -11,7 +11,7 @@ import time
 from hpcml import errors
 from hpcml.failures.job_log import failed_task
 from hpcml.kind import Hindrance
-from hpcml.kinds.batch.node.observing_agents import Beside
+from hpcml.kinds.batch.node.observing_agents_supervised import Beside
 from hpcml.kinds.batch.node.script import BatchScript, Copies, Signals
 from hpcml.kinds.batch.roles import AGENT
 from hpcml.node import full_disk
