@@ -82,7 +82,7 @@ def node_side() -> list[str]:
         "files.py",
         "workload_forms.py",
         "gpu_vendor.py",
-        "extension_points.py",
+        "feature_hooks.py",
         "installed_packages.py",
         "kind.py",
         "hold_queue.py",

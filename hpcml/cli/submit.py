@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpcml import extension_points, files, typed_json
+from hpcml import feature_hooks, files, typed_json
 from hpcml.cli import commands, common
 from hpcml.errors import CANCELLED, MEANING, NO_PROGRESS, STOPPED, HpcmlError, StorageError, UsageError
 from hpcml.options.parser import add_to
@@ -95,7 +95,7 @@ def script_spec(options: Namespace) -> RunRequest:
     from hpcml.runs.submit import script_request
 
     arguments = options.script_words if options.caller is None else options.caller.stage(options.script_words)
-    for check in extension_points.added("check of arguments"):
+    for check in feature_hooks.added("check of arguments"):
         check(arguments, common.here(), options.parser.prog)
     if getattr(options, "translate", False):
         from hpcml.runs import translated
@@ -354,15 +354,15 @@ def _tell_files(run: directories.Run, last: run_status.Status, host: str) -> Non
 
     lines = [("results", common.typed(run.paths.out, sys.stderr))] if status.has_results(run) else []
     lines += [
-        (title, common.typed(path, sys.stderr)) for title, path in extension_points.collected("files of an end", run)
+        (title, common.typed(path, sys.stderr)) for title, path in feature_hooks.collected("files of an end", run)
     ]
     lines += [("fetch", common.from_host(host, f"hpcml fetch {run.id}"))] if host and lines else []
-    lines += extension_points.collected("advice at an end", run, last)
+    lines += feature_hooks.collected("advice at an end", run, last)
     for title, text in lines:
         common.say_row(title, text)
     if "task-output" in last.progress.times:
         say(f"  tasks      output of the Dask tasks: hpcml logs {run.id} worker", sys.stderr)
-    for title, command in extension_points.collected("commands of an end", run):
+    for title, command in feature_hooks.collected("commands of an end", run):
         say(f"  {title:<11}{command}", sys.stderr)  # whole: it is to be copied
 
 
@@ -375,7 +375,7 @@ def _tell_end(run: directories.Run, last: run_status.Status, *, as_json: bool) -
         explain(last)
     if not last.exit_status or as_json:
         return
-    for tell in extension_points.added("cause of an end"):
+    for tell in feature_hooks.added("cause of an end"):
         tell(run, last)
     if last.ending.by == "script" and last.hint:
         say_message(f"hpcml: {last.hint}")

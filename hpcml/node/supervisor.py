@@ -12,7 +12,7 @@ import sys
 import time
 import traceback
 
-from hpcml import errors, extension_points, outputs_brought_back
+from hpcml import errors, feature_hooks, outputs_brought_back
 from hpcml.failures import job_log
 from hpcml.failures.end import End
 from hpcml.files import size_of, write
@@ -141,7 +141,7 @@ def _run(state: RunState, processes: Processes) -> End:
         return End(errors.START_FAILED, state.phase, "hpcml", reason, NO_FOLDER)
     try:
         environment = processes.start()
-        queue = extension_points.only("queue of points") if state.context.settings.points.sweep else OneTask
+        queue = feature_hooks.only("queue of points") if state.context.settings.points.sweep else OneTask
         return run_tasks(state, processes, queue(state, processes, environment | state.script_variables))
     except RunEndedError as ended:
         return ended.end
@@ -244,7 +244,7 @@ def _cause(state: RunState, outcome: End) -> str:
     if not outcome.exit_status:
         return ""
     try:
-        judge = extension_points.only("cause of a run")
+        judge = feature_hooks.only("cause of a run")
         facts = (outcome, state.kind, state.events.times, context.settings.code.form, state.clocks)
         return str(judge(context.run, context.attempt, *facts))
     except Exception as error:  # noqa: BLE001 - the run's end must be written whatever happens

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from hpcml import extension_points, installed_packages, kinds, schedulers
+from hpcml import feature_hooks, installed_packages, kinds, schedulers
 from hpcml.errors import HpcmlError
 from hpcml.gpu_vendor import VENDOR
 from hpcml.plan.container import image_of
@@ -117,7 +117,7 @@ def _of_python(site: Site, python: str, needed: Mapping[str, None]) -> tuple[lis
 def _of_image(site: Site, image: str, needed: Mapping[str, None]) -> tuple[list[str], str]:
     """Return the packages that an image lacks by its labels, and why that is unknown, empty if it is known."""
     try:
-        facts = extension_points.only("check of an image")(Path(image), cuda=site.gpu.cuda, gpus=0)
+        facts = feature_hooks.only("check of an image")(Path(image), cuda=site.gpu.cuda, gpus=0)
     except HpcmlError:  # reported where the image is checked for the run
         return [*needed], ""
     labels = facts["labels"]
