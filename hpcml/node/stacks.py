@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from hpcml.node import ahead, process_helpers, rendezvous_files
+from hpcml.node import prestarted_role, process_helpers, rendezvous_files
 from hpcml.node.settings import Context
 
 SIGNAL = signal.SIGRTMIN + 5
@@ -93,7 +93,7 @@ def write(context: Context, request: Mapping[str, Any], members: Mapping[int, st
 def _scheduler(context: Context) -> dict[int, str]:
     """Return the scheduler of the run by its pid, if it is on this node."""
     started = [b"-m", b"hpcml.kinds", b"scheduler"]
-    runs = {f"HPCML_RUN_DIR={directory}".encode() for directory in (context.run.directory, ahead.before)}
+    runs = {f"HPCML_RUN_DIR={directory}".encode() for directory in (context.run.directory, prestarted_role.before)}
     return {
         pid: "scheduler"
         for pid in process_helpers.pids()

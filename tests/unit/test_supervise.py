@@ -21,7 +21,7 @@ from hpcml import errors, files
 from hpcml.failures.end import End
 from hpcml.kinds.dask import KIND
 from hpcml.kinds.dask.node.cluster import Processes
-from hpcml.node import ahead, full_disk, process_helpers, supervisor
+from hpcml.node import full_disk, prestarted_role, process_helpers, supervisor
 from hpcml.node.interconnect import record
 from hpcml.node.outcome import EventLog, RunEndedError, or_a_full_disk
 from hpcml.node.process_helpers import Process
@@ -518,10 +518,10 @@ def test_no_interpreter_starts_ahead_whose_path_depends_on_its_folder(
     monkeypatch.setenv("HPCML_PYTHONPATH", entries)
     monkeypatch.setenv("HPCML_RUN_DIR", str(cluster.context.run.directory))
     scripts.start_ahead(cluster.context, KIND)
-    waiting = [*ahead.WAITING]
+    waiting = [*prestarted_role.WAITING]
     for one in waiting:
         stdin = Path(f"/proc/{one.process.pid}/fdinfo/0").read_text()
         assert int(stdin.partition("flags:")[2].split()[0], 8) & os.O_RDWR == os.O_RDONLY, "as every script has it"
-    while ahead.WAITING:
-        ahead.WAITING.pop().end()
+    while prestarted_role.WAITING:
+        prestarted_role.WAITING.pop().end()
     assert [one.process.returncode for one in waiting] == [-signal.SIGKILL] * count

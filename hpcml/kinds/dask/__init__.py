@@ -157,9 +157,9 @@ class DaskKind(Kind):
         return workers.main
 
     def import_ahead(self, role: str, context: Any) -> Sequence[Path]:
-        from hpcml.kinds.dask.node import ahead
+        from hpcml.kinds.dask.node import prestarted_imports
 
-        return ahead.import_for(role, context, self)
+        return prestarted_imports.import_for(role, context, self)
 
     def processes(self, state: RunState, folders: Any) -> Processes:
         from hpcml.kinds.dask.node import cluster

@@ -16,7 +16,7 @@ from hpcml.failures.end import End
 from hpcml.files import read_json
 from hpcml.kind import FailedProcess
 from hpcml.kinds.hold import END
-from hpcml.kinds.hold.node.ahead import Ahead, difference, launched, parts
+from hpcml.kinds.hold.node.prestarted_run import Ahead, difference, launched, parts
 from hpcml.node import full_disk, rendezvous_files
 from hpcml.node.run_state import RunState
 from hpcml.node.settings import Context
