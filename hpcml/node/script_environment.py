@@ -14,7 +14,7 @@ import threading
 from collections.abc import MutableMapping
 from pathlib import Path
 
-from hpcml.node import job, rendezvous_files, script_module
+from hpcml.node import job, rendezvous_files
 from hpcml.node.settings import Context
 from hpcml.paths import LIBRARY
 from hpcml.workload_forms import Form
@@ -53,7 +53,6 @@ def take_up(context: Context, *, say: bool = True) -> None:
         del os.environ[name]
     os.environ.update(as_in_batch_script)
     _draw_anew()
-    script_module.install(context.settings)
 
 
 def answer_no_signals() -> None:

@@ -396,7 +396,7 @@ FAULTS = (
     F("hpcml/node/script/interpreter_state.py", 'or "HPCML_PYTHONPATH" in variables:', "or False:", "a child process gives workers variables that the script never changed", True),
     F("hpcml/node/script_environment.py", "after_in_child=_answer_again", "after_in_child=_let_in", "a pool that a task forks cannot be terminated", True),
     F("hpcml/node/script_environment.py", "        random.seed()", "        pass", "all workers of a node draw the same random numbers", True),
-    F("hpcml/node/script_module.py", "ast.Module([*futures, node], [])", "ast.Module([node], [])", "workers evaluate annotations that the script postponed"),
+    F("hpcml/kinds/dask/node/main_in_workers.py", "ast.Module([*futures, node], [])", "ast.Module([node], [])", "workers evaluate annotations that the script postponed"),
     F("hpcml/kinds/dask/node/security/connection_limits.py", "soft // SHARE_OF_FILES", "soft", "handshakes may use up the open files"),
     F("hpcml/kinds/dask/node/security/connection_limits.py", "if self.written >= LINES_A_MINUTE:", "if self.written > LINES_A_MINUTE:", "one line more a minute"),
     F("hpcml/node/process_helpers.py", "min(hard, MOST_FILES)", "hard", "a table of a thousand million files"),

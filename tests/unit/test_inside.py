@@ -19,7 +19,7 @@ from absences import absence_of
 from hpcml import typed_json
 from hpcml.files import write
 from hpcml.kinds.dask import KIND
-from hpcml.kinds.dask.node import dask_worker, gpus, interconnect, losses
+from hpcml.kinds.dask.node import dask_worker, gpus, interconnect, losses, main_in_workers
 from hpcml.kinds.dask.node.security import tls
 from hpcml.node import agent, full_disk, process_helpers, rendezvous_files, script_environment
 from hpcml.node import settings as node_settings
@@ -237,6 +237,7 @@ def test_a_worker_that_the_scheduler_closes_does_not_come_back(
     monkeypatch.setattr(dask_worker, "_address", lambda *_: ("tls://127.0.0.1:1", "tls"))
     monkeypatch.setattr(interconnect, "log_environment", lambda _: {})
     monkeypatch.setattr(script_environment, "take_up", lambda *_, **__: None)
+    monkeypatch.setattr(main_in_workers, "install", lambda _: None)
     monkeypatch.setattr(tls, "dask_settings", lambda *_: {})
     monkeypatch.setattr(tls, "security", lambda _: None)
     monkeypatch.setattr("dask.config.set", lambda _: None)

@@ -20,7 +20,7 @@ from distributed.scheduler import heartbeat_interval
 from hpcml import listeners
 from hpcml.errors import START_FAILED
 from hpcml.failures.end import Reason
-from hpcml.kinds.dask.node import dashboard, interconnect, losses, script_imports, state_samples
+from hpcml.kinds.dask.node import dashboard, interconnect, losses, main_in_workers, script_imports, state_samples
 from hpcml.kinds.dask.node.activity import Activity, TaskEnds, task_remarks
 from hpcml.kinds.dask.node.messages import CLOCK_QUESTION, IMPORT, NO_GPU, START, TASK_OUTPUT, TOPIC, time_here
 from hpcml.kinds.dask.node.security import connection_limits, tcp_auth, tls, ucx_auth
@@ -187,6 +187,7 @@ async def _serve(context: Context, link: Uplink, host: str, interface: str) -> i
         if protocol == "tcp":  # by which it asks workers
             tcp_auth.install(context.attempt.data_key)
         script_environment.take_up(context)  # the scheduler unpickles task graphs too
+        main_in_workers.install(settings)
     dashboard.configure()
     # Dask puts this folder first on sys.path; by default it is /tmp/dask-scratch-space, which anybody can make.
     folder = context.sockets
@@ -277,6 +278,7 @@ async def _open_ucx(context: Context, link: Uplink) -> None:
             await asyncio.to_thread(importlib.import_module, "ucxx")  # half of the time, and the event loop goes on
         finally:
             script_environment.take_up(context)  # after the last import of its own, and before there is a script
+            main_in_workers.install(context.settings)
         ucx_auth.start_ucx()
     except Exception as error:  # noqa: BLE001 - whatever UCX raised, the first question to a worker will say it again
         traceback.print_exc()

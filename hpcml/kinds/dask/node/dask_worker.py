@@ -22,7 +22,7 @@ from distributed import Worker
 from distributed.system import MEMORY_LIMIT
 
 from hpcml import repairs
-from hpcml.kinds.dask.node import cuda_errors, gpus, interconnect, script_imports, state_samples
+from hpcml.kinds.dask.node import cuda_errors, gpus, interconnect, main_in_workers, script_imports, state_samples
 from hpcml.kinds.dask.node.messages import (
     CLOCK_QUESTION,
     IMPORT,
@@ -156,6 +156,7 @@ def run(context: Context, place: Slot, scratch: Path, share: Share) -> int:
         importlib.import_module("distributed_ucxx")  # before the user's own modules can be found
         importlib.import_module("ucxx")
     script_environment.take_up(context, say=slot == 0)  # functions of the script's own modules travel by name
+    main_in_workers.install(settings)
     os.umask(settings.code.umask)  # for tasks; what Dask spills lies in folders of mode 0700
     host, _ = choose_address(settings.network.interface, single_node=settings.single_node)
     options: dict[str, Any] = {
