@@ -309,7 +309,7 @@ def look(count: int, each: int, label: str) -> Facts:
     from absences import absence_of
     from hpcml.kinds.dask import KIND
     from hpcml.kinds.dask.node import losses
-    from hpcml.node import rendezvous_files
+    from hpcml.node import shared_files
     from hpcml.node.settings import Context
     from hpcml.paths import RunPaths
 
@@ -325,7 +325,7 @@ def look(count: int, each: int, label: str) -> Facts:
         context = Context(run, attempt, 0, settings, "n0", names)
         for node in names:
             mark = {"refused": "", "failed": [], "deaths": {}, "state": "workers"}
-            rendezvous_files.write_json(attempt.mark_of(node), mark)
+            shared_files.write_json(attempt.mark_of(node), mark)
             run.log("worker", node).write_text("a line\n" * 20)
         present = {worker for node in names for worker in context.worker_names(node)}
         figures = {}

@@ -28,7 +28,7 @@ from hpcml.kinds.dask.node import temporary_directory
 from hpcml.kinds.dask.node.security import connection_limits, tls
 from hpcml.node import scratch
 from hpcml.node.hardware.dask_protocol import NoAddressError, choose_address
-from hpcml.node.rendezvous_files import remove_secrets
+from hpcml.node.shared_files import remove_secrets
 from hpcml.paths import AttemptPaths, RunPaths
 from hpcml.plan.batch_script import directive, join, quote
 from hpcml.plan.plan import Plan

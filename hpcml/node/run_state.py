@@ -13,7 +13,7 @@ from hpcml.failures.end import End
 from hpcml.failures.job_log import LostTasks
 from hpcml.files import size_of
 from hpcml.kind import Kind
-from hpcml.node import rendezvous_files
+from hpcml.node import shared_files
 from hpcml.node.end_cause import EndRequests
 from hpcml.node.outcome import EventLog, RunEndedError, say
 from hpcml.node.process_helpers import OwnTime, Process
@@ -111,7 +111,7 @@ class RunState:
 
         ``versions`` are by package; of UCX the node's probe knows the one that is loaded.
         """
-        probe = rendezvous_files.read_json(self.context.attempt.probe_of(self.context.node)) or {}
+        probe = shared_files.read_json(self.context.attempt.probe_of(self.context.node)) or {}
         loaded = {"ucx": str(probe.get("ucx", {}).get("version") or versions.get("ucx", ""))}
         decisions = repairs.decisions({**versions, **loaded}, rows)
         self.events.write("repairs", repairs={name: decision._asdict() for name, decision in decisions.items()})

@@ -17,7 +17,7 @@ from hpcml.failures import job_log
 from hpcml.failures.end import End
 from hpcml.files import size_of, write
 from hpcml.kind import Kind, Processes
-from hpcml.node import end_cause, full_disk, next_attempt, rendezvous_files, scratch
+from hpcml.node import end_cause, full_disk, next_attempt, scratch, shared_files
 from hpcml.node.job import job_id
 from hpcml.node.outcome import EventLog, RunEndedError, or_a_full_disk, report_end, say, write_status
 from hpcml.node.run_state import RunState
@@ -67,7 +67,7 @@ def _supervise(context: Context, kind: Kind) -> int:
     events = EventLog(context.run.events, context.number)
     job, batch = job_id(), int(os.environ.get("HPCML_BEGAN") or 0)
     size = size_of(context.run.script_log)
-    kept = rendezvous_files.read_json(context.run.kept) or {}
+    kept = shared_files.read_json(context.run.kept) or {}
     events.write("allocated", nodes=list(context.node_names), job=job, node=context.node, began=batch, log=size, **kept)
     try:
         folder = scratch.Folder(context.scratch(longest=context.socket_room))
@@ -179,7 +179,7 @@ def tear_down(state: RunState, processes: Processes, outcome: End) -> bool:
                 os.killpg(pid, signal.SIGKILL)
     _wait(state, processes, start + context.settings.deadlines.teardown)
     try:
-        rendezvous_files.remove_secrets(context.attempt)
+        shared_files.remove_secrets(context.attempt)
     except OSError as error:  # they open nothing any more, and the script's status stays
         say(context, f"the run's secret keys could not be removed: {error}")
     for sentence in processes.remarks() if outcome.state == State.COMPLETED else ():
@@ -226,7 +226,7 @@ def _bring_files(state: RunState) -> None:
 def unused_gpus(context: Context) -> str:
     """Return a sentence on GPUs that the samples never saw in use, by the report's figures; empty if there are none."""
     try:
-        facts = rendezvous_files.read_json(context.run.report_facts) or {}
+        facts = shared_files.read_json(context.run.report_facts) or {}
     except (OSError, ValueError):  # the report's own process has said why it could not be written
         return ""
     figures, seconds = facts.get("figures", {}), facts.get("script_seconds", 0.0)

@@ -21,7 +21,7 @@ from hpcml.files import write
 from hpcml.kinds.dask import KIND
 from hpcml.kinds.dask.node import dask_worker, gpus, interconnect, losses, main_in_workers
 from hpcml.kinds.dask.node.security import tls
-from hpcml.node import agent, full_disk, process_helpers, rendezvous_files, script_environment
+from hpcml.node import agent, full_disk, process_helpers, script_environment, shared_files
 from hpcml.node import settings as node_settings
 from hpcml.node.hardware import dask_protocol, sysfs
 from hpcml.node.process_helpers import EndNote
@@ -74,22 +74,22 @@ def test_who_is_missing(context: node_settings.Context) -> None:
 
 
 def test_a_file_is_there_whole_and_for_the_user_alone(tmp_path: Path) -> None:
-    rendezvous_files.write_json(tmp_path / "a.json", {"x": 1})
-    assert rendezvous_files.read_json(tmp_path / "a.json") == {"x": 1}
+    shared_files.write_json(tmp_path / "a.json", {"x": 1})
+    assert shared_files.read_json(tmp_path / "a.json") == {"x": 1}
     assert (tmp_path / "a.json").stat().st_mode & 0o777 == 0o600
-    assert rendezvous_files.read_json(tmp_path / "none.json") is None
+    assert shared_files.read_json(tmp_path / "none.json") is None
     (tmp_path / ".hidden").touch()
-    assert rendezvous_files.listed(tmp_path) == {"a.json"}
-    assert rendezvous_files.listed(tmp_path / "none") == set()
+    assert shared_files.listed(tmp_path) == {"a.json"}
+    assert shared_files.listed(tmp_path / "none") == set()
 
 
 def test_waiting_ends_at_the_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seconds, naps = itertools.count(), iter(range(9))
     clock = SimpleNamespace(monotonic=lambda: next(seconds), sleep=lambda _: next(naps))
-    monkeypatch.setattr(rendezvous_files, "time", clock)
-    assert not rendezvous_files.wait_for(tmp_path / "never", 2, 0.01)
+    monkeypatch.setattr(shared_files, "time", clock)
+    assert not shared_files.wait_for(tmp_path / "never", 2, 0.01)
     (tmp_path / "there").touch()
-    assert rendezvous_files.wait_for(tmp_path / "there", 2, 0.01)
+    assert shared_files.wait_for(tmp_path / "there", 2, 0.01)
 
 
 def test_ucx_stays_on_loopback_in_a_run_of_one_node_and_waits_for_no_event(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,7 +185,7 @@ def test_a_full_disk_takes_an_end_without_its_lines(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     full_disk.renew(context.run)
-    monkeypatch.setattr(rendezvous_files, "write_json", refuse)
+    monkeypatch.setattr(shared_files, "write_json", refuse)
     facts = {"exit_status": 3, "quote": ["x" * 4096] * 20}
     assert full_disk.write_end(context.run, context.run.status, facts)
     assert json.loads(context.run.status.read_text()) == {"exit_status": 3, "quote": []}

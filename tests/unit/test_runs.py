@@ -232,7 +232,7 @@ def test_a_process_of_the_script_watches_for_dask_beside_the_environment_s_sitec
     cases: tuple[tuple[tuple[str, ...], dict[str, str], list[object]], ...] = (
         (python, {}, [False, "own", False]),
         (python, {**script, "HPCML_PYTHONPATH": ""}, [False, "own", False]),
-        ((*python[:3], f"import hpcml.node.rendezvous_files\n{AT_ITS_START}"), script, [False, "own", True]),
+        ((*python[:3], f"import hpcml.node.shared_files\n{AT_ITS_START}"), script, [False, "own", True]),
         ((*python, "gone", str(tmp_path / "a")), script, [True, "own", False]),
     )
     for words, variables, expected in cases:

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from hpcml.node import rendezvous_files
+from hpcml.node import shared_files
 from hpcml.node.settings import Context
 
 _HINT_RULES = ("gpu-arrays", "no-keyboard")  # whose errors are the script's own, on this node
@@ -16,7 +16,7 @@ _HINT_RULES = ("gpu-arrays", "no-keyboard")  # whose errors are the script's own
 def next_step(context: Context, note: Path) -> str:
     """Return the next step after the error that a task's process has written down, empty if none is known."""
     try:
-        error = rendezvous_files.read_json(note)
+        error = shared_files.read_json(note)
     except (OSError, ValueError) as problem:
         return f"The reason for the script's end cannot be read: {problem}."
     hints = (_hint(error_of_chain, context.settings.job.image) for error_of_chain in (error or {}).get("chain", ()))

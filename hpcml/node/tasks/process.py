@@ -17,7 +17,7 @@ from hpcml.errors import MEANING, STOPPED, signal_name, signal_of_status
 from hpcml.failures.note import read_note
 from hpcml.files import size_of
 from hpcml.kind import FailedProcess, Kind
-from hpcml.node import job, prestarted_role, process_helpers, rendezvous_files, script_environment
+from hpcml.node import job, prestarted_role, process_helpers, script_environment, shared_files
 from hpcml.node.oom_and_hangs import oom_kills
 from hpcml.node.script import interpreter_state, launcher, prestarted_script, worlds_of_one
 from hpcml.node.settings import Context
@@ -330,7 +330,7 @@ def world_of_one(context: Context, path: Path) -> str:
 
     ``path`` is the file that :mod:`hpcml.node.script.worlds_of_one` writes in the script's processes.
     """
-    if not (record := rendezvous_files.read_json(path)):
+    if not (record := shared_files.read_json(path)):
         return ""
     file = str(record.get("file", "")).removeprefix(f"{context.run.code}/")
     file = file.removeprefix(f"{context.settings.code.cwd}/")

@@ -21,7 +21,7 @@ from hpcml.kinds.dask.node.losses import Losses
 from hpcml.kinds.dask.node.security import tls
 from hpcml.kinds.dask.own_settings import Own
 from hpcml.kinds.dask.roles import NEEDS, SCHEDULER
-from hpcml.node import rendezvous_files, scratch
+from hpcml.node import scratch, shared_files
 from hpcml.node.agents import Agents
 from hpcml.node.hardware.dask_protocol import own_addresses, ucx_environment
 from hpcml.node.interconnect import record
@@ -281,7 +281,7 @@ class Processes:
         if event == "gpu-pool":
             if message["node"] == self.context.node:
                 self.pools[str(message["worker"])] = {"pid": int(message["pid"]), "pool": int(message["pool"])}
-                rendezvous_files.write_json(self.context.attempt.gpu_pools, self.pools)
+                shared_files.write_json(self.context.attempt.gpu_pools, self.pools)
             return
         if event == "ucx-failed":
             sentence = "UCX did not start in the Dask scheduler, so the scheduler cannot reach the workers"

@@ -25,7 +25,7 @@ from hpcml.kinds.dask.node.activity import Activity, TaskEnds, task_remarks
 from hpcml.kinds.dask.node.messages import CLOCK_QUESTION, IMPORT, NO_GPU, START, TASK_OUTPUT, TOPIC, time_here
 from hpcml.kinds.dask.node.security import connection_limits, tcp_auth, tls, ucx_auth
 from hpcml.kinds.dask.roles import SCHEDULER
-from hpcml.node import rendezvous_files, scratch, script_environment
+from hpcml.node import scratch, script_environment, shared_files
 from hpcml.node.hardware.dask_protocol import (
     NoAddressError,
     NoProtocolError,
@@ -207,10 +207,10 @@ async def _serve(context: Context, link: Uplink, host: str, interface: str) -> i
     security = "" if protocol == "ucx" else tls.explanation(protocol, set(), gpus=gpus)
     where = {"address": scheduler.address, "node": context.node, "pid": os.getpid(), "interface": interface}
     record = {**where, **chosen, "security": security, "shares": [other.address for other in schedulers[1:]]}
-    rendezvous_files.write_json(context.attempt.scheduler, record)
+    shared_files.write_json(context.attempt.scheduler, record)
     service = context.attempt.service_of("dashboard")
     page = {"path": "/status", "probe": dashboard.IDENTITY, "token_file": None}
-    rendezvous_files.write_service(service, context.node, folder / "dashboard.sock", scheduler.id, **page)
+    shared_files.write_service(service, context.node, folder / "dashboard.sock", scheduler.id, **page)
     os.umask(settings.code.umask)  # for functions that the script runs here
     link.send(event="scheduler-up", **record)
     activity = Activity(context, schedulers, link.send)

@@ -35,7 +35,7 @@ from hpcml.kinds.dask.node.messages import (
 from hpcml.kinds.dask.node.security import tcp_auth, tls, ucx_auth
 from hpcml.kinds.dask.node.security.connection_limits import Guarded
 from hpcml.kinds.dask.own_settings import Own
-from hpcml.node import job, process_helpers, profilers, rendezvous_files, script_environment
+from hpcml.node import job, process_helpers, profilers, script_environment, shared_files
 from hpcml.node.agent import Slot
 from hpcml.node.hardware.dask_protocol import NoProtocolError, choose_address, choose_protocol, ucx_environment
 from hpcml.node.process_helpers import EndNote
@@ -209,7 +209,7 @@ def _expected_protocol(context: Context) -> str:
 def _address(context: Context, path: Path, share: int) -> tuple[str, str]:
     """Wait for the address of a share's scheduler and the protocol of data, which this node's worker task passes on."""
     patience = context.settings.deadlines.scheduler + context.settings.deadlines.workers
-    if not rendezvous_files.wait_for(path, time.monotonic() + patience, 0.01):
+    if not shared_files.wait_for(path, time.monotonic() + patience, 0.01):
         raise TimeoutError("the Dask scheduler did not write its address in time")
     address, protocol = path.read_text().splitlines()[share].split()
     return address, protocol
@@ -238,9 +238,7 @@ def _data_key(context: Context) -> Path:
     """Wait for the file with the key of the data connections, and return its path."""
     settings = context.settings
     deadline = time.monotonic() + settings.deadlines.scheduler
-    if not rendezvous_files.wait_for(
-        context.attempt.data_key, deadline, rendezvous_files.interval(settings.worker_count)
-    ):
+    if not shared_files.wait_for(context.attempt.data_key, deadline, shared_files.interval(settings.worker_count)):
         raise TimeoutError("hpcml's supervisor process did not write the key of the data connections in time")
     return context.attempt.data_key
 

@@ -27,7 +27,7 @@ from hpcml.files import tail
 from hpcml.kinds.ranks.node import all_reduce
 from hpcml.kinds.ranks.roles import RANK
 from hpcml.kinds.ranks.variables import World
-from hpcml.node import process_helpers, rendezvous_files, scratch
+from hpcml.node import process_helpers, scratch, shared_files
 from hpcml.node.interconnect import record
 from hpcml.node.interconnect.measurement import (
     Measurement,
@@ -91,7 +91,7 @@ class Ways:
 
     def __init__(self, logs: Path) -> None:
         self.logs, self.began, self.next_look = logs, time.monotonic(), 0.0
-        self.earlier = {*rendezvous_files.listed(logs)}  # of the attempts before this one
+        self.earlier = {*shared_files.listed(logs)}  # of the attempts before this one
         self.size, self.is_reported = -1, False
 
     def look(self) -> dict[str, Any] | None:
@@ -101,9 +101,7 @@ class Ways:
             return None
         self.next_look = now + max(_LOOK, _LOOKS * (now - self.began))
         begin = f"nccl-{os.uname().nodename.partition('.')[0]}."
-        names = [
-            name for name in rendezvous_files.listed(self.logs) if name.startswith(begin) and name not in self.earlier
-        ]
+        names = [name for name in shared_files.listed(self.logs) if name.startswith(begin) and name not in self.earlier]
         texts = [beginning_of(self.logs / name) for name in names]
         is_whole, self.size = self.size == sum(map(len, texts)), sum(map(len, texts))
         log = parse_nccl_log("\n".join(texts))
@@ -169,7 +167,7 @@ class Part:
         for rank, child in self.children.items():
             if rank not in self.results and self.folder:
                 status = child.poll()
-                if result := rendezvous_files.read_json(self.folder.path / f"{rank}.json"):
+                if result := shared_files.read_json(self.folder.path / f"{rank}.json"):
                     self.results[rank] = result
                 elif status is not None:
                     last = " ".join(tail(self.log, 1, _LONGEST))
@@ -243,7 +241,7 @@ def judged(context: Context, answers: Mapping[str, Mapping[str, Any]], seconds: 
 
 def judged_by_logs(context: Context, logs: Mapping[str, Mapping[str, Any]], interface: str) -> dict[str, Any]:
     """Judge the ways that NCCL took by node (:class:`Ways`); write ``interconnect.json``, without bandwidths."""
-    nodes = {node: NodeFacts({}, rendezvous_files.read_json(context.attempt.probe_of(node))) for node in logs}
+    nodes = {node: NodeFacts({}, shared_files.read_json(context.attempt.probe_of(node))) for node in logs}
     collective = {"log": merge_nccl_logs(list(logs.values())), "error": ""}
     measurement = Measurement(backend(context.settings), "cuda", (), {}, nodes, nccl=collective, interface=interface)
     return record.write(context, measurement, decide(measurement), 0.0)
@@ -264,7 +262,7 @@ def measurement(context: Context, answers: Mapping[str, Mapping[str, Any]]) -> M
         if not all(row["right"] for row in results):
             collective["error"] = "the all-reduce returned a wrong sum"
     nodes = {
-        node: NodeFacts(answer["moved"], rendezvous_files.read_json(context.attempt.probe_of(node)))
+        node: NodeFacts(answer["moved"], shared_files.read_json(context.attempt.probe_of(node)))
         for node, answer in answers.items()
     }
     memory = "cuda" if settings.gpus else "host"
@@ -282,8 +280,8 @@ def main() -> int:
     if not checked:
         say("A measurement needs two nodes or two GPUs. Use --nodes 2 or --gpus-per-node 2.")
         return 0
-    if (table := rendezvous_files.read_json(context.attempt.interconnect)) is not None:
-        rendezvous_files.write_json(context.run.out / "interconnect.json", table)
+    if (table := shared_files.read_json(context.attempt.interconnect)) is not None:
+        shared_files.write_json(context.run.out / "interconnect.json", table)
     for sentence in (checked[-1]["line"] or checked[-1]["problem"], *checked[-1].get("problems", ())):
         say(sentence)
     return 0 if table else 1

@@ -19,7 +19,7 @@ from hpcml.kinds.ranks.node.rapidsmpf_server import token_of
 from hpcml.kinds.ranks.own_settings import Own
 from hpcml.kinds.ranks.roles import PROGRAMS, RANK
 from hpcml.kinds.ranks.variables import TOKEN, World, of_rank, with_users_own
-from hpcml.node import agent, job, process_helpers, rendezvous_files, script_environment, starts
+from hpcml.node import agent, job, process_helpers, script_environment, shared_files, starts
 from hpcml.node.hardware import sysfs
 from hpcml.node.hardware.preflight import Inspection, UnfitError
 from hpcml.node.link.messages import sign_every
@@ -212,7 +212,7 @@ class Ranks:
             hindered = starts.hindrance(error, program)
             print(f"hpcml: rank {rank} could not be started: {hindered.reason}", file=sys.stderr)
             with contextlib.suppress(OSError):  # the log says it too
-                rendezvous_files.write_json(error_of(context, rank), {"chain": [], "not_started": hindered._asdict()})
+                shared_files.write_json(error_of(context, rank), {"chain": [], "not_started": hindered._asdict()})
         return IN_VAIN
 
     def _variables(self, world: World, rank: int, threads: int, error: Path) -> dict[str, str]:
