@@ -22,7 +22,7 @@ from hpcml.node.job import job_id
 from hpcml.node.outcome import EventLog, RunEndedError, or_a_full_disk, report_end, say, write_status
 from hpcml.node.run_state import RunState
 from hpcml.node.settings import Context, load
-from hpcml.node.tasks.follow import NO_FOLDER, run_tasks
+from hpcml.node.tasks.run_tasks import NO_FOLDER, run_tasks
 from hpcml.node.tasks.task import OneTask
 from hpcml.paths import SUPERVISOR
 from hpcml.run_files import Recorded

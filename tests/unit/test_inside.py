@@ -19,7 +19,7 @@ from absences import absence_of
 from hpcml import typed_json
 from hpcml.files import write
 from hpcml.kinds.dask import KIND
-from hpcml.kinds.dask.node import dask_worker, gpus, interconnect, losses, main_in_workers
+from hpcml.kinds.dask.node import dask_worker, gpus, interconnect, lost_workers, main_in_workers
 from hpcml.kinds.dask.node.security import tls
 from hpcml.node import agent, full_disk, process_helpers, script_environment, shared_files
 from hpcml.node import settings as node_settings
@@ -49,27 +49,27 @@ def context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> node_settings.Co
 
 
 def test_who_is_missing(context: node_settings.Context) -> None:
-    absence = absence_of(context, KIND, losses.WORDS)
-    assert losses.missing_nodes(absence, {"n1", "n2"}) == []
+    absence = absence_of(context, KIND, lost_workers.WORDS)
+    assert lost_workers.missing_nodes(absence, {"n1", "n2"}) == []
     context.run.log("worker", "n2").write_text("it imports\n")
-    silent = losses.missing_nodes(absence, {"n1"})
+    silent = lost_workers.missing_nodes(absence, {"n1"})
     assert [(missing.node, missing.final, missing.quote) for missing in silent] == [
         ("n2", False, ())
     ]  # no log is read yet
-    late = losses.of_the_workers(absence, {"n1"}, 120.0)
+    late = lost_workers.of_the_workers(absence, {"n1"}, 120.0)
     assert late
     assert late.quote == ("it imports",)
     write(context.attempt.exit_of("worker", "n2"), "127\n")
     context.run.log("worker", "n2").write_text("sh: python: not found\n")
-    (ended,) = losses.missing_nodes(absence, {"n1"})
+    (ended,) = lost_workers.missing_nodes(absence, {"n1"})
     assert ended.final
     assert "127" in ended.sentence()
     assert ended.quote == ("sh: python: not found",)
-    failed = losses.of_the_workers(absence, set(), 120.0)
+    failed = lost_workers.of_the_workers(absence, set(), 120.0)
     assert failed
     assert "127" in failed.message
     assert "n1" not in failed.message, "it may only be slow"
-    (unheard,) = losses.missing_nodes(absence, {"n1", "n2"})  # the scheduler may not know yet of the task's end
+    (unheard,) = lost_workers.missing_nodes(absence, {"n1", "n2"})  # the scheduler may not know yet of the task's end
     assert unheard.workers == ("n2",)
 
 

@@ -25,7 +25,7 @@ from hpcml.failures import judgement
 from hpcml.failures.cause import Case
 from hpcml.failures.end import End, OtherEnd, parse
 from hpcml.kinds.ranks import KIND
-from hpcml.kinds.ranks.node import interconnect, losses, mpi_tasks, rapidsmpf_server
+from hpcml.kinds.ranks.node import interconnect, lost_nodes, pmi_handover, rapidsmpf_server
 from hpcml.kinds.ranks.node.supervised import ENDING, EVENTS, FOLLOW, LEFT, Processes, Ranks
 from hpcml.kinds.ranks.variables import World, of_rank, with_users_own
 from hpcml.node import job
@@ -34,7 +34,7 @@ from hpcml.node.link import line as line_of
 from hpcml.node.link.connections import Connection
 from hpcml.node.link.hub import Hub
 from hpcml.node.settings import Context
-from hpcml.node.tasks.follow import end_of
+from hpcml.node.tasks.run_tasks import end_of
 from hpcml.options.reading import request_of
 from hpcml.paths import AttemptPaths, RunPaths
 from hpcml.plan.plan import RunLocation, plan
@@ -112,8 +112,8 @@ def on_a_node(folder: Path) -> Any:
 
 def test_another_user_s_process_is_no_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     context = on_a_node(tmp_path)
-    agent = mpi_tasks.Tasks(context, range(3, 4))
-    caller = mpi_tasks._call(mpi_tasks._place(context), time.monotonic() + 60)
+    agent = pmi_handover.Tasks(context, range(3, 4))
+    caller = pmi_handover._call(pmi_handover._place(context), time.monotonic() + 60)
     assert caller
     with caller, agent.listener:
         caller.send(b'{"rank": 3, "variables": {}}')
@@ -122,18 +122,18 @@ def test_another_user_s_process_is_no_task(tmp_path: Path, monkeypatch: pytest.M
         with pytest.raises(ConnectionResetError):
             caller.recv(1)
         assert (
-            mpi_tasks._call(mpi_tasks._place(context), time.monotonic() + 0.2) is None
+            pmi_handover._call(pmi_handover._place(context), time.monotonic() + 0.2) is None
         )  # another user's process is no agent
 
 
 def test_a_task_that_says_nothing_sensible_is_none(tmp_path: Path) -> None:
     context = on_a_node(tmp_path)
-    agent = mpi_tasks.Tasks(context, range(3, 4))
+    agent = pmi_handover.Tasks(context, range(3, 4))
     said = [b"", b"x", b"[]", b"{}", b'{"rank": "x", "variables": {}}', b'{"rank": 3, "variables": 5}', b"\xff", None]
     with contextlib.ExitStack() as opened:
         opened.enter_context(agent.listener)
         for message in said:
-            caller = mpi_tasks._call(mpi_tasks._place(context), time.monotonic() + 60)
+            caller = pmi_handover._call(pmi_handover._place(context), time.monotonic() + 60)
             assert caller
             opened.enter_context(caller)
             if message is None:
@@ -150,13 +150,13 @@ def test_a_task_that_says_nothing_sensible_is_none(tmp_path: Path) -> None:
 
 def test_a_rank_has_the_connection_of_its_task_with_slurm(tmp_path: Path) -> None:
     context = on_a_node(tmp_path)
-    agent = mpi_tasks.Tasks(context, range(3, 4))
+    agent = pmi_handover.Tasks(context, range(3, 4))
     rank, slurms = socket.socketpair()
     with rank, slurms:
         if not (pid := os.fork()):
             os.environ |= {"PMI_FD": str(rank.fileno()), "PMI_RANK": "3", "SLURM_PROCID": "3"}
-            vars(mpi_tasks)["load"] = lambda: context
-            os._exit(mpi_tasks.main())
+            vars(pmi_handover)["load"] = lambda: context
+            os._exit(pmi_handover.main())
         deadline = time.monotonic() + 60
         while not agent.are_complete():
             assert time.monotonic() < deadline
@@ -288,7 +288,7 @@ def test_a_node_that_cannot_enter_the_image_ends_the_run_as_such(tmp_path: Path)
     context = Context(run, run.attempt(0), 0, settings, "n1", ("n1", "n2", "n3"))
     (run.attempt(0).exits / "rank@n2").write_text("255\n")
     run.log("rank", "n2").write_text("FATAL:   container creation failed: it is cut off\n")
-    end = losses.end_without(absence_of(context, KIND, losses.WORDS), ["n2", "n3"], late=True)
+    end = lost_nodes.end_without(absence_of(context, KIND, lost_nodes.WORDS), ["n2", "n3"], late=True)
     assert end
     assert (end.exit_status, end.phase, end.at_fault) == (IMAGE, "image", ("n2",))
     assert "n2: the image could not be started" in end.message

@@ -28,9 +28,8 @@ from hpcml.node.process_helpers import Process
 from hpcml.node.run_state import LAST_WORDS, RunState
 from hpcml.node.settings import Context
 from hpcml.node.supervisor import tear_down
-from hpcml.node.tasks import follow
 from hpcml.node.tasks import process as scripts
-from hpcml.node.tasks.follow import run_tasks
+from hpcml.node.tasks import run_tasks
 from hpcml.node.tasks.task import OneTask, of_run
 from hpcml.paths import RunPaths
 from hpcml.units import Seconds
@@ -93,7 +92,9 @@ def end_of(
     cluster.why = why
     if code != BY_SUPERVISOR:
         monkeypatch.setattr(scripts.Script, "tell_to_end", lambda _: None)  # Slurm has told the script already
-    return run_tasks(state, cluster, OneTask(state, cluster, {"HPCML_RUN_DIR": str(state.context.run.directory)}))
+    return run_tasks.run_tasks(
+        state, cluster, OneTask(state, cluster, {"HPCML_RUN_DIR": str(state.context.run.directory)})
+    )
 
 
 def test_the_script_may_have_as_many_open_files_as_in_its_job(cluster: Broken, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,10 +158,10 @@ def test_a_script_that_dies_of_its_time_limit_has_waited_for_the_file_system(
             cluster.state.end_requests.signalled = by_slurm
             return next(self.looks, "")
 
-    monkeypatch.setattr(follow, "FileSystemHang", Hung)
-    monkeypatch.setattr(follow, "SLOW_TICK", 0.0)
+    monkeypatch.setattr(run_tasks, "FileSystemHang", Hung)
+    monkeypatch.setattr(run_tasks, "SLOW_TICK", 0.0)
     if by_slurm:
-        monkeypatch.setattr(follow.Tasks, "_asked", lambda _: None)
+        monkeypatch.setattr(run_tasks.Tasks, "_asked", lambda _: None)
     end_of(cluster, LIMIT, BY_ITSELF, monkeypatch)
     assert [text for text in cluster.state.warnings if "file system" in text] == [
         says("n1", "has been blocked on a file system for 20", "(/data/a.npy, request_wait_answer)")
@@ -196,7 +197,7 @@ def test_a_script_that_saw_the_end_first_is_told_as_what_it_was(
     """It ended before the supervisor had looked: a run that is cancelled stays so, and no other attempt follows."""
     touched = str(getattr(cluster.context.attempt, note))
     code = f"open({touched!r}, 'w').close()\n{end}\n"
-    monkeypatch.setattr(follow.Tasks, "_asked", lambda _: None)
+    monkeypatch.setattr(run_tasks.Tasks, "_asked", lambda _: None)
     outcome = end_of(cluster, None, code, monkeypatch)
     assert (outcome.exit_status, outcome.state) == (status, state)
 
@@ -399,7 +400,7 @@ def test_a_run_whose_last_worker_cannot_come_back_ends(
     lost = SimpleNamespace(final=True, workers=["n1-0"], quote=(), node="n1", memory_limit="", reason="")
     monkeypatch.setattr(cluster.losses, "look", lambda *_, **__: [lost])
     monkeypatch.setattr(cluster.losses, "tell", lambda _: None)
-    monkeypatch.setattr("hpcml.kinds.dask.node.losses.sentences", lambda _: "n1: exit status 137")
+    monkeypatch.setattr("hpcml.kinds.dask.node.lost_workers.sentences", lambda _: "n1: exit status 137")
     monkeypatch.setattr(cluster.state, "time_to_look", lambda: True)
     cluster.present = present
     with contextlib.nullcontext() if present else pytest.raises(RunEndedError, match="workers were lost") as told:

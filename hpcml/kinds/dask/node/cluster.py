@@ -15,9 +15,9 @@ from hpcml import errors, installed_packages
 from hpcml.failures import job_log
 from hpcml.failures.end import End, Reason
 from hpcml.kind import Hindrance
-from hpcml.kinds.dask.node import gpus, late_cluster, losses, temporary_directory
+from hpcml.kinds.dask.node import gpus, late_cluster, lost_workers, temporary_directory
 from hpcml.kinds.dask.node import messages as dask_messages
-from hpcml.kinds.dask.node.losses import Losses
+from hpcml.kinds.dask.node.lost_workers import Losses
 from hpcml.kinds.dask.node.security import tls
 from hpcml.kinds.dask.own_settings import Own
 from hpcml.kinds.dask.roles import NEEDS, SCHEDULER
@@ -59,7 +59,7 @@ class Processes:
         addresses = own_addresses(self.settings.network.interface, single_node=self.settings.single_node)
         self.agents = Agents(state, folders, addresses, self.versions, dask_messages.EVENTS)
         self.scheduler = f"{SCHEDULER.name}@{state.context.node}"  # its line
-        self.losses = Losses(Absence(state, self.agents, losses.WORDS))
+        self.losses = Losses(Absence(state, self.agents, lost_workers.WORDS))
         self.hangs = Hangs(state.context, state.clock, state.warn)
         self.address = self.protocol = ""  # the scheduler's address; auto, tls or ucx as the scheduler chose
         self.present: set[str] = set()  # the names of the workers that have registered
@@ -192,11 +192,11 @@ class Processes:
         if closed and not self.closed_at:
             self.closed_at = time.monotonic()
         silent = closed and time.monotonic() - self.closed_at > LAST_WORDS
-        outcome = losses.of_the_scheduler(self.context, silent, late, step_gone=step_gone)
+        outcome = lost_workers.of_the_scheduler(self.context, silent, late, step_gone=step_gone)
         return None if outcome and not late and self.state.steps.still_writes(SCHEDULER.name) else outcome
 
     def _workers_missing(self, late: float) -> End | None:
-        return losses.of_the_workers(self.losses.absence, self.present, late)
+        return lost_workers.of_the_workers(self.losses.absence, self.present, late)
 
     def _interconnect_missing(self, late: float) -> End | None:
         if late:
@@ -320,12 +320,12 @@ class Processes:
     def _check_scheduler(self) -> None:
         """End the run if the scheduler is gone, and the script did not close it."""
         if self.silent and not self.released:
-            reason = f"the Dask scheduler on {self.context.node} was lost{losses.scheduler_end(self.context)}"
+            reason = f"the Dask scheduler on {self.context.node} was lost{lost_workers.scheduler_end(self.context)}"
             raise self.state.end(
                 errors.ROLE_LOST,
                 reason,
                 quote=job_log.of_role(self.context.run, SCHEDULER, self.context.node),
-                **losses.of_scheduler(self.context),
+                **lost_workers.of_scheduler(self.context),
             )
 
     def _check_workers(self) -> None:
@@ -339,8 +339,8 @@ class Processes:
         absent = sum(len(node.workers) for node in missing)
         self.hangs.look(absent, final=len(final) == len(missing))
         if final and (self.context.settings.own(Own).on_loss == "fail" or none_left):
-            reason = f"workers were lost: {losses.sentences(final)}"
-            raise self.state.end(errors.ROLE_LOST, reason, quote=final[0].quote, **losses.of_nodes(final))
+            reason = f"workers were lost: {lost_workers.sentences(final)}"
+            raise self.state.end(errors.ROLE_LOST, reason, quote=final[0].quote, **lost_workers.of_nodes(final))
 
     # -- its end --------------------------------------------------------------------------------------------------
 
@@ -433,7 +433,7 @@ class Hangs:
             reason = f"{sentence} {deadline:g} s"
             hint = "The scheduler is suspended (SIGSTOP), or busy with a very large task graph."
             hint += " To wait longer, increase deadlines.answer."
-            raise _ended(errors.ROLE_LOST, reason, hint, **losses.of_scheduler(self.context))
+            raise _ended(errors.ROLE_LOST, reason, hint, **lost_workers.of_scheduler(self.context))
         if silent > warn_after(deadline):
             self.warn(f"{sentence} {warn_after(deadline):g} s; the run ends after {deadline:g} s without an answer.")
 

@@ -20,7 +20,7 @@ from distributed.scheduler import heartbeat_interval
 from hpcml import listeners
 from hpcml.errors import START_FAILED
 from hpcml.failures.end import Reason
-from hpcml.kinds.dask.node import dashboard, interconnect, losses, main_in_workers, script_imports, state_samples
+from hpcml.kinds.dask.node import dashboard, interconnect, lost_workers, main_in_workers, script_imports, state_samples
 from hpcml.kinds.dask.node.activity import Activity, TaskEnds, task_remarks
 from hpcml.kinds.dask.node.messages import CLOCK_QUESTION, IMPORT, NO_GPU, START, TASK_OUTPUT, TOPIC, time_here
 from hpcml.kinds.dask.node.security import connection_limits, tcp_auth, tls, ucx_auth
@@ -200,7 +200,7 @@ async def _serve(context: Context, link: Uplink, host: str, interface: str) -> i
             schedulers[share].add_plugin(Reporter(link.send))
     except Exception as error:  # noqa: BLE001 - whatever Dask or UCX raised, its cause is the last word in the log
         traceback.print_exc()
-        leave_note(context, SCHEDULER.name, f"the Dask scheduler could not start: {losses.root_of(error)}")
+        leave_note(context, SCHEDULER.name, f"the Dask scheduler could not start: {lost_workers.root_of(error)}")
         return START_FAILED
     scheduler = schedulers[0]
     gpus = settings.workers.gpu is not None
@@ -282,7 +282,7 @@ async def _open_ucx(context: Context, link: Uplink) -> None:
         ucx_auth.start_ucx()
     except Exception as error:  # noqa: BLE001 - whatever UCX raised, the first question to a worker will say it again
         traceback.print_exc()
-        link.send(event="ucx-failed", problem=losses.root_of(error))
+        link.send(event="ucx-failed", problem=lost_workers.root_of(error))
         return
     tcp, rdma = ucx_auth.tcp_devices(), ucx_auth.rdma_devices()
     reached = tcp - {"lo"} if context.settings.job.whole_nodes else tcp

@@ -14,7 +14,7 @@ from hpcml.errors import WORKERS_NEVER_CAME
 from hpcml.failures.end import MemoryLimit
 from hpcml.files import size_of, stat_fields
 from hpcml.kinds.ranks.node import interconnect, unconnected
-from hpcml.kinds.ranks.node.mpi_tasks import Tasks
+from hpcml.kinds.ranks.node.pmi_handover import Tasks
 from hpcml.kinds.ranks.node.rapidsmpf_server import token_of
 from hpcml.kinds.ranks.own_settings import Own
 from hpcml.kinds.ranks.roles import PROGRAMS, RANK

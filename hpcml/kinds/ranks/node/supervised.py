@@ -16,7 +16,7 @@ from hpcml.failures.rule import Role, Where
 from hpcml.failures.rules import meaning
 from hpcml.files import tail
 from hpcml.kind import FailedProcess, Hindrance
-from hpcml.kinds.ranks.node import interconnect, losses, ports, unconnected
+from hpcml.kinds.ranks.node import interconnect, lost_nodes, ports, unconnected
 from hpcml.kinds.ranks.node.rank_agent import error_of, log_of, numbers_of
 from hpcml.kinds.ranks.node.rapidsmpf_server import Server, token_of
 from hpcml.kinds.ranks.roles import RANK
@@ -67,7 +67,7 @@ class Processes:
         self.versions = Comparison(state.context, (RANK,), shown=("python", "torch", "jax", "mpi4py"))
         self.agents = Agents(state, folders, self._addresses(), self.versions, EVENTS)
         self.hub, self.heard, self.lost = self.agents.hub, self.agents.heard, self.agents.lost
-        self.absence = Absence(state, self.agents, losses.WORDS)
+        self.absence = Absence(state, self.agents, lost_nodes.WORDS)
         self.folders, self.ports = folders, ports.Ports(folders, state.context.node)
         self.world = World()
         self.lost_at: dict[str, float] = {}  # by node that was lost while the script ran, by the supervisor's clock
@@ -159,7 +159,7 @@ class Processes:
     def _end_without_nodes(self, *, late: bool) -> None:
         """End the run if a node cannot come any more, or with the deadline if one has not come."""
         missing = [node for node in self.context.node_names if node not in self.ready]
-        if end := losses.end_without(self.absence, missing, late=late):
+        if end := lost_nodes.end_without(self.absence, missing, late=late):
             raise RunEndedError(end)
 
     def _common(self) -> list[str]:
@@ -240,12 +240,12 @@ class Processes:
                 continue
             if node in self.lost and self.script:
                 since = self.lost_at.setdefault(node, now)
-                self._end(losses.after_loss(self.absence, node, since), self.lost)
+                self._end(lost_nodes.after_loss(self.absence, node, since), self.lost)
             elif node in self.lost and self.state.time_to_look():
                 self._end_without_nodes(late=False)  # if its agent has written why
             if self.agents.is_silent(node):
                 silent = self.agents.recently_silent()
-                self._end(losses.by_silence(self.state, silent, node, self.hub.places[0][0]), silent)
+                self._end(lost_nodes.by_silence(self.state, silent, node, self.hub.places[0][0]), silent)
         if self.script is None:
             return
         if is_alone := self.script.alone.hindrance():

@@ -14,7 +14,7 @@ import pytest
 
 from absences import absence_of
 from hpcml.kinds.dask import KIND
-from hpcml.kinds.dask.node.losses import WORDS, Losses
+from hpcml.kinds.dask.node.lost_workers import WORDS, Losses
 from hpcml.node import process_helpers, shared_files
 from hpcml.node.process_helpers import MOST, OwnTime
 from hpcml.node.run_state import LAST_WORDS, Steps
