@@ -554,7 +554,7 @@ FIRST_WORD_ELSEWHERE = {
     ("remote.node_ssh", "prepare"): "srun",
     ("remote.tunnel_server", "become"): "srun",
     ("schedulers.slurm", "ask"): "sbatch, squeue and the other commands of Slurm",
-    ("doctor.checks", "_quotas"): "lfs or quota",
+    ("doctor.login_checks", "_quotas"): "lfs or quota",
 }
 
 

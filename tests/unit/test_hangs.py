@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hpcml import errors
-from hpcml.kinds.dask.node.cluster import Hangs
+from hpcml.kinds.dask.node.supervised import Hangs
 from hpcml.node.outcome import EventLog, RunEndedError
 from hpcml.node.process_helpers import OwnTime
 from hpcml.node.tasks import run_tasks

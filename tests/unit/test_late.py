@@ -15,7 +15,7 @@ import pytest
 from hpcml import errors
 from hpcml.kinds.dask import KIND
 from hpcml.kinds.dask.node import late_cluster
-from hpcml.kinds.dask.node.cluster import Processes
+from hpcml.kinds.dask.node.supervised import Processes
 from hpcml.node import shared_files
 from hpcml.node.outcome import EventLog, RunEndedError
 from hpcml.node.run_state import RunState

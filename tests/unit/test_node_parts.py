@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from hpcml.doctor import job
+from hpcml.doctor import probe_job
 from hpcml.kinds.dask.node import dask_worker
 from hpcml.plan import cost, plan
 from hpcml.request import record as request
@@ -174,9 +174,9 @@ def test_workers_have_no_memory_that_was_not_asked_for(monkeypatch: pytest.Monke
 def test_the_doctor_s_job_asks_for_one_gpu_where_no_partition_is_listed() -> None:
     loaded = lookup.load("marenostrum5", {"HPCML_SYSTEM_CONFIG": "/nowhere"}, None)
     spec = request.RunRequest.of(Path("doctor"), (), Path("/"), form=Form.DOCTOR, account="acc")
-    ours, asked = job.request(loaded, spec)
+    ours, asked = probe_job.request(loaded, spec)
     made = plan.plan(ours.site, asked, PLACE)
     assert dict(made.directives)["--gres"] == "gpu:1"
     assert not [text for text in made.notices if "GPU" in text]
-    _, asked = job.request(loaded, spec.changed(qos="gp_ehpc"))
+    _, asked = probe_job.request(loaded, spec.changed(qos="gp_ehpc"))
     assert not asked.place.sbatch

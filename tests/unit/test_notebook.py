@@ -130,7 +130,7 @@ def test_the_kernel_that_is_offered(folder: Path) -> None:
     notebook_config.write_kernel(folder / "data")
     said = json.loads((folder / "data/kernels/python3/kernel.json").read_text())
     assert said["display_name"] == "hpcml (this run)"
-    assert said["argv"][1:4] == ["-P", "-m", "hpcml.kinds.dask.node.jupyter.kernel"]
+    assert said["argv"][1:4] == ["-P", "-m", "hpcml.kinds.dask.node.jupyter.private_kernel"]
     assert not said["metadata"]["debugger"]
 
 

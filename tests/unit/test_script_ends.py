@@ -13,7 +13,7 @@ import pytest
 from hpcml.failures import judgement
 from hpcml.failures.cause import Case
 from hpcml.kinds.dask import KIND
-from hpcml.kinds.dask.node.cluster import Processes
+from hpcml.kinds.dask.node.supervised import Processes
 from hpcml.node.outcome import EventLog
 from hpcml.node.run_state import RunState
 from hpcml.node.settings import Context

@@ -20,7 +20,7 @@ import pytest
 from hpcml import errors, files
 from hpcml.failures.end import End
 from hpcml.kinds.dask import KIND
-from hpcml.kinds.dask.node.cluster import Processes
+from hpcml.kinds.dask.node.supervised import Processes
 from hpcml.node import full_disk, prestarted_role, process_helpers, supervisor
 from hpcml.node.interconnect import record
 from hpcml.node.outcome import EventLog, RunEndedError, or_a_full_disk
@@ -416,7 +416,7 @@ def test_an_address_that_cannot_be_bound_is_no_full_disk(cluster: Broken, monkey
         return make
 
     makers = iter([refuse(errno.EADDRNOTAVAIL), refuse(errno.ENOSPC)])
-    monkeypatch.setattr("hpcml.kinds.dask.node.cluster.Processes", lambda *_: next(makers)())
+    monkeypatch.setattr("hpcml.kinds.dask.node.supervised.Processes", lambda *_: next(makers)())
     with contextlib.ExitStack() as folders:
         with pytest.raises(RunEndedError) as caught:
             supervisor._processes(cluster.state, folders)

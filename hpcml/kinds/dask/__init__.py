@@ -162,9 +162,9 @@ class DaskKind(Kind):
         return prestarted_imports.import_for(role, context, self)
 
     def processes(self, state: RunState, folders: Any) -> Processes:
-        from hpcml.kinds.dask.node import cluster
+        from hpcml.kinds.dask.node import supervised
 
-        return cluster.Processes(state, folders)
+        return supervised.Processes(state, folders)
 
 
 KIND = DaskKind()
