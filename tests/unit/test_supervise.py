@@ -23,9 +23,10 @@ from hpcml.kinds.dask import KIND
 from hpcml.kinds.dask.node.supervised import Processes
 from hpcml.node import full_disk, prestarted_role, process_helpers, supervisor
 from hpcml.node.interconnect import record
+from hpcml.node.job_steps import LAST_WORDS
 from hpcml.node.outcome import EventLog, RunEndedError, or_a_full_disk
 from hpcml.node.process_helpers import Process
-from hpcml.node.run_state import LAST_WORDS, RunState
+from hpcml.node.run_state import RunState
 from hpcml.node.settings import Context
 from hpcml.node.supervisor import tear_down
 from hpcml.node.tasks import process as scripts

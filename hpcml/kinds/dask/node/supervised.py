@@ -25,10 +25,11 @@ from hpcml.node import scratch, shared_files
 from hpcml.node.agents import Agents
 from hpcml.node.hardware.dask_protocol import own_addresses, ucx_environment
 from hpcml.node.interconnect import record
+from hpcml.node.job_steps import LAST_WORDS
 from hpcml.node.missing_processes import Absence
 from hpcml.node.outcome import RunEndedError
 from hpcml.node.process_helpers import OwnTime
-from hpcml.node.run_state import LAST_WORDS, TICK, RunState
+from hpcml.node.run_state import TICK, RunState
 from hpcml.node.settings import Context
 from hpcml.node.silent_supervisor import warn_after
 from hpcml.node.tasks.process import Script, can_wait, world_of_one
