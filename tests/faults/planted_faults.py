@@ -283,7 +283,7 @@ FAULTS = (
     F("hpcml/node/process_helpers.py", "self.seconds += min(now - self.last, MOST)", "self.seconds += now - self.last", "a suspended job's deadlines run out while it sleeps"),
     F("hpcml/node/process_helpers.py", 'began == self.began and state not in "ZX"', "began == self.began", "a zombie counts as a living process"),
     F("hpcml/node/process_helpers.py", "            os.dup2(2, 1)", "            pass", "a library's warning spoils the JSON of a probe", True),
-    F("hpcml/kinds/dask/node/dashboard.py", "(\"with the workers' profiler output\", \"without the workers' profiler output\")", "(\"with the workers' profiler output\",)", "one silent worker costs the run its Dask report", True),
+    F("hpcml/kinds/dask/node/performance_report.py", "(\"with the workers' profiler output\", \"without the workers' profiler output\")", "(\"with the workers' profiler output\",)", "one silent worker costs the run its Dask report", True),
     F("hpcml/node/next_attempt.py", 'if not entry.name.startswith("."):', "if entry.name:", "a half-written checkpoint counts as progress"),
     F("hpcml/node/next_attempt.py", " or outcome.state == State.REQUEUED)", ")", "a job that Slurm puts back into its queue ends the run"),
     F("hpcml/node/next_attempt.py", "str(waiting.readlink()) == job", "str(waiting.readlink()) != job", "a run with a follow-up is told to wait anew"),

@@ -22,7 +22,9 @@ from hpcml.errors import START_FAILED
 from hpcml.failures.end import Reason
 from hpcml.kinds.dask.node import dashboard, interconnect, lost_workers, main_in_workers, script_imports, state_samples
 from hpcml.kinds.dask.node.activity import Activity, TaskEnds, task_remarks
-from hpcml.kinds.dask.node.messages import CLOCK_QUESTION, IMPORT, NO_GPU, START, TASK_OUTPUT, TOPIC, time_here
+from hpcml.kinds.dask.node.clock import time_here
+from hpcml.kinds.dask.node.messages import CLOCK_QUESTION, IMPORT, NO_GPU, START, TASK_OUTPUT, TOPIC
+from hpcml.kinds.dask.node.performance_report import PerformanceReport
 from hpcml.kinds.dask.node.security import connection_limits, tcp_auth, tls, ucx_auth
 from hpcml.kinds.dask.roles import SCHEDULER
 from hpcml.node import scratch, script_environment, shared_files
@@ -220,7 +222,7 @@ async def _serve(context: Context, link: Uplink, host: str, interface: str) -> i
     beside = [asyncio.create_task(activity.watch()), asyncio.create_task(state_samples.watch(context, schedulers))]
     if protocol == "ucx":
         beside.append(asyncio.create_task(_open_ucx(context, link)))
-    profile = dashboard.PerformanceReport(context, scheduler, folder) if "dask" in settings.report.profilers else None
+    profile = PerformanceReport(context, scheduler, folder) if "dask" in settings.report.profilers else None
     await asyncio.wait({*ended, orders}, return_when=asyncio.FIRST_COMPLETED)
     if profile:
         await profile.write()
