@@ -289,7 +289,7 @@ MOST_LINES = {
     "doctor": 1539,
     "failures": 3171,
     "images": 1053,
-    "kinds": 12123,
+    "kinds": 12145,
     "node": 12158,
     "options": 2422,
     "plan": 897,

@@ -25,7 +25,7 @@ from hpcml.failures import judgement
 from hpcml.failures.cause import Case
 from hpcml.failures.end import End, OtherEnd, parse
 from hpcml.kinds.ranks import KIND
-from hpcml.kinds.ranks.node import interconnect, lost_nodes, pmi_handover, rapidsmpf_server
+from hpcml.kinds.ranks.node import interconnect, lost_nodes, nccl_log, pmi_handover, rapidsmpf_server
 from hpcml.kinds.ranks.node.supervised import ENDING, EVENTS, FOLLOW, LEFT, Processes, Ranks
 from hpcml.kinds.ranks.variables import World, of_rank, with_users_own
 from hpcml.node import job
@@ -561,13 +561,13 @@ def inside_of(folder: Path, **given: Any) -> Any:
 def test_which_ranks_have_their_interconnect_checked(given: dict[str, Any], wanted: bool | str, tmp_path: Path) -> None:
     settings = inside_of(tmp_path, **given)
     assert interconnect.is_wanted(settings) is (wanted is True)
-    assert interconnect.reads_logs(settings) is (wanted == "logs")
+    assert nccl_log.reads_logs(settings) is (wanted == "logs")
 
 
 def test_the_ways_of_nccl_are_read_from_the_first_rank_s_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     host = os.uname().nodename.partition(".")[0]
     (tmp_path / f"nccl-{host}.16.log").write_text("c NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM\n")  # earlier
-    ways = interconnect.Ways(tmp_path)
+    ways = nccl_log.Ways(tmp_path)
     log = tmp_path / f"nccl-{host}.17.log"
 
     def look() -> dict[str, Any] | None:
@@ -587,15 +587,15 @@ def test_the_ways_of_nccl_are_read_from_the_first_rank_s_log(tmp_path: Path, mon
     assert look() is None
     attempt = SimpleNamespace(probe_of=lambda node: tmp_path / node, interconnect=tmp_path / "interconnect.json")
     context: Any = SimpleNamespace(settings=inside_of(tmp_path, gpus_per_node=1), attempt=attempt)
-    answer = interconnect.judged_by_logs(context, {"n1": found, "n2": found}, "eth0")
+    answer = nccl_log.judged_by_logs(context, {"n1": found, "n2": found}, "eth0")
     assert answer["problem"].startswith("NCCL uses TCP sockets across nodes (")
     assert "NET/Socket on eth0 across nodes" in answer["line"]
     assert "bandwidth" not in answer["line"]
     for name in ("NCCL_DEBUG", "NCCL_DEBUG_FILE", "NCCL_DEBUG_SUBSYS"):
         monkeypatch.delenv(name, raising=False)
-    assert interconnect.logging({"NCCL_DEBUG_FILE": "of hpcml"})["NCCL_DEBUG"] == "INFO"
+    assert nccl_log.logging({"NCCL_DEBUG_FILE": "of hpcml"})["NCCL_DEBUG"] == "INFO"
     monkeypatch.setenv("NCCL_DEBUG", "WARN")  # the user's
-    assert interconnect.logging({"NCCL_DEBUG_FILE": "of hpcml"}) == {}
+    assert nccl_log.logging({"NCCL_DEBUG_FILE": "of hpcml"}) == {}
 
 
 def test_ranks_without_torch_are_not_checked_and_rdma_refuses_them(

@@ -16,7 +16,7 @@ from hpcml.failures.rule import Role, Where
 from hpcml.failures.rules import meaning
 from hpcml.files import tail
 from hpcml.kind import FailedProcess, Hindrance
-from hpcml.kinds.ranks.node import interconnect, lost_nodes, tcp_ports, unconnected
+from hpcml.kinds.ranks.node import interconnect, lost_nodes, nccl_log, tcp_ports, unconnected
 from hpcml.kinds.ranks.node.rank_agent import error_of, log_of, numbers_of
 from hpcml.kinds.ranks.node.rapidsmpf_server import Server, token_of
 from hpcml.kinds.ranks.roles import RANK
@@ -151,7 +151,7 @@ class Processes:
 
     def _tell_ways(self, interface: str) -> None:
         """Write down by which ways NCCL goes in the ranks, and warn if it is TCP."""
-        answer = interconnect.judged_by_logs(self.context, self.measured, interface)
+        answer = nccl_log.judged_by_logs(self.context, self.measured, interface)
         self.state.events.write("interconnect-seen", **answer)
         if problem := answer["problem"]:
             self.state.warn(f"{problem}{f'. Remedy: {remedy}' if (remedy := answer['remedy']) else ''}.")
