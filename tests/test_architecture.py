@@ -99,7 +99,7 @@ def test_what_travels_with_a_run_is_all_that_the_nodes_side_imports() -> None:
     "name",
     [
         "units", "errors", "paths", "request.option", "request.options", "request.record", "options.table",
-        "plan.plan",
+        "plan.make_plan",
         "plan.batch_script", "plan.container", "kinds.dask.login.options", "kinds.dask.login.plan",
         "kinds.ranks.login.options", "kinds.ranks.login.plan", "kinds.ranks.variables", "schedulers.slurm_options",
     ],
@@ -142,7 +142,7 @@ def test_a_look_at_runs_imports_neither_options_nor_rules(tmp_path: Path) -> Non
             "from hpcml.runs import listing, report, request_cost; from hpcml.report import ending; print(*sys.modules, file=sys.stderr)")  # fmt: skip
     done = subprocess.run([sys.executable, "-P", "-c", code], env={"HOME": str(tmp_path), "PATH": "/usr/bin"},
                           capture_output=True, text=True, check=True, cwd=tmp_path)  # fmt: skip
-    needless = r"hpcml\.(?:options\.table|kinds\.\w+\.login|repairs|failures\.(?:rules|evidence|judgement)|runs\.(?:why|submit)|plan\.plan)\S*"
+    needless = r"hpcml\.(?:options\.table|kinds\.\w+\.login|repairs|failures\.(?:rules|evidence|judgement)|runs\.(?:why|submit)|plan\.make_plan)\S*"
     assert not re.findall(needless, done.stderr.splitlines()[-1])
     assert "_hashlib" not in done.stderr.split(), "OpenSSL takes some milliseconds"
 

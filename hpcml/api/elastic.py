@@ -31,7 +31,7 @@ from hpcml.node.hardware.dask_protocol import NoAddressError, choose_address
 from hpcml.node.shared_files import remove_secrets
 from hpcml.paths import AttemptPaths, RunPaths
 from hpcml.plan.batch_script import directive, join, quote
-from hpcml.plan.plan import Plan
+from hpcml.plan.make_plan import Plan
 from hpcml.repairs import file_names
 from hpcml.request.record import Code, RunRequest
 from hpcml.runs import directories

@@ -10,7 +10,7 @@ from hpcml.doctor.finding import GREEN, RED, ByNode, Examination, Finding, green
 from hpcml.doctor.login_checks import judge_adapters
 from hpcml.node.hardware import ports
 from hpcml.node.hardware.record import Port
-from hpcml.plan.plan import ADAPTERS
+from hpcml.plan.make_plan import ADAPTERS
 
 Ports = Mapping[str, Sequence[Port]]  # by node
 

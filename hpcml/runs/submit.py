@@ -28,7 +28,7 @@ from hpcml.errors import ANSWER_LOST, HpcmlError, SiteError, UsageError, did_you
 from hpcml.options import script_lines
 from hpcml.options.reading import request_of
 from hpcml.paths import RunPaths
-from hpcml.plan.plan import Plan, RunLocation, plan
+from hpcml.plan.make_plan import Plan, RunLocation, plan
 from hpcml.request.record import RunRequest, job_name
 from hpcml.runs import (
     copied_project,

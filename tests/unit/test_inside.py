@@ -25,7 +25,7 @@ from hpcml.node import agent, full_disk, process_helpers, script_environment, sh
 from hpcml.node import settings as node_settings
 from hpcml.node.hardware import dask_protocol, sysfs
 from hpcml.node.process_helpers import EndNote
-from hpcml.plan import plan
+from hpcml.plan import make_plan
 from hpcml.request import record as request
 from hpcml.sites import schema, settings_layers
 from node_settings import settings as settings_of
@@ -35,9 +35,9 @@ from tests.said import says
 @pytest.fixture
 def context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> node_settings.Context:
     site = settings_layers.build(schema.Site, settings_layers.Layers())
-    place = plan.RunLocation(tmp_path, "/usr/bin/python3", "0")
+    place = make_plan.RunLocation(tmp_path, "/usr/bin/python3", "0")
     spec = request.RunRequest.of(tmp_path / "job.py", ("a", ""), tmp_path, nodes=2)
-    table = typed_json.plain(plan.plan(site, spec, place))
+    table = typed_json.plain(make_plan.plan(site, spec, place))
     (tmp_path / "plan.json").write_text(json.dumps(table))
     for name, value in (("HPCML_RUN_DIR", str(tmp_path)), ("SLURM_JOB_NODELIST", "n[1-2]"), ("SLURMD_NODENAME", "n1")):
         monkeypatch.setenv(name, value)

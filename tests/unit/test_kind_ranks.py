@@ -37,7 +37,7 @@ from hpcml.node.settings import Context
 from hpcml.node.tasks.run_tasks import end_of
 from hpcml.options.reading import request_of
 from hpcml.paths import AttemptPaths, RunPaths
-from hpcml.plan.plan import RunLocation, plan
+from hpcml.plan.make_plan import RunLocation, plan
 from hpcml.request.record import Code
 from hpcml.schedulers import slurm
 from hpcml.subprocesses import Answer
