@@ -16,7 +16,7 @@ import jinja2
 import jinja2.nodes
 import pytest
 
-from hpcml import assets, feature_hooks, kinds, listeners
+from hpcml import feature_hooks, kinds, listeners, node_archive
 from hpcml.states import ACTIVE, ENDED, PENDING, STATE_BY_PHASE, Phase, State
 from tests import words
 
@@ -81,7 +81,7 @@ def test_the_nodes_side_needs_no_package_but_those_that_are_there() -> None:
 
 def test_what_travels_with_a_run_is_all_that_the_nodes_side_imports() -> None:
     """But for the names of hpcml, and methods of a kind, that only the login node's side has."""
-    travels = set(assets.node_side())
+    travels = set(node_archive.node_side())
     for path in travels:
         of_the_login_node: tuple[str, ...] = ("hpcml.api.", "hpcml.runs.") if path == "hpcml/__init__.py" else ()
         if path in KINDS:
@@ -283,7 +283,7 @@ COMPLEX = {
 }
 # The lines of each package, which may only fall: a commit that raises a number says what this buys.
 MOST_LINES = {
-    ".": 6171,
+    ".": 6186,
     "api": 1023,
     "cli": 8070,
     "doctor": 1539,

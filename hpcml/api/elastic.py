@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from distributed import Adaptive, Scheduler, Status
 from distributed.deploy.cluster import Cluster
 
-from hpcml import assets, files, listeners, schedulers, subprocesses, typed_json, units
+from hpcml import assets, files, listeners, node_archive, schedulers, subprocesses, typed_json, units
 from hpcml.api import job_request
 from hpcml.config_trust import HPCML
 from hpcml.errors import ALLOCATION_LOST, HpcmlError, SiteError, SlurmUnreachableError, StorageError, UsageError
@@ -453,7 +453,7 @@ def _write(made: Plan, spec: RunRequest) -> None:
     """Write what each job reads in the cluster's folder."""
     paths = RunPaths(Path(made.directory))
     paths.logs.mkdir(mode=0o700)
-    files.write(paths.library, assets.node_archive())
+    files.write(paths.library, node_archive.node_archive())
     directories.write_json(paths.plan, typed_json.plain(made))
     lines = (f"export {name}={shlex.quote(value)}\n" for name, value in spec.environment)
     files.write(paths.variables, "".join(lines).encode(errors="surrogateescape"))

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hpcml import assets, files, schedulers, subprocesses
+from hpcml import files, node_archive, schedulers, subprocesses
 from hpcml.config_trust import HPCML, Origin
 from hpcml.errors import HpcmlError, SiteError, SlurmUnreachableError, StorageError, UsageError
 from hpcml.node.hardware import record
@@ -271,7 +271,7 @@ def run_job(wanted: JobRequest, seconds: float) -> Node:
     try:
         top.mkdir(mode=0o700, exist_ok=True)
         folder.mkdir(mode=0o700)
-        files.write(folder / LIBRARY, assets.node_archive())
+        files.write(folder / LIBRARY, node_archive.node_archive())
         files.write(folder / "job.sh", _script(wanted, name, folder, seconds))
     except OSError as error:
         hint = "hpcml writes the job's files into this folder. Free some space, or give yourself write permission."

@@ -18,7 +18,7 @@ class Fault(NamedTuple):
 F = Fault
 FAULTS = (
     F("hpcml/__init__.py", 'if error.name not in ("hpcml.api", "hpcml.runs"):', "if False:", "a missing package is explained as being inside a run"),
-    F("hpcml/assets.py", '    "sitecustomize.py": "hpcml/kinds/dask/node/script/children.py",\n', "", "processes that a script starts miss the run's cluster", True),
+    F("hpcml/node_archive.py", '    "sitecustomize.py": "hpcml/kinds/dask/node/script/children.py",\n', "", "processes that a script starts miss the run's cluster", True),
     F("hpcml/cli/cancel_rm.py", "[*tasks, *_dividing(run)]", "tasks", "a cancelled job's sweep points are run by its sister jobs", True),
     F("hpcml/cli/cancel_rm.py", "accepted, message, failed = False, str(error), error.exit_status", "accepted, message = False, str(error)", "hpcml cancel --all ends with 0 after a refused cancellation"),
     F("hpcml/cli/completion.py", "    if line.host:\n        return  # they are on the other machine\n", "", "completion for another host offers this machine's runs"),
@@ -854,7 +854,7 @@ FAULTS = (
     F("hpcml/cli/new.py", "Choose another name.", "Choose a name.", "the next step of hpcml new helps nobody"),
     F("tests/run_tiers.py", "if path not in first]", "if path in first]", "make test-rest repeats make test and leaves out the rest"),
     F("hpcml/options/table.py", "kinds=first.kinds | {kind}", "kinds=first.kinds", "an option of another kind of run is accepted and has no effect"),
-    F("hpcml/assets.py", 'if not at.endswith("/login")', "if at", "what only the login node can import travels with each run"),
+    F("hpcml/node_archive.py", 'if not at.endswith("/login")', "if at", "what only the login node can import travels with each run"),
     F("docs/sites.md", "hpcml site show --origin", "hpcml site list --origin", "a page of the documentation tells to type a command that is none"),
     F("hpcml/schedulers/slurm_options.py", "\nPUT_BACK = 'timeout 60 scontrol requeue \"$this_job\"'", '\nPUT_BACK = ":"', "a long run of a user with one job at a time ends after its first attempt", True),
     F("hpcml/schedulers/allocation.py", 'row[0] != f"{job}.{inside}" and not', "False and not", "a run that waits for nodes of its allocation does not name the step that has them", True),
@@ -921,7 +921,7 @@ FAULTS = (
     F("hpcml/cli/sweep.py", 'prepare_request(submission.with_python(spec),', 'prepare_request(spec,', "a sweep that is continued has another Python for its new points"),
     F("hpcml/runs/lib_zip.py", "_MODE = 0o400", "_MODE = 0o600", "a script can write into the modules of all runs"),
     F("hpcml/runs/lib_zip.py", "            if not _link(library, shared, archive):  # else", "            if True:  # else", "of two submissions at once each keeps a lib.zip of its own"),
-    F("hpcml/assets.py", "if (archive := kept.read_bytes()).endswith(seal(archive).encode()):", "if archive := kept.read_bytes():", "a damaged archive beside the package goes to the nodes"),
+    F("hpcml/node_archive.py", "if (archive := kept.read_bytes()).endswith(seal(archive).encode()):", "if archive := kept.read_bytes():", "a damaged archive beside the package goes to the nodes"),
     F("hpcml/runs/directories.py", "if status.st_nlink == 1:", "if True:", "hpcml rm counts the lib.zip that runs share for each of them"),
     F("templates/batch.sh.j2", '&& ! is_whole "$HPCML_RUN_DIR/lib.zip"', '&& ! [ -e "$HPCML_RUN_DIR/lib.zip" ]', "a job imports from a damaged lib.zip", True),
     F("bench/seeds.py", "if changed and not row.older:", "if False:", "a figure older than the code that it measured stays on the page of the seeds"),
