@@ -145,11 +145,11 @@ def from_laptop(laptop: Laptop) -> int:
 
 def _asked(connection: Connection, options: Sequence[str]) -> tuple[int, bytes]:
     """Return the exit status and the output of the login node's own hpcml."""
-    from hpcml.remote import answers, channel
+    from hpcml.remote import answers, login_call
 
     said: list[bytes] = []
     command = ["doctor", "--json", *(word for word in options if word != "--json")]
-    status = channel.run(connection, command, most=answers.LONGEST_VIEW, show=said.append)
+    status = login_call.run(connection, command, most=answers.LONGEST_VIEW, show=said.append)
     return status, b"".join(said)
 
 
