@@ -290,7 +290,7 @@ MOST_LINES = {
     "failures": 3171,
     "images": 1053,
     "kinds": 12145,
-    "node": 12158,
+    "node": 12169,
     "options": 2422,
     "plan": 897,
     "remote": 3994,

@@ -316,7 +316,7 @@ FAULTS = (
     F("hpcml/node/tasks/error_hint.py", 'if error.get("has") else', 'if error.get("had") else', "a module beside the script is to be installed by pip"),
     F("hpcml/kinds/dask/node/script/cluster_outside_runs.py", '"security": True', '"security": None', "every user of the machine reaches hpcml.connect()'s own scheduler"),
     F("hpcml/kinds/dask/node/script/cluster_outside_runs.py", 'if not key.startswith("init_main_from_")', "if key", "each worker runs a script without main guard again", True),
-    F("hpcml/node/supervisor.py", "            self.process.kill()", "            pass", "a report that takes too long outlives the run", True),
+    F("hpcml/node/report_at_end.py", "            self.process.kill()", "            pass", "a report that takes too long outlives the run", True),
     F("hpcml/kinds/dask/node/supervised.py", "if self.silent and not self.released:", "if self.silent:", "client.shutdown() in the script ends the run as a loss", True),
     F("hpcml/kinds/dask/node/supervised.py", "none_left = not self.present and len(final) == len(missing)", "none_left = False", "a run without any worker left waits for ever", True),
     F("hpcml/kinds/dask/node/dask_scheduler.py", "await asyncio.sleep(max(15.0, 3 * float(heartbeat_interval(len(self.workers)))))", "await asyncio.sleep(0)", "a resumed job loses all its workers as silent", True),

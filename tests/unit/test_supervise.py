@@ -21,7 +21,7 @@ from hpcml import errors, files
 from hpcml.failures.end import End
 from hpcml.kinds.dask import KIND
 from hpcml.kinds.dask.node.supervised import Processes
-from hpcml.node import full_disk, prestarted_role, process_helpers, supervisor
+from hpcml.node import full_disk, prestarted_role, process_helpers, report_at_end, supervisor
 from hpcml.node.interconnect import record
 from hpcml.node.job_steps import LAST_WORDS
 from hpcml.node.outcome import EventLog, RunEndedError, or_a_full_disk
@@ -453,7 +453,7 @@ def test_gpus_that_were_not_used_are_told_at_the_end(
 ) -> None:
     """By the figures of the report, which its own process writes during the teardown."""
 
-    class Reported(supervisor.ReportProcess):
+    class Reported(report_at_end.ReportProcess):
         def __init__(self, context: Context) -> None:
             self.context, self.process = context, None
 
@@ -493,11 +493,11 @@ def test_of_workers_without_gpu_the_first_is_told_and_all_are_events(cluster: Br
 
 def test_short_scripts_and_other_attempts_tell_nothing_of_gpus(cluster: Broken) -> None:
     context = cluster.state.context
-    assert supervisor.unused_gpus(context) == ""
+    assert report_at_end.unused_gpus(context) == ""
     for other in ({"script_seconds": 19.0}, {"attempt": 1}):
         told = {"attempt": 0, "script_seconds": 21.0, "figures": {"gpus": 1.0, "gpus_unused": 1.0}} | other
         context.run.report_facts.write_text(json.dumps(told))
-        assert supervisor.unused_gpus(context) == ""
+        assert report_at_end.unused_gpus(context) == ""
 
 
 def test_lines_of_the_setup_that_failed_are_told_whatever_else_the_variable_has(
