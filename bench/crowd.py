@@ -30,7 +30,7 @@ async def serve(folder: Path, way: str) -> None:
     """Be the scheduler: answer each line of standard input with the figures of this process; ``close`` closes."""
     import distributed
 
-    from hpcml.kinds.dask.node.scheduler import PrivateScheduler, Reporter
+    from hpcml.kinds.dask.node.dask_scheduler import PrivateScheduler, Reporter
     from hpcml.kinds.dask.node.security import tls
     from hpcml.paths import RunPaths
 

@@ -160,7 +160,7 @@ def document(out: Path | None, ways: dict[str, Way], figures: Figures) -> None:
     text = {
         "command": shlex.join(["python3", "bench/hold.py", *sys.argv[1:]]),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "measured": measured("hpcml/kinds/hold/node/holding.py", "hpcml/kinds/hold/node/ahead.py"),
+        "measured": measured("hpcml/kinds/hold/node/holding.py", "hpcml/kinds/hold/node/prestarted_run.py"),
         "machine": f"{cores} cores, load {load:.1f}, {platform.machine()}, Python {platform.python_version()}",
         "rounds": min(map(len, figures.values())),
         "medians": table,

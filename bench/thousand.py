@@ -308,8 +308,8 @@ def look(count: int, each: int, label: str) -> Facts:
     """Return what one look at so many nodes costs a supervisor: while none of their workers is there, and when all are."""
     from absences import absence_of
     from hpcml.kinds.dask import KIND
-    from hpcml.kinds.dask.node import losses
-    from hpcml.node import rendezvous_files
+    from hpcml.kinds.dask.node import lost_workers
+    from hpcml.node import shared_files
     from hpcml.node.settings import Context
     from hpcml.paths import RunPaths
 
@@ -325,16 +325,16 @@ def look(count: int, each: int, label: str) -> Facts:
         context = Context(run, attempt, 0, settings, "n0", names)
         for node in names:
             mark = {"refused": "", "failed": [], "deaths": {}, "state": "workers"}
-            rendezvous_files.write_json(attempt.mark_of(node), mark)
+            shared_files.write_json(attempt.mark_of(node), mark)
             run.log("worker", node).write_text("a line\n" * 20)
         present = {worker for node in names for worker in context.worker_names(node)}
         figures = {}
         for way, there in (("waiting", set()), ("all there", present)):
-            absence = absence_of(context, KIND, losses.WORDS, connected=names if label != "by files" else ())
-            calls = opened(lambda there=there, absence=absence: losses.missing_nodes(absence, there))
+            absence = absence_of(context, KIND, lost_workers.WORDS, connected=names if label != "by files" else ())
+            calls = opened(lambda there=there, absence=absence: lost_workers.missing_nodes(absence, there))
             used = time.process_time()
             for _ in range(5):
-                losses.missing_nodes(absence, there)
+                lost_workers.missing_nodes(absence, there)
             figures[way] = {"calls": calls, "milliseconds": round((time.process_time() - used) * 200, 2)}
     return {"nodes": count, "each": each, "label": label, **figures}
 

@@ -16,7 +16,7 @@ import jinja2
 import jinja2.nodes
 import pytest
 
-from hpcml import assets, extension_points, kinds, listeners
+from hpcml import feature_hooks, kinds, listeners, node_archive
 from hpcml.states import ACTIVE, ENDED, PENDING, STATE_BY_PHASE, Phase, State
 from tests import words
 
@@ -81,7 +81,7 @@ def test_the_nodes_side_needs_no_package_but_those_that_are_there() -> None:
 
 def test_what_travels_with_a_run_is_all_that_the_nodes_side_imports() -> None:
     """But for the names of hpcml, and methods of a kind, that only the login node's side has."""
-    travels = set(assets.node_side())
+    travels = set(node_archive.node_side())
     for path in travels:
         of_the_login_node: tuple[str, ...] = ("hpcml.api.", "hpcml.runs.") if path == "hpcml/__init__.py" else ()
         if path in KINDS:
@@ -99,7 +99,7 @@ def test_what_travels_with_a_run_is_all_that_the_nodes_side_imports() -> None:
     "name",
     [
         "units", "errors", "paths", "request.option", "request.options", "request.record", "options.table",
-        "plan.plan",
+        "plan.make_plan",
         "plan.batch_script", "plan.container", "kinds.dask.login.options", "kinds.dask.login.plan",
         "kinds.ranks.login.options", "kinds.ranks.login.plan", "kinds.ranks.variables", "schedulers.slurm_options",
     ],
@@ -142,7 +142,7 @@ def test_a_look_at_runs_imports_neither_options_nor_rules(tmp_path: Path) -> Non
             "from hpcml.runs import listing, report, request_cost; from hpcml.report import ending; print(*sys.modules, file=sys.stderr)")  # fmt: skip
     done = subprocess.run([sys.executable, "-P", "-c", code], env={"HOME": str(tmp_path), "PATH": "/usr/bin"},
                           capture_output=True, text=True, check=True, cwd=tmp_path)  # fmt: skip
-    needless = r"hpcml\.(?:options\.table|kinds\.\w+\.login|repairs|failures\.(?:rules|evidence|judgement)|runs\.(?:why|submit)|plan\.plan)\S*"
+    needless = r"hpcml\.(?:options\.table|kinds\.\w+\.login|repairs|failures\.(?:rules|evidence|judgement)|runs\.(?:why|submit)|plan\.make_plan)\S*"
     assert not re.findall(needless, done.stderr.splitlines()[-1])
     assert "_hashlib" not in done.stderr.split(), "OpenSSL takes some milliseconds"
 
@@ -249,23 +249,21 @@ def test_the_core_imports_no_feature_and_no_feature_another_but_where_it_is_said
     for side, arrows in found.items():
         allowed = SETTINGS["arrows"][side]
         assert {name: arrows[name] for name in arrows.keys() - {*allowed}} == {}, (
-            f"{side}: use an extension point, or move it down"
+            f"{side}: use a feature hook, or move it down"
         )
         assert {*allowed} - arrows.keys() == set(), f"{side}: these are gone: remove them from pyproject.toml"
         assert len(allowed) <= MOST_ARROWS[side]
 
 
 def test_each_extension_point_is_a_function_that_the_core_calls() -> None:
-    texts = "\n".join(path.read_text() for name, path in MODULES.items() if name != "extension_points")
-    for point, names in extension_points.POINTS.items():
-        assert all(callable(function) for function in extension_points.added(point)), point
+    texts = "\n".join(path.read_text() for name, path in MODULES.items() if name != "feature_hooks")
+    for point, names in feature_hooks.POINTS.items():
+        assert all(callable(function) for function in feature_hooks.added(point)), point
         assert len(names) == len(set(names)) > 0, point
         assert not any(_part(name.removeprefix("hpcml.").rpartition(".")[0])[0] for name in names), (
             f"{point}: not a feature"
         )
-        assert re.search(rf"""extension_points\.(?:added|only|collected)\(\s*["']{re.escape(point)}["']""", texts), (
-            point
-        )
+        assert re.search(rf"""feature_hooks\.(?:added|only|collected)\(\s*["']{re.escape(point)}["']""", texts), point
 
 
 # -- size --------------------------------------------------------------------------------------------------------------
@@ -278,28 +276,28 @@ COMPLEX = {
     "failures.judgement._judged": 23,
     "failures.cause.of_hit": 24,
     "failures.judgement._out_of_memory": 24,
-    "failures.script_ends._signalled": 29,
+    "failures.script_without_error._signalled": 29,
     "kinds.dask.node.script.run_cluster.__init__": 23,
     "node.interconnect.result._of_collective": 29,
     "runs.waiting.follow": 30,
 }
 # The lines of each package, which may only fall: a commit that raises a number says what this buys.
 MOST_LINES = {
-    ".": 6178,
+    ".": 6193,
     "api": 1023,
-    "cli": 8072,
+    "cli": 8092,
     "doctor": 1539,
     "failures": 3175,
     "images": 1053,
-    "kinds": 11848,
-    "node": 12428,
+    "kinds": 12144,
+    "node": 12180,
     "options": 2434,
     "plan": 898,
-    "remote": 3961,
+    "remote": 3994,
     "repairs": 984,
     "report": 2350,
     "request": 578,
-    "runs": 9845,
+    "runs": 9843,
     "schedulers": 3827,
     "sites": 1544,
     "survey": 1210,
@@ -544,8 +542,8 @@ FIRST_WORD_ELSEWHERE = {
     ("cli.help", "_show"): "PAGER of the user's shell",
     ("cli.shell", "run"): "srun, or SHELL of the user's shell on the local site",
     ("cli.ssh_config", "run"): "ssh",
-    ("remote.channel", "__init__"): "ssh",
-    ("remote.channel", "_asked"): "ssh",
+    ("remote.login_call", "__init__"): "ssh",
+    ("remote.delivery", "_asked"): "ssh",
     ("remote.routes", "_is_missing"): "ssh",
     ("remote.ssh", "alive"): "ssh",
     ("remote.ssh", "cancel"): "ssh",
@@ -556,7 +554,7 @@ FIRST_WORD_ELSEWHERE = {
     ("remote.node_ssh", "prepare"): "srun",
     ("remote.tunnel_server", "become"): "srun",
     ("schedulers.slurm", "ask"): "sbatch, squeue and the other commands of Slurm",
-    ("doctor.checks", "_quotas"): "lfs or quota",
+    ("doctor.login_checks", "_quotas"): "lfs or quota",
 }
 
 

@@ -19,7 +19,7 @@ from packaging.requirements import Requirement
 
 from hpcml import errors
 from hpcml.cli import commands
-from hpcml.plan import batch_script, plan
+from hpcml.plan import batch_script, make_plan
 from hpcml.request import record as request
 from hpcml.sites import lookup, schema
 from tests.doc_blocks import DOCS, OWN, OWN_BLOCKS, PAGES, ROOT, SHELL, Block, split
@@ -223,10 +223,10 @@ def test_settings_load(block: Block, site: str, tmp_path: Path) -> None:
     lookup.load(site, {"HPCML_SYSTEM_CONFIG": str(tmp_path)}, None)
 
 
-def make(site: schema.Site, account: str = "") -> plan.Plan:
+def make(site: schema.Site, account: str = "") -> make_plan.Plan:
     spec = request.RunRequest.of(Path("/home/ada/first.py"), (), Path("/home/ada"), account=account)
-    place = plan.RunLocation(Path("/home/ada/runs/first-20261121-083633-0865"), "/opt/python", "0")
-    return plan.plan(site, spec, place)
+    place = make_plan.RunLocation(Path("/home/ada/runs/first-20261121-083633-0865"), "/opt/python", "0")
+    return make_plan.plan(site, spec, place)
 
 
 @pytest.mark.parametrize("block", of("toml", kind="profile"))

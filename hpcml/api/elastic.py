@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from distributed import Adaptive, Scheduler, Status
 from distributed.deploy.cluster import Cluster
 
-from hpcml import assets, files, listeners, schedulers, subprocesses, typed_json, units
+from hpcml import assets, files, listeners, node_archive, schedulers, subprocesses, typed_json, units
 from hpcml.api import job_request
 from hpcml.config_trust import HPCML
 from hpcml.errors import ALLOCATION_LOST, HpcmlError, SiteError, SlurmUnreachableError, StorageError, UsageError
@@ -28,10 +28,10 @@ from hpcml.kinds.dask.node import temporary_directory
 from hpcml.kinds.dask.node.security import connection_limits, tls
 from hpcml.node import scratch
 from hpcml.node.hardware.dask_protocol import NoAddressError, choose_address
-from hpcml.node.rendezvous_files import remove_secrets
+from hpcml.node.shared_files import remove_secrets
 from hpcml.paths import AttemptPaths, RunPaths
 from hpcml.plan.batch_script import directive, join, quote
-from hpcml.plan.plan import Plan
+from hpcml.plan.make_plan import Plan
 from hpcml.repairs import file_names
 from hpcml.request.record import Code, RunRequest
 from hpcml.runs import directories
@@ -453,7 +453,7 @@ def _write(made: Plan, spec: RunRequest) -> None:
     """Write what each job reads in the cluster's folder."""
     paths = RunPaths(Path(made.directory))
     paths.logs.mkdir(mode=0o700)
-    files.write(paths.library, assets.node_archive())
+    files.write(paths.library, node_archive.node_archive())
     directories.write_json(paths.plan, typed_json.plain(made))
     lines = (f"export {name}={shlex.quote(value)}\n" for name, value in spec.environment)
     files.write(paths.variables, "".join(lines).encode(errors="surrogateescape"))

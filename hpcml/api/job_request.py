@@ -12,7 +12,7 @@ from hpcml.errors import UsageError
 from hpcml.options.reading import given_by_keywords, request_of
 from hpcml.options.table import of
 from hpcml.plan.batch_script import quote
-from hpcml.plan.plan import Plan, RunLocation, plan
+from hpcml.plan.make_plan import Plan, RunLocation, plan
 from hpcml.request.record import Code, RunRequest, job_name
 from hpcml.runs import directories, notes
 from hpcml.sites import settings_layers

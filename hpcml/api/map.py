@@ -23,7 +23,7 @@ from hpcml.api import job_request
 from hpcml.errors import HpcmlError, SiteError, SlurmUnreachableError, UsageError
 from hpcml.paths import RunPaths
 from hpcml.plan.batch_script import directive, join, quote
-from hpcml.plan.plan import Plan
+from hpcml.plan.make_plan import Plan
 from hpcml.repairs import file_names
 from hpcml.request.record import Code
 from hpcml.sites import settings_layers

@@ -80,7 +80,7 @@ GROUPS = {
         "cancel": Command("cancel a run, or all runs", "RUN | --all", "last", "--all --yes", module="cancel_rm"),
         "rerun": Command(
             "submit a run again, with the same or other options", "RUN [OPTIONS] [-- ARGS…]",
-            "last", "train --nodes 8 --time 4h", "train -- --epochs 20", module="submit", takes=ARGUMENTS),
+            "last", "train --nodes 8 --time 4h", "train -- --epochs 20", takes=ARGUMENTS),
         "rm": Command(
             "delete ended runs with all their files", "RUN… | [--older-than TIME] [--failed]",
             "train-20261121-074500-1a2b", "--failed --older-than 30d", "--older-than 30d --keep 20",

@@ -65,7 +65,7 @@ def add_options(parser: ArgumentParser) -> None:
 
 def run(options: Namespace) -> int:
     """Make all checks, print the problems, and return 0 unless one is red; UsageError for options without --node."""
-    from hpcml.doctor import checks, job
+    from hpcml.doctor import login_checks, probe_job
     from hpcml.doctor.finding import Examination
 
     patience = common.parsed(units.parse_seconds, options.patience, "--patience", "30s")
@@ -81,12 +81,12 @@ def run(options: Namespace) -> int:
     wanted = common.load_site(options.site or "", here, options.set or ())
     code = Code(here / "doctor", (wanted.site.runtime.container,), here, form=Form.DOCTOR)
     spec = request_of(vars(options), code)._replace(name="doctor")
-    loaded, spec = job.request(wanted, spec)
+    loaded, spec = probe_job.request(wanted, spec)
     exam = Examination(loaded, wanted, spec, settings_layers.process_environment(), seconds)
-    findings = checks.examine(exam)
+    findings = login_checks.examine(exam)
     if options.node:
         common.end_by_signals()  # as by Ctrl-C the job is cancelled
-        findings += job.look(exam, patience, lambda text: say(f"hpcml: {text}", sys.stderr))
+        findings += probe_job.look(exam, patience, lambda text: say(f"hpcml: {text}", sys.stderr))
     return show(findings, as_json=options.json, show_all=options.all)
 
 
@@ -125,7 +125,7 @@ def _say(one: Finding) -> None:
 
 def from_laptop(laptop: Laptop) -> int:
     """Have the checks made on the login node, add those that this laptop makes, and print all of them."""
-    from hpcml.doctor import checks
+    from hpcml.doctor import login_checks
     from hpcml.doctor.finding import Finding
     from hpcml.remote import answers
 
@@ -133,7 +133,7 @@ def from_laptop(laptop: Laptop) -> int:
     try:
         connection = laptop.connect()
     except HpcmlError as error:
-        return show([checks.no_way(error)._replace(check="login-node")], as_json=as_json, show_all=show_all)
+        return show([login_checks.no_way(error)._replace(check="login-node")], as_json=as_json, show_all=show_all)
     status, said = _asked(connection, laptop.arguments)
     if status not in (0, UNFIT):  # it has said why
         if as_json:
@@ -145,17 +145,17 @@ def from_laptop(laptop: Laptop) -> int:
 
 def _asked(connection: Connection, options: Sequence[str]) -> tuple[int, bytes]:
     """Return the exit status and the output of the login node's own hpcml."""
-    from hpcml.remote import answers, channel
+    from hpcml.remote import answers, login_call
 
     said: list[bytes] = []
     command = ["doctor", "--json", *(word for word in options if word != "--json")]
-    status = channel.run(connection, command, most=answers.LONGEST_VIEW, show=said.append)
+    status = login_call.run(connection, command, most=answers.LONGEST_VIEW, show=said.append)
     return status, b"".join(said)
 
 
 def _with_this_end(connection: Connection, login: Login, typed: str, findings: Sequence[Finding]) -> list[Finding]:
     """Return the findings of the login node with those of this laptop in their places."""
-    from hpcml.doctor import checks
+    from hpcml.doctor import login_checks
     from hpcml.remote import ssh
 
     facts_by_check = {
@@ -164,9 +164,9 @@ def _with_this_end(connection: Connection, login: Login, typed: str, findings: S
     ends = ssh.certificates(connection.settings)
     start = str(facts_by_check.get("start", {}).get("start", ""))
     try:
-        certificate = checks.judge_certificate(ends, start, time.time(), login.renew)
+        certificate = login_checks.judge_certificate(ends, start, time.time(), login.renew)
     except ValueError:  # what it said is no time
-        certificate = checks.judge_certificate(ends, "", time.time(), login.renew)
+        certificate = login_checks.judge_certificate(ends, "", time.time(), login.renew)
     profile = facts_by_check.get("profile", {})
     of_profile = login.host != typed
     if not of_profile and connection.settings.get("hostname") == [
@@ -175,6 +175,6 @@ def _with_this_end(connection: Connection, login: Login, typed: str, findings: S
         listed = profile.get("login_hosts")
         hosts = tuple(map(str, listed)) if isinstance(listed, list) else ()
         login, of_profile = login._replace(hosts=login.hosts or hosts), True
-    node = checks.judge_login_node(login, str(profile.get("host", "")), of_profile=of_profile)
+    node = login_checks.judge_login_node(login, str(profile.get("host", "")), of_profile=of_profile)
     local = {"certificate": certificate, "login-node": node}
     return [local[row.check]._replace(check=row.check) if row.check in local else row for row in findings]

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Any
 
-    from hpcml.plan.plan import Plan
+    from hpcml.plan.make_plan import Plan
     from hpcml.runs.submit import Prepared
 
 

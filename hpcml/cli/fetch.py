@@ -17,7 +17,7 @@ from hpcml.cli import common
 from hpcml.cli.common import metered
 from hpcml.errors import NotFoundError, StorageError, UsageError
 from hpcml.files import parsed
-from hpcml.remote import answers, channel, fetched, transfer
+from hpcml.remote import answers, fetched, login_call, transfer
 from hpcml.remote.transfer import Entry, Offer
 from hpcml.runs import files_of_killed_runs, record
 from hpcml.terminal import note, say
@@ -152,13 +152,15 @@ def from_laptop(laptop: Laptop) -> int:
     arguments = ["fetch", *([f"--site={options.site}"] if options.site else [])]
     arguments += [f"--set={value}" for value in options.set or ()]
     # `--` so that no name is taken for an option
-    call = channel.Call(connection, [*arguments, "--", options.run], channel.Guard(sys.stderr), out=subprocesses.PIPE)
+    call = login_call.Call(
+        connection, [*arguments, "--", options.run], login_call.Guard(sys.stderr), out=subprocesses.PIPE
+    )
     try:
         call.begin(reads=True)
-        with channel.patience(call.child, connection.host) as heard:
+        with login_call.patience(call.child, connection.host) as heard:
             assert call.child.out is not None
             mark = call.nonce.encode() + b" "
-            line = channel.marked_line(call.child.out, mark, answers.LONGEST_LINE, connection.host)
+            line = login_call.marked_line(call.child.out, mark, answers.LONGEST_LINE, connection.host)
             received = (
                 _take(call, transfer.offer_of(line, connection.host), options, heard) if line is not None else None
             )
@@ -174,7 +176,7 @@ def from_laptop(laptop: Laptop) -> int:
     return status
 
 
-def _take(call: channel.Call, offer: Offer, options: Namespace, heard: Callable[[], None]) -> dict[str, Any]:
+def _take(call: login_call.Call, offer: Offer, options: Namespace, heard: Callable[[], None]) -> dict[str, Any]:
     """Bring the files that are not here yet; return the result."""
     assert call.child.out is not None
     folder = Path.cwd() / (options.dest or offer.run)

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from hpcml import earlier_names
 from hpcml.cli import commands, common, misplaced
 from hpcml.errors import UsageError
-from hpcml.remote import channel
+from hpcml.remote import login_call
 from hpcml.remote.ssh import login_of
+from hpcml.remote.upload import Upload, unsent
 from hpcml.request.record import Code, RunRequest
 from hpcml.runs import copied_project, script_or_program, snapshot, uv_environments
 from hpcml.runs.checks import script_checks
@@ -62,7 +63,7 @@ def run(host: str, named_by: str, command: str, options: Namespace, given: list[
         hint += "With --host, only hpcml sweep status, table, plot, cancel and rm work."
         raise UsageError("A laptop cannot start a sweep", place=f"--host {host}", hint=hint)
     login = login_of(host, here, place=named_by, load=common.load_site)
-    connect = functools.partial(channel.connect, login)
+    connect = functools.partial(login_call.connect, login)
     if command == "submit" or (command == "run" and getattr(options, "in") is not None):
         return _submit(connect, command, options, given, script)
     if command in ("doctor", "fetch", "pack"):
@@ -74,9 +75,9 @@ def run(host: str, named_by: str, command: str, options: Namespace, given: list[
             return top_host.watch(connect(), options)
     arguments = script if command == "rerun" else []
     streams = command in _STREAMS or getattr(options, "follow", False)
-    most = math.inf if streams else channel.MOST_SAID
+    most = math.inf if streams else login_call.MOST_SAID
     word = earlier_names.earlier(command)  # which an older hpcml on the host knows too
-    return channel.run(connect(), [word, *_waiting(command, options, given), *arguments], most=most)
+    return login_call.run(connect(), [word, *_waiting(command, options, given), *arguments], most=most)
 
 
 def _waiting(command: str, options: Namespace, given: list[str]) -> list[str]:
@@ -124,9 +125,9 @@ def _submit(
         if text := decision.note_on_sending:
             note(text)
         path = decision.applied(RunRequest.of(path)).code.script
-        upload = channel.Upload(path, Path(folder), code, module=form is Form.MODULE, root=decision.root)
+        upload = Upload(path, Path(folder), code, module=form is Form.MODULE, root=decision.root)
         _check_upload(upload, described)
-        if missing := channel.unsent(arguments, here, upload.entries):
+        if missing := unsent(arguments, here, upload.entries):
             note(f"hpcml does not send {', '.join(map(repr, missing))}: paths in arguments are paths on the cluster")
         connection = connect()
         many = counted(len(upload.entries), "file")
@@ -138,7 +139,7 @@ def _submit(
             *program.get(form, [f"./{upload.script}"]),
             *arguments,
         ]
-        return channel.run(connection, command_line, upload, most=math.inf)
+        return login_call.run(connection, command_line, upload, most=math.inf)
 
 
 def _to_send(path: Path, form: Form, here: Path, options: Namespace) -> tuple[Path, Form]:
@@ -150,7 +151,7 @@ def _to_send(path: Path, form: Form, here: Path, options: Namespace) -> tuple[Pa
     return path, form
 
 
-def _check_upload(upload: channel.Upload, project: Path | None) -> None:
+def _check_upload(upload: Upload, project: Path | None) -> None:
     """Say what is not sent, also of the script's uv ``project``; refuse to send code without the modules it imports."""
     if project and not any(Path(entry.name).name == uv_environments.LOCK for entry in upload.entries):
         lock = project / uv_environments.LOCK

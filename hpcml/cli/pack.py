@@ -70,7 +70,7 @@ def run(options: Namespace) -> int:
 
 def from_laptop(laptop: Laptop) -> int:
     """Put the file on the login node, which needs no hpcml for that."""
-    from hpcml.remote.channel import Delivery
+    from hpcml.remote.delivery import Delivery
 
     options, data = laptop.options, make()
     connection = laptop.connect()

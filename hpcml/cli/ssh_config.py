@@ -74,7 +74,7 @@ def _words(options: Namespace, role: str, *, run: str, **values: str) -> list[st
 def _prepared(options: Namespace, connection: Connection | None, key: str) -> Relay:
     """Have the cluster prepare an sshd for a key."""
     from hpcml.remote import answers, node_ssh
-    from hpcml.remote.channel import Call
+    from hpcml.remote.login_call import Call
     from hpcml.remote.tunnel import remote_failure
 
     if connection is None:

@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from hpcml.doctor.checks import judge_adapters
 from hpcml.doctor.finding import GREEN, RED, ByNode, Examination, Finding, green, leave_out, not_applicable, red, yellow
+from hpcml.doctor.login_checks import judge_adapters
 from hpcml.node.hardware import ports
 from hpcml.node.hardware.record import Port
-from hpcml.plan.plan import ADAPTERS
+from hpcml.plan.make_plan import ADAPTERS
 
 Ports = Mapping[str, Sequence[Port]]  # by node
 

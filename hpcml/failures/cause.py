@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 from hpcml import errors
 from hpcml.failures import evidence, last_output
+from hpcml.failures.earliest_line import Clocks
 from hpcml.failures.end import End
 from hpcml.failures.evidence import Hit, Line, Piece
-from hpcml.failures.order import Clocks
 from hpcml.failures.rule import Retry, Role, Rule
 from hpcml.failures.rules import BY_NAME, COLLECTIVE, filled
 from hpcml.kind import Kind

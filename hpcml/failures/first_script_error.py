@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from hpcml.failures import last_output
 from hpcml.failures.cause import LOGS, SHOWN, TOLD, Case, Cause, in_one_line, known_by_rule, of_ranks, roots
+from hpcml.failures.earliest_line import first_of
 from hpcml.failures.evidence import Hit, Line
-from hpcml.failures.order import first_of
 from hpcml.failures.rule import Retry, Role
 from hpcml.failures.rules import BY_NAME, filled
 

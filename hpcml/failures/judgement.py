@@ -16,13 +16,13 @@ from pathlib import Path
 from hpcml import errors
 from hpcml.failures import evidence, last_output, note
 from hpcml.failures.cause import LOGS, OF_ANOTHER_NODE, SHOWN, TOLD, Case, Cause, in_one_line, named_nodes, roots
+from hpcml.failures.earliest_line import Clocks, corrected, first_of, with_ranks
 from hpcml.failures.end import End, MemoryLimit
 from hpcml.failures.evidence import Hit, Line
 from hpcml.failures.first_script_error import raised
-from hpcml.failures.order import Clocks, corrected, first_of, with_ranks
 from hpcml.failures.rule import Retry, Role
 from hpcml.failures.rules import BY_NAME, COLLECTIVE, filled
-from hpcml.failures.script_ends import ended
+from hpcml.failures.script_without_error import ended
 from hpcml.kind import Kind
 from hpcml.paths import SCRIPT, AttemptPaths, RunPaths
 from hpcml.states import State

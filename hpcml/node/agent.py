@@ -20,10 +20,10 @@ from hpcml.failures.end import MemoryLimit, ProcessEnd
 from hpcml.files import size_of
 from hpcml.node import (
     process_helpers,
-    rendezvous_files,
     scratch,
     script_environment,
     services,
+    shared_files,
     silent_supervisor,
     stacks,
 )
@@ -136,7 +136,7 @@ class Node:
         node |= {"own_fault": self.own_fault, **children, "memory": self.memory}
         self.link.send(event="mark", **node)
         try:
-            rendezvous_files.write_json(self.context.attempt.mark_of(self.context.node), node)
+            shared_files.write_json(self.context.attempt.mark_of(self.context.node), node)
         except OSError as error:  # the processes are worth more than it; the supervisor sees that the disk is full
             where = f"the {self.members.noun}s on {self.context.node}"
             print(f"hpcml: the state of {where} cannot be written: {error}", file=sys.stderr)
@@ -354,7 +354,7 @@ def _stop_if_ended(node: Node) -> None:
 
 def run_has_ended(context: Context) -> bool:
     """Whether the supervisor has written that the run ended."""
-    return context.attempt.ended.name in rendezvous_files.listed(context.attempt.directory)
+    return context.attempt.ended.name in shared_files.listed(context.attempt.directory)
 
 
 def _start(node: Node, slot: Slot, serve: Callable[[Slot], int]) -> None:

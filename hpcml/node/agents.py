@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hpcml.files import create
-from hpcml.node import rendezvous_files, services, stacks
+from hpcml.node import services, shared_files, stacks
 from hpcml.node.link.hub import Hub
 from hpcml.node.link.messages import Events, sign_every
 from hpcml.node.process_helpers import Process
@@ -70,7 +70,7 @@ class Agents:
         this = dataclasses.astuple(Process.named(os.getpid()))
         where: dict[str, Any] = {"places": self.hub.places, "node": self.context.node, "supervisor": this}
         where |= {"sockets": str(self.state.folder), "versions": self.versions.local}
-        rendezvous_files.write_json(attempt.link, where)
+        shared_files.write_json(attempt.link, where)
 
     def order(self, **order: object) -> None:
         """Give an order to everyone, and to each one that connects later."""

@@ -16,7 +16,7 @@ from hpcml.failures.note import read_note
 from hpcml.failures.role_end import CONTAINER_FAILED, RoleEnd, not_entered, of_role
 from hpcml.failures.rules import BY_NAME
 from hpcml.kind import Role
-from hpcml.node import full_disk, rendezvous_files
+from hpcml.node import full_disk, shared_files
 from hpcml.node.job import end_time, job_id, number_in_logs
 from hpcml.node.outcome import EventLog, RunEndedError
 from hpcml.node.process_helpers import Process, output
@@ -76,7 +76,7 @@ class EndRequests:
         """Take note of the time limit, and end the run (RunEndedError) if that was asked for."""
         attempt, now, left = self.context.attempt, time.monotonic(), self._left
         if now - self.listed_at > NOTES_TICK:
-            self.listed_at, self.names = now, rendezvous_files.listed(attempt.directory)
+            self.listed_at, self.names = now, shared_files.listed(attempt.directory)
             self._look_at_saves()
         if self.batch.began and not self.batch.alive:  # looked at each time: Slurm ends the other steps right after it
             why = BY_NAME[Reason.BATCH_KILLED].cause
@@ -98,7 +98,7 @@ class EndRequests:
 
     def look_again(self) -> None:
         """Take note of what came since the last look: the script may have seen it first, and obeyed."""
-        self.names = rendezvous_files.listed(self.context.attempt.directory)
+        self.names = shared_files.listed(self.context.attempt.directory)
         self._look_at_the_limit(self._left)
 
     def asked(self, phase: str) -> End | None:
@@ -119,7 +119,7 @@ class EndRequests:
         cancelled = self.context.settings.job.one_machine and left > 0  # where Slurm ends the job, its log tells
         usual: dict[str, Any] = _TIME_LIMIT if self.time_limit_near and not cancelled else _CANCELLED
         told = (
-            rendezvous_files.read_json(self.context.attempt.hold_ends) or {}
+            shared_files.read_json(self.context.attempt.hold_ends) or {}
         )  # by a kept allocation: why the run has to end
         return End(phase=phase, **(usual | {name: told[name] for name in usual.keys() & told.keys()}))
 
@@ -153,7 +153,7 @@ class EndRequests:
     def _look_at_saves(self) -> None:
         path = self.context.attempt.saves
         if path.name in self.names:
-            self.longest_save = float((rendezvous_files.read_json(path) or {}).get("longest", 0.0))
+            self.longest_save = float((shared_files.read_json(path) or {}).get("longest", 0.0))
 
     def slow_save(self) -> str:
         """Return a warning if the script has little time for a save before it must end; empty if it has enough."""

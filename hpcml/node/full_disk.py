@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from hpcml.files import create, write
-from hpcml.node import rendezvous_files
+from hpcml.node import shared_files
 from hpcml.paths import RESERVE_COUNT, RESERVE_SIZE, RunPaths
 
 FULL = {errno.ENOSPC: "the file system is full", errno.EDQUOT: "the quota is used up"}
@@ -75,14 +75,14 @@ def write_end(run: RunPaths, path: Path, end: dict[str, Any]) -> bool:
     Return True if it could be written.
     """
     try:
-        rendezvous_files.write_json(path, end)
+        shared_files.write_json(path, end)
         return True
     except OSError as error:
         failed = error
     text = json.dumps(end).encode()
     if len(text) > RESERVE_SIZE:
         text = json.dumps({**end, "quote": []}).encode()[:RESERVE_SIZE]
-    for name in sorted(rendezvous_files.listed(run.reserve)):
+    for name in sorted(shared_files.listed(run.reserve)):
         try:
             _write_over(run.reserve / name, text)
             (run.reserve / name).rename(path)
@@ -119,7 +119,7 @@ def renew(run: RunPaths) -> None:
 def release(run: RunPaths) -> None:
     """Remove what is left of the reserve: the end is written."""
     with contextlib.suppress(OSError):  # not there, somebody keeps a file in it, or the file system is read-only
-        for name in rendezvous_files.listed(run.reserve):
+        for name in shared_files.listed(run.reserve):
             (run.reserve / name).unlink(missing_ok=True)
         run.reserve.rmdir()
 

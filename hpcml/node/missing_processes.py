@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from hpcml.failures.role_end import RoleEnd
 from hpcml.kind import Role
-from hpcml.node import rendezvous_files
+from hpcml.node import shared_files
 from hpcml.node.agents import Agents
 from hpcml.node.end_cause import role_end
 from hpcml.node.run_state import RunState
@@ -52,8 +52,8 @@ class Absence:
         """Take in what the files and srun's reports say now."""
         attempt, steps = self.context.attempt, self.state.steps
         is_alone = any(not self.agents.is_connected(node) for node in self.context.node_names)
-        self.exits = rendezvous_files.listed(attempt.exits) if is_alone or self.beside else set()
-        self.marks = rendezvous_files.listed(attempt.nodes) if is_alone else set()
+        self.exits = shared_files.listed(attempt.exits) if is_alone or self.beside else set()
+        self.marks = shared_files.listed(attempt.nodes) if is_alone else set()
         self.lost = steps.lost_tasks()
         gone = [role.name for role in (self.state.kind.agent, *self.beside) if steps.gone(role.name)]
         self.gone = self.words.step_gone.format(role=gone[0]) if gone else ""
@@ -63,7 +63,7 @@ class Absence:
         said = self.agents.marks.get(node, {})
         if self.agents.is_connected(node) or f"{node}.json" not in self.marks:
             return said
-        return rendezvous_files.read_json(self.context.attempt.mark_of(node)) or said
+        return shared_files.read_json(self.context.attempt.mark_of(node)) or said
 
     def has_ended(self, node: str) -> bool:
         """Whether a node's agent has ended for good, and all its processes with it."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hpcml import errors
 from hpcml.failures.end import End
-from hpcml.node import full_disk, rendezvous_files
+from hpcml.node import full_disk, shared_files
 from hpcml.node.job import job_id
 from hpcml.node.settings import Context
 from hpcml.paths import RunPaths
@@ -43,7 +43,7 @@ def decided(context: Context, outcome: End) -> End:
 def keep_last_end(context: Context) -> None:
     """Keep how the attempt before has ended, whose place this one's end will take."""
     last = context.run.attempt(context.number - 1)
-    end = rendezvous_files.read_json(context.run.status) if context.number else None
+    end = shared_files.read_json(context.run.status) if context.number else None
     if end and end.get("attempt") == context.number - 1 and last.directory.is_dir():
         full_disk.write_end(context.run, last.end, end)
 
@@ -79,7 +79,7 @@ def no_progress(context: Context, outcome: End) -> bool:
         return False
     for number in range(context.number - 1, -1, -1):
         before = context.run.attempt(number)
-        end = rendezvous_files.read_json(before.end)
+        end = shared_files.read_json(before.end)
         if end and end.get("exit_status") in _HAD_ITS_TIME:
             return newest(context.run.checkpoints) < before.begun.stat().st_mtime_ns
     return False

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from hpcml.failures.end import Reason
 from hpcml.kind import Kind
-from hpcml.node import ahead, full_disk, process_helpers
+from hpcml.node import full_disk, prestarted_role, process_helpers
 from hpcml.node.outcome import leave_note
 from hpcml.node.process_helpers import long_import
 from hpcml.node.settings import Context, load
@@ -55,11 +55,11 @@ def main(arguments: list[str], kinds: Mapping[str, Kind]) -> int:
 
 def _wait_for_run(kind: Kind, role: str, context: Context) -> None:
     """In a role that starts before its run: import what the role needs, and wait; nothing in all others."""
-    if os.environ.get(ahead.VARIABLE):
+    if os.environ.get(prestarted_role.VARIABLE):
         settings_files: Sequence[Path] = ()
         with long_import(), contextlib.suppress(Exception):  # the role itself will say it, of its run
             settings_files = kind.import_ahead(role, context)
-        ahead.wait(settings_files)
+        prestarted_role.wait(settings_files)
 
 
 def shadowed(name: str, python_path: str) -> str:

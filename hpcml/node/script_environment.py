@@ -14,7 +14,7 @@ import threading
 from collections.abc import MutableMapping
 from pathlib import Path
 
-from hpcml.node import job, rendezvous_files, script_module
+from hpcml.node import job, shared_files
 from hpcml.node.settings import Context
 from hpcml.paths import LIBRARY
 from hpcml.workload_forms import Form
@@ -53,7 +53,6 @@ def take_up(context: Context, *, say: bool = True) -> None:
         del os.environ[name]
     os.environ.update(as_in_batch_script)
     _draw_anew()
-    script_module.install(context.settings)
 
 
 def answer_no_signals() -> None:
@@ -110,7 +109,7 @@ def restore(environment: MutableMapping[str, str]) -> None:
 def _hidden(place: str) -> list[str]:
     """Return the modules in a folder whose names this process has loaded from elsewhere."""
     hidden = []
-    for name in sorted(rendezvous_files.listed(Path(place))):
+    for name in sorted(shared_files.listed(Path(place))):
         module = name.removesuffix(".py")
         if module in sys.modules and (module != name or Path(place, name, "__init__.py").is_file()):
             hidden.append(f"{place}/{name}")

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from hpcml import listeners, socket_relay, typed_json
 from hpcml.files import account, parsed, read, unknown_users
-from hpcml.node import process_helpers, rendezvous_files
+from hpcml.node import process_helpers, shared_files
 from hpcml.node.settings import Context
 from hpcml.services import Condition, Found, Wanted, declared
 
@@ -52,9 +52,9 @@ class Requests:
             return new
         self.next_look = time.monotonic() + EVERY
         folder = self.context.attempt.wanted
-        if folder.name not in rendezvous_files.listed(folder.parent):
+        if folder.name not in shared_files.listed(folder.parent):
             return new
-        names = sorted(rendezvous_files.listed(folder), key=lambda name: (name not in self.seen, name))
+        names = sorted(shared_files.listed(folder), key=lambda name: (name not in self.seen, name))
         if len(names) > MOST and not self.said:
             self.said = True
             print(f"hpcml: the run names {len(names)} services, and hpcml serves {MOST} of them.", file=sys.stderr)
@@ -92,7 +92,7 @@ def serve(context: Context, wanted: Wanted, path: Path, agent: int) -> int:
         if now != last:
             page |= {"found": now._asdict(), "since": time.time()}
             try:
-                rendezvous_files.write_service(record, context.node, path, bridge.identity, **page)
+                shared_files.write_service(record, context.node, path, bridge.identity, **page)
                 last = now
             except OSError as error:  # a full disk, which the next look may find with room
                 print(f"hpcml: {record} cannot be written: {error.strerror}.", file=sys.stderr, flush=True)

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from hpcml.node import ahead, process_helpers, rendezvous_files
+from hpcml.node import prestarted_role, process_helpers, shared_files
 from hpcml.node.settings import Context
 
 SIGNAL = signal.SIGRTMIN + 5
@@ -54,7 +54,7 @@ class Requests:
             return None
         self.next_look = time.monotonic() + self.every
         path = self.context.attempt.stacks_request
-        request = rendezvous_files.read_json(path) if path.name in rendezvous_files.listed(path.parent) else None
+        request = shared_files.read_json(path) if path.name in shared_files.listed(path.parent) else None
         return request if request and self.is_new(request["id"]) else None
 
     def is_new(self, request: str) -> bool:
@@ -66,14 +66,14 @@ class Requests:
 def ask(context: Context, script: int) -> str:
     """Ask all nodes for the stacks of their processes; return the number of the request."""
     request = os.urandom(8).hex()
-    rendezvous_files.write_json(context.attempt.stacks_request, {"id": request, "script": script})
+    shared_files.write_json(context.attempt.stacks_request, {"id": request, "script": script})
     return request
 
 
 def are_all_written(context: Context, request: str, answered: Mapping[str, str]) -> bool:
     """Whether all nodes have answered a request; ``answered`` has by node the last one of its agent."""
     left = [node for node in context.node_names if answered.get(node) != request]
-    answers = [rendezvous_files.read_json(context.attempt.stacks / f"{node}.json") for node in left]
+    answers = [shared_files.read_json(context.attempt.stacks / f"{node}.json") for node in left]
     return all(answer and answer["id"] == request for answer in answers)
 
 
@@ -86,14 +86,14 @@ def write(context: Context, request: Mapping[str, Any], members: Mapping[int, st
     dumps = _dumped(list(_of_run({**script, **members, **_scheduler(context)})))
     context.attempt.stacks.mkdir(mode=0o700, exist_ok=True)
     answer = {"id": request["id"], "node": context.node, "processes": dumps}
-    rendezvous_files.write_json(context.attempt.stacks / f"{context.node}.json", answer)
+    shared_files.write_json(context.attempt.stacks / f"{context.node}.json", answer)
     return 0
 
 
 def _scheduler(context: Context) -> dict[int, str]:
     """Return the scheduler of the run by its pid, if it is on this node."""
     started = [b"-m", b"hpcml.kinds", b"scheduler"]
-    runs = {f"HPCML_RUN_DIR={directory}".encode() for directory in (context.run.directory, ahead.before)}
+    runs = {f"HPCML_RUN_DIR={directory}".encode() for directory in (context.run.directory, prestarted_role.before)}
     return {
         pid: "scheduler"
         for pid in process_helpers.pids()

@@ -7,22 +7,22 @@ import errno
 import os
 import re
 import signal
-import subprocess
 import sys
 import time
 import traceback
 
-from hpcml import errors, extension_points, outputs_brought_back
+from hpcml import errors, feature_hooks, outputs_brought_back
 from hpcml.failures import job_log
 from hpcml.failures.end import End
 from hpcml.files import size_of, write
 from hpcml.kind import Kind, Processes
-from hpcml.node import end_cause, full_disk, next_attempt, rendezvous_files, scratch
+from hpcml.node import end_cause, full_disk, next_attempt, scratch, shared_files
 from hpcml.node.job import job_id
 from hpcml.node.outcome import EventLog, RunEndedError, or_a_full_disk, report_end, say, write_status
+from hpcml.node.report_at_end import ReportProcess, unused_gpus
 from hpcml.node.run_state import RunState
 from hpcml.node.settings import Context, load
-from hpcml.node.tasks.follow import NO_FOLDER, run_tasks
+from hpcml.node.tasks.run_tasks import NO_FOLDER, run_tasks
 from hpcml.node.tasks.task import OneTask
 from hpcml.paths import SUPERVISOR
 from hpcml.run_files import Recorded
@@ -34,9 +34,6 @@ _PLACE = (
 )
 _LONGEST_LINE = 80  # characters of a line of runtime.setup
 _OF_SOCKETS = (errno.EADDRNOTAVAIL, errno.EADDRINUSE, errno.ENETDOWN, errno.ENETUNREACH, errno.EAFNOSUPPORT)
-REPORT_LONGEST = 3.0  # seconds that the nodes wait for it
-SEEN_UNUSED = 20.0  # seconds of a script after which samples tell that a GPU was not used
-REPORT_KILLED = 1.0  # seconds until it has gone when it was killed
 
 
 def main(kind: Kind) -> int:
@@ -67,7 +64,7 @@ def _supervise(context: Context, kind: Kind) -> int:
     events = EventLog(context.run.events, context.number)
     job, batch = job_id(), int(os.environ.get("HPCML_BEGAN") or 0)
     size = size_of(context.run.script_log)
-    kept = rendezvous_files.read_json(context.run.kept) or {}
+    kept = shared_files.read_json(context.run.kept) or {}
     events.write("allocated", nodes=list(context.node_names), job=job, node=context.node, began=batch, log=size, **kept)
     try:
         folder = scratch.Folder(context.scratch(longest=context.socket_room))
@@ -141,7 +138,7 @@ def _run(state: RunState, processes: Processes) -> End:
         return End(errors.START_FAILED, state.phase, "hpcml", reason, NO_FOLDER)
     try:
         environment = processes.start()
-        queue = extension_points.only("queue of points") if state.context.settings.points.sweep else OneTask
+        queue = feature_hooks.only("queue of points") if state.context.settings.points.sweep else OneTask
         return run_tasks(state, processes, queue(state, processes, environment | state.script_variables))
     except RunEndedError as ended:
         return ended.end
@@ -179,7 +176,7 @@ def tear_down(state: RunState, processes: Processes, outcome: End) -> bool:
                 os.killpg(pid, signal.SIGKILL)
     _wait(state, processes, start + context.settings.deadlines.teardown)
     try:
-        rendezvous_files.remove_secrets(context.attempt)
+        shared_files.remove_secrets(context.attempt)
     except OSError as error:  # they open nothing any more, and the script's status stays
         say(context, f"the run's secret keys could not be removed: {error}")
     for sentence in processes.remarks() if outcome.state == State.COMPLETED else ():
@@ -223,28 +220,13 @@ def _bring_files(state: RunState) -> None:
         state.warn(sentence)
 
 
-def unused_gpus(context: Context) -> str:
-    """Return a sentence on GPUs that the samples never saw in use, by the report's figures; empty if there are none."""
-    try:
-        facts = rendezvous_files.read_json(context.run.report_facts) or {}
-    except (OSError, ValueError):  # the report's own process has said why it could not be written
-        return ""
-    figures, seconds = facts.get("figures", {}), facts.get("script_seconds", 0.0)
-    unused, count = int(figures.get("gpus_unused", 0)), int(figures.get("gpus", 0))
-    has_code = context.settings.code.form.traits.has_code  # a hold's runs have reports of their own
-    if not has_code or not unused or facts.get("attempt") != context.number or seconds < SEEN_UNUSED:
-        return ""
-    which = f"{unused} of the run's {count} GPUs" if count > 1 else "the run's GPU"
-    return f"The script did not use {which}. Request fewer GPUs (--gpus-per-node), or give work to every GPU."
-
-
 def _cause(state: RunState, outcome: End) -> str:
     """Return the cause of the run's failure in some words, for ``hpcml ls``; empty where that is not known."""
     context = state.context
     if not outcome.exit_status:
         return ""
     try:
-        judge = extension_points.only("cause of a run")
+        judge = feature_hooks.only("cause of a run")
         facts = (outcome, state.kind, state.events.times, context.settings.code.form, state.clocks)
         return str(judge(context.run, context.attempt, *facts))
     except Exception as error:  # noqa: BLE001 - the run's end must be written whatever happens
@@ -258,56 +240,3 @@ def _wait(state: RunState, processes: Processes, deadline: float) -> None:
         processes.step()
     if not processes.silent:
         processes.step()  # its last messages
-
-
-class ReportProcess:
-    """The process: it imports what it needs while the roles are ordered to close, and makes the report when they have.
-
-    Nothing of it can fail the run: what goes wrong is a warning, with how to make the report later.
-    """
-
-    missed = ""  # the warning
-
-    def __init__(self, context: Context) -> None:
-        self.context = context
-        self.process: subprocess.Popen[bytes] | None = None
-        command = [
-            sys.executable,
-            "-P",
-            "-m",
-            "hpcml.kinds.report_process",
-            str(context.run.directory),
-            str(context.number),
-        ]
-        pipe = subprocess.PIPE
-        try:
-            self.process = subprocess.Popen(command, stdin=pipe, stdout=subprocess.DEVNULL, stderr=pipe, cwd="/")
-        except OSError as error:
-            self._missed(str(error))
-
-    def begin(self) -> None:
-        """Let the process begin: all that the roles write is there."""
-        if self.process and self.process.stdin:
-            with contextlib.suppress(BrokenPipeError):  # it has failed, which its end tells
-                self.process.stdin.write(b"go\n")
-                self.process.stdin.flush()
-
-    def end(self) -> None:
-        """Wait for the report, not longer than its deadline."""
-        if not self.process:
-            return
-        try:
-            _, output = self.process.communicate(timeout=REPORT_LONGEST)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            with contextlib.suppress(subprocess.TimeoutExpired):  # the file system holds it; nobody waits for it
-                self.process.communicate(timeout=REPORT_KILLED)
-            self._missed(f"the report was not ready within {REPORT_LONGEST:g} s")
-            return
-        if self.process.returncode:
-            last = output.decode(errors="replace").strip().rpartition("\n")[2]
-            self._missed(last or f"the report process ended with exit status {self.process.returncode}")
-
-    def _missed(self, why: str) -> None:
-        name = self.context.run.directory.name
-        self.missed = f"The report was not written ({why}). Write the report: hpcml report {name}."

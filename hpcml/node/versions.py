@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from hpcml import installed
+from hpcml import installed_packages
 from hpcml.kind import Role
 from hpcml.node.process_helpers import Process
 from hpcml.node.settings import Context
@@ -64,7 +64,7 @@ NOTED = 10.0  # seconds between two nodes' clocks from which on it is told
 def here() -> dict[str, str]:
     """Return the versions of this interpreter and of its packages."""
     python = ".".join(map(str, sys.version_info[:3]))
-    return dict(sorted({"python": python, **installed.versions(AGREE)}.items()))
+    return dict(sorted({"python": python, **installed_packages.versions(AGREE)}.items()))
 
 
 def unlike(theirs: Mapping[str, str]) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from hpcml import assets, files
 from hpcml.errors import ConfigError, HpcmlError, UsageError
-from hpcml.plan.plan import Plan
+from hpcml.plan.make_plan import Plan
 
 if TYPE_CHECKING:  # Jinja2 is imported when a script is rendered: help, ls and status do without
     import jinja2

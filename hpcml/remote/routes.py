@@ -27,7 +27,7 @@ from hpcml.config_trust import HPCML
 from hpcml.errors import HostKeyError, HpcmlError, ServiceGoneError, TunnelError
 from hpcml.remote import answers, ssh
 from hpcml.remote.answers import Relay, RunFacts, Service
-from hpcml.remote.channel import Call
+from hpcml.remote.login_call import Call
 from hpcml.remote.ssh import Connection, literal, proxy
 from hpcml.runs import directories
 from hpcml.sites.settings_layers import process_environment

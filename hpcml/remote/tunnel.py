@@ -41,7 +41,7 @@ from hpcml.errors import (
 )
 from hpcml.remote import routes, ssh, tunnel_server
 from hpcml.remote.answers import RunFacts, Service
-from hpcml.remote.channel import Call
+from hpcml.remote.login_call import Call
 from hpcml.remote.ssh import Connection
 from hpcml.runs import directories
 from hpcml.services import OWN

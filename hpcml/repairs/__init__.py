@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from hpcml import installed
+from hpcml import installed_packages
 from hpcml.repairs.table import REPAIRS, Repair
 
 VARIABLE = "HPCML_REPAIRS"  # in a run where some are switched off: the modules of the others
@@ -75,7 +75,7 @@ def notes_here() -> list[str]:
 
 @functools.cache
 def _installed() -> dict[str, str]:
-    return installed.versions({row.library for row in REPAIRS})
+    return installed_packages.versions({row.library for row in REPAIRS})
 
 
 def _state(row: Repair, version: str) -> str:

@@ -10,7 +10,7 @@ class Repair(NamedTuple):
 
     module: str
     library: str
-    """The package with the fault, named as in :mod:`hpcml.installed`."""
+    """The package with the fault, named as in :mod:`hpcml.installed_packages`."""
     tried: str
     """The releases that have the fault and that the repair was tried with, as a specifier: ``==26.10.0``, or
     ``>=26.8.0,<=26.10.0``. With any other release the repair is off.

@@ -10,7 +10,7 @@ import stat
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from hpcml import files, installed, schedulers
+from hpcml import files, installed_packages, schedulers
 from hpcml.errors import NotFoundError, UsageError, did_you_mean, nearest
 from hpcml.runs import directories, packages
 from hpcml.runs.packages import Environment
@@ -149,7 +149,7 @@ def _conda_folders(environment: Mapping[str, str]) -> list[Path]:
 def who_may_change(python: Path) -> str:
     """Return the other account that may change an interpreter, a clause; empty if only this user, root or hpcml's."""
     try:
-        real, settings = Path(os.path.realpath(python)), python.parent.parent / installed.SETTINGS
+        real, settings = Path(os.path.realpath(python)), python.parent.parent / installed_packages.SETTINGS
         folders = [*settings.parent.glob("lib*/python3*/site-packages")]  # who adds a file there can run code
         for path in (real, settings, *folders) if os.path.lexists(settings) else (real, *folders):
             status = path.stat()

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from hpcml import extension_points, installed, kinds, schedulers
+from hpcml import feature_hooks, installed_packages, kinds, schedulers
 from hpcml.errors import HpcmlError
 from hpcml.gpu_vendor import VENDOR
 from hpcml.plan.container import image_of
@@ -95,7 +95,7 @@ def _ways(site: Site, spec: RunRequest, python: str, lacking: list[str], *, is_i
     cuda = site.gpu.cuda if site.gpu.cuda in ("12", "13") else "12"
     image = f"hpcml image build rapids-cu{cuda}; hpcml submit --image rapids-cu{cuda}.sif {spec.code.script.name}"
     extra = f"hpcml[{'polars-' * ('cudf_polars' in lacking)}cuda{cuda}]"
-    packages = installed.install(python, [extra, *({"xgboost"} & {*lacking})])
+    packages = installed_packages.install(python, [extra, *({"xgboost"} & {*lacking})])
     if not set(lacking) <= _OF_IMAGES:
         return f"For GPUs: {packages}"
     return f"For GPUs: {image}" if is_image else f"For GPUs, in an image: {image}. Or: {packages}"
@@ -119,7 +119,7 @@ def _of_python(site: Site, python: str, needed: Mapping[str, None]) -> tuple[lis
 def _of_image(site: Site, image: str, needed: Mapping[str, None]) -> tuple[list[str], str]:
     """Return the packages that an image lacks by its labels, and why that is unknown, empty if it is known."""
     try:
-        facts = extension_points.only("check of an image")(Path(image), cuda=site.gpu.cuda, gpus=0)
+        facts = feature_hooks.only("check of an image")(Path(image), cuda=site.gpu.cuda, gpus=0)
     except HpcmlError:  # reported where the image is checked for the run
         return [*needed], ""
     labels = facts["labels"]

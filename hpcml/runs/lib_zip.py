@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from hpcml import assets, files
+from hpcml import files, node_archive
 from hpcml.paths import RunPaths
 
 _MODE = 0o400  # a script that writes into its run's file would change those of the other runs
@@ -24,8 +24,8 @@ def put(library: Path, folder: Path, like: RunPaths | None = None) -> None:
         with contextlib.suppress(OSError):
             library.hardlink_to(like.library)
             return
-    archive = assets.node_archive()
-    shared = folder / f".lib-{os.geteuid()}-{assets.seal(archive)}.zip"
+    archive = node_archive.node_archive()
+    shared = folder / f".lib-{os.geteuid()}-{node_archive.seal(archive)}.zip"
     if _link(library, shared, archive):
         return
     files.write(library, archive, _MODE)

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from hpcml import files, installed
+from hpcml import files, installed_packages
 from hpcml.errors import ScriptError
 from hpcml.sites import settings_layers
 
@@ -32,8 +32,8 @@ class Environment:
     def __init__(self, python: str) -> None:
         self.python, self.same = python, python == sys.executable
         self.prefix = prefix_of(Path(python))
-        settings = files.text(self.prefix / installed.SETTINGS)
-        virtual = os.path.lexists(self.prefix / installed.SETTINGS)  # also if it cannot be read
+        settings = files.text(self.prefix / installed_packages.SETTINGS)
+        virtual = os.path.lexists(self.prefix / installed_packages.SETTINGS)  # also if it cannot be read
         closed = bool(settings) and "include-system-site-packages = true" not in settings.lower()
         self.version = _version(python, self.prefix, settings)
         self.folders = list(_folders(self.prefix, self.version))
@@ -100,7 +100,7 @@ class Environment:
 def prefix_of(python: Path) -> Path:
     """Return the folder of the environment that an interpreter is of; Python itself looks in the same places."""
     prefix = python.parent.parent
-    if os.path.exists(prefix / installed.SETTINGS) or os.path.exists(prefix / "conda-meta"):
+    if os.path.exists(prefix / installed_packages.SETTINGS) or os.path.exists(prefix / "conda-meta"):
         return prefix
     return Path(os.path.realpath(python)).parent.parent
 
@@ -121,7 +121,7 @@ def check_packages(names: Sequence[str], python: str, option: str, *, sure: bool
     environment = Environment(python)
     missing = environment.lacking(names) if environment.readable and (environment.certain or sure) else []
     if missing:
-        message, hint = installed.lacking(python, missing)
+        message, hint = installed_packages.lacking(python, missing)
         raise ScriptError(f"{message[:1].upper()}{message[1:]}", place=option, hint=f"Nothing was submitted. {hint}")
 
 

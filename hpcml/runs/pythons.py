@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hpcml import files, installed, kinds, subprocesses
+from hpcml import files, installed_packages, kinds, subprocesses
 from hpcml.config_trust import Origin
 from hpcml.errors import ScriptError, UsageError
 from hpcml.request.record import RunRequest
@@ -210,7 +210,7 @@ def _described(
     if found := uv_environments.of_script(spec.code, runs, dry_run=dry_run):
         if found.complete and (lacks := Environment(str(found.python)).lacking(needed.of_run)):
             hint = f"Add them to the script's metadata: uv add --script {spec.code.script.name} {' '.join(lacks)}."
-            message, _ = installed.lacking(str(found.python), lacks)
+            message, _ = installed_packages.lacking(str(found.python), lacks)
             raise ScriptError(f"{message[:1].upper()}{message[1:]}", place=found.origin, hint=hint)
         return found
     project = uv_environments.project_of(spec.code)

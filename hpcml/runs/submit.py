@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from hpcml import (
     __version__,
     assets,
-    extension_points,
+    feature_hooks,
     files,
     kinds,
     outputs_brought_back,
@@ -28,7 +28,7 @@ from hpcml.errors import ANSWER_LOST, HpcmlError, SiteError, UsageError, did_you
 from hpcml.options import script_lines
 from hpcml.options.reading import request_of
 from hpcml.paths import RunPaths
-from hpcml.plan.plan import Plan, RunLocation, plan
+from hpcml.plan.make_plan import Plan, RunLocation, plan
 from hpcml.request.record import RunRequest, job_name
 from hpcml.runs import (
     copied_project,
@@ -126,7 +126,7 @@ def prepare_request(
     place = spec.place
     loaded = lookup.load_here(place.site, spec.code.cwd, place.settings, place.line_settings)
     spec, notes = kinds.get(spec.kind).with_script(spec)
-    for adapt in extension_points.added("change of a request"):
+    for adapt in feature_hooks.added("change of a request"):
         spec, more = adapt(loaded.site, spec, look=not dry_run)
         notes += more
     prepared = prepare(loaded, spec, dry_run=dry_run, may_choose_gpus=may_choose_gpus)
@@ -174,7 +174,7 @@ def prepare(
     from hpcml.plan import batch_script
 
     chosen = pythons.typed(loaded, spec, dry_run=dry_run)
-    for check_request in extension_points.added("check of a request"):
+    for check_request in feature_hooks.added("check of a request"):
         check_request(chosen.loaded.site, chosen.spec)
     if not spec.python:
         is_late = _with_start(loaded.site, spec).workers.start == "late"
@@ -216,7 +216,7 @@ def prepare(
         RunLocation(directory, sys.executable, __version__, settings_layers.user_umask(), pythons.origin(loaded)),
     )
     made = _with_reason(made, loaded.site)
-    for check_plan in extension_points.added("check of a plan"):
+    for check_plan in feature_hooks.added("check of a plan"):
         with _noted(chosen.notes):
             checked: Checked = check_plan(loaded, spec, made, dry_run=dry_run)
         always += checked.always
@@ -417,9 +417,7 @@ def check_image(prepared: Prepared) -> dict[str, object]:
     if not settings.job.image:
         return {}
     gpus, cuda = settings.workers.gpu.count if settings.workers.gpu else 0, prepared.loaded.site.gpu.cuda
-    image: dict[str, object] = extension_points.only("check of an image")(
-        Path(settings.job.image), cuda=cuda, gpus=gpus
-    )
+    image: dict[str, object] = feature_hooks.only("check of an image")(Path(settings.job.image), cuda=cuda, gpus=gpus)
     return image
 
 

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hpcml import files, installed, subprocesses
+from hpcml import files, installed_packages, subprocesses
 from hpcml.config_trust import HPCML
 from hpcml.errors import ScriptError, StorageError
 from hpcml.request.record import Code
@@ -240,7 +240,7 @@ def _differing(lock: Mapping[str, Any], python: Path) -> Iterator[str]:
     for name, package in _packages(lock):
         locked.setdefault(name, set()).add(str(package.get("version", "")))
     for folder in python.parent.parent.glob("lib/python3.*/site-packages"):
-        for name, version in installed.distributions(str(folder)).items():
+        for name, version in installed_packages.distributions(str(folder)).items():
             if name in locked and version not in locked[name] and "" not in locked[name]:
                 yield f"{name} {version} (locked: {', '.join(sorted(locked[name]))})"
 

@@ -18,13 +18,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hpcml import assets, files, schedulers, subprocesses
+from hpcml import files, node_archive, schedulers, subprocesses
 from hpcml.config_trust import HPCML, Origin
 from hpcml.errors import HpcmlError, SiteError, SlurmUnreachableError, StorageError, UsageError
 from hpcml.node.hardware import record
 from hpcml.node.hardware.record import Node
 from hpcml.paths import LIBRARY
-from hpcml.plan import plan
+from hpcml.plan import make_plan
 from hpcml.request.record import RunRequest
 from hpcml.schedulers import UNREADABLE, AnswerLostError
 from hpcml.sites.lookup import load_profile
@@ -109,8 +109,8 @@ class Survey:
         it has refused.
         """
         name, table = spec.place.partition, ("partitions", spec.place.partition)
-        place = plan.RunLocation(folder / "check-20000101-000000-0000", "/usr/bin/python3", "0")
-        directives = dict(plan.plan(site, spec, place).directives)
+        place = make_plan.RunLocation(folder / "check-20000101-000000-0000", "/usr/bin/python3", "0")
+        directives = dict(make_plan.plan(site, spec, place).directives)
         if not (refused := _refused(directives, folder)):
             return ""
         how = How(SLURM, f"sbatch --test-only in {name}: {refused}")
@@ -125,7 +125,7 @@ class Survey:
             return ""
         types = [gpu_type for kind in self.tables.kinds if kind.partition == name for gpu_type, _ in kind.gpus_by_type]
         for gpu_type in filter(None, dict.fromkeys(types) if not spec.size.gpu_type else ()):
-            typed = dict(plan.plan(site, spec.changed(gpu_type=gpu_type), place).directives)
+            typed = dict(make_plan.plan(site, spec.changed(gpu_type=gpu_type), place).directives)
             if not _refused(typed, folder):
                 self.draft.set(table, "gpu_type", gpu_type, how)
                 return ""
@@ -271,7 +271,7 @@ def run_job(wanted: JobRequest, seconds: float) -> Node:
     try:
         top.mkdir(mode=0o700, exist_ok=True)
         folder.mkdir(mode=0o700)
-        files.write(folder / LIBRARY, assets.node_archive())
+        files.write(folder / LIBRARY, node_archive.node_archive())
         files.write(folder / "job.sh", _script(wanted, name, folder, seconds))
     except OSError as error:
         hint = "hpcml writes the job's files into this folder. Free some space, or give yourself write permission."

@@ -14,8 +14,8 @@ import pytest
 import planted
 from hpcml import errors, subprocesses
 from hpcml.config_trust import HPCML
-from hpcml.remote import channel
-from hpcml.remote.channel import Delivery
+from hpcml.remote import login_call
+from hpcml.remote.delivery import Delivery
 from remote_world import Laptop
 
 HELLO = '{"hello": 2, "version": "0"}'
@@ -126,7 +126,7 @@ def test_ctrl_c_is_not_kept_waiting(laptop: Laptop) -> None:
 
 def test_a_silent_host_is_given_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """One that says that it is ready and takes nothing, and one that takes all and says nothing."""
-    monkeypatch.setattr(channel, "SILENCE", 1.0)
+    monkeypatch.setattr(login_call, "SILENCE", 1.0)
     (tmp_path / "data").write_bytes(b"x" * (4 << 20))
     ready = "import sys, time\nline = sys.stdin.buffer.read(int(sys.argv[1]))\nask = sys.stdin.buffer.readline()\n"
     ready += "import json\nprint(json.loads(ask)['mark'], '{}', flush=True)\n"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hpcml.config_trust import Origin
-from hpcml.plan import batch_script, plan
+from hpcml.plan import batch_script, make_plan
 from hpcml.request.record import RunRequest, measure
 from hpcml.sites import lookup, schema, settings_layers
 
@@ -107,7 +107,7 @@ JOBS = {  # of a site that is compared with slurm
 
 def make(
     site: str, case: Case, settings: Mapping[str, Any] | None = None, spec: Mapping[str, Any] | None = None
-) -> plan.Plan:
+) -> make_plan.Plan:
     """Return the plan of a case, with more settings and another request laid over it if given."""
     environment = {"HOME": "/nonexistent", "HPCML_SYSTEM_CONFIG": str(LAB)}
     loaded = lookup.load(site, environment, Path("/"))
@@ -120,8 +120,8 @@ def make(
     arguments = request.pop("arguments", ())
     request |= {name: measure(name, request[name]) for name in ("time", "memory_per_node") if name in request}
     job = RunRequest.of(Path(case.script), arguments, Path(case.script).parent, **request)
-    place = plan.RunLocation(Path(case.folder) / name, PYTHON, "0.0.0")
-    return plan.plan(settings_layers.build(schema.Site, loaded.layers), job, place)
+    place = make_plan.RunLocation(Path(case.folder) / name, PYTHON, "0.0.0")
+    return make_plan.plan(settings_layers.build(schema.Site, loaded.layers), job, place)
 
 
 def text(site: str, case: Case) -> str:

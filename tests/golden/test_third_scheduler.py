@@ -16,7 +16,7 @@ import hpcml
 from hpcml import schedulers, units
 from hpcml.errors import ConfigError, SiteError, UsageError
 from hpcml.paths import SCRIPT, RunPaths
-from hpcml.plan import batch_script, plan
+from hpcml.plan import batch_script, make_plan
 from hpcml.request.record import RunRequest, measure
 from hpcml.schedulers import JobEnd, JobLayout, JobRequest, JobState, Launcher, Submission
 from hpcml.sites import schema
@@ -109,12 +109,12 @@ def pbs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(schema.CHOICES, "scheduler", (*schema.CHOICES["scheduler"], "pbs"))
 
 
-def planned(settings: Mapping[str, object] | None = None, **asked: object) -> plan.Plan:
+def planned(settings: Mapping[str, object] | None = None, **asked: object) -> make_plan.Plan:
     site = site_of({"scheduler": "pbs", **(settings or {})})._replace(name="pbs")
     request: dict[str, Any] = dict(asked)
     request |= {name: measure(name, str(asked[name])) for name in ("time", "memory_per_node") if name in asked}
     job = RunRequest.of(Path("/home/alice/kmeans.py"), ("--k", "8"), Path("/home/alice"), **request)
-    return plan.plan(site, job, plan.RunLocation(FOLDER, PYTHON, "0.0.0"))
+    return make_plan.plan(site, job, make_plan.RunLocation(FOLDER, PYTHON, "0.0.0"))
 
 
 @pytest.mark.usefixtures("pbs")

@@ -123,9 +123,11 @@ def role(pid: int, processes: Mapping[int, Mapping[str, Any]]) -> str:
         return {"rank": "agent", "mpi": "MPI task"}.get(words[-1], words[-1])
     if modules:
         short = modules[0].rpartition("hpcml.kinds.dask.node.")[2]
-        return {"jupyter.server": "jupyter", "jupyter.kernel": "kernel", "elastic_worker": "elastic worker"}.get(
-            short, modules[0]
-        )
+        return {
+            "jupyter.server": "jupyter",
+            "jupyter.private_kernel": "kernel",
+            "elastic_worker": "elastic worker",
+        }.get(short, modules[0])
     above = role(process["parent"], processes)
     return "script" if above in ("supervisor", "agent", "kernel") else above or ("program" if process["mine"] else "")
 

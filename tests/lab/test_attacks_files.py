@@ -22,7 +22,7 @@ import pytest
 
 import mallory
 from conftest import Cluster
-from hpcml import assets
+from hpcml import node_archive
 from hpcml.remote import receiver
 from tests.looks import without_late_report
 
@@ -342,7 +342,7 @@ def test_mallory_leads_no_file_of_a_script_out_of_its_project(cluster: Cluster, 
     runs.mkdir()
     runs.chmod(0o1777)
     uid = pwd.getpwnam(ALICE).pw_uid
-    library = runs / f".lib-{uid}-{assets.seal(assets.node_archive())}.zip"
+    library = runs / f".lib-{uid}-{node_archive.seal(node_archive.node_archive())}.zip"
     place.plant((library, "text", "mallory's"))
     script = ("hpcml", "submit", "--nodes", "1", "--detach", "--json", "--set", f"paths.runs={runs}",
               str(project / "train.py"), str(go))  # fmt: skip
@@ -383,7 +383,7 @@ def test_a_node_imports_no_other_library_than_the_first_node_s(cluster: Cluster,
         archive.writestr("hpcml/__init__.py", f"open({str(owned)!r}, 'w')\n")
         archive.comment = b"0" * 64
     evil = cluster.work / "evil.zip"
-    evil.write_bytes(stream.getvalue()[:-64] + assets.seal(stream.getvalue()).encode())
+    evil.write_bytes(stream.getvalue()[:-64] + node_archive.seal(stream.getvalue()).encode())
     evil.chmod(0o644)
     held = ("--detach", "--json", "--set", 'slurm.extra=["--hold"]')
     with contextlib.ExitStack() as covered:

@@ -173,7 +173,7 @@ child = "" if sys.argv[1:] == ["child"] else subprocess.run(
 if child:
     with open("/proc/self/environ") as file:
         print("HPCML_AHEAD" in file.read(), os.getpid(), file=sys.stderr)
-modules = [name for name in sys.modules if not re.match("hpcml.node.(script.)?ahead", name)]
+modules = [name for name in sys.modules if not re.match("hpcml.node.(script.)?prestarted_", name)]
 print(json.dumps([sys.argv, sys.orig_argv, sys.path, os.getcwd(), fcntl.fcntl(0, fcntl.F_GETFL), status, given, changes, modules, str(sys.flags), child]))
 """
 

@@ -26,7 +26,7 @@ MOST = FILES // 4
 ROLE = """
 import asyncio, sys
 from pathlib import Path
-from hpcml.kinds.dask.node import dask_worker, scheduler
+from hpcml.kinds.dask.node import dask_scheduler, dask_worker
 from hpcml.kinds.dask.node.script import cluster_outside_runs
 from hpcml.kinds.dask.node.security import connection_limits
 from hpcml.kinds.dask.node.security import tls
@@ -41,8 +41,8 @@ async def main():
     elif role == "alone":
         server = cluster_outside_runs.ClosedScheduler(dashboard=False, **common)
     else:
-        scheduler.PrivateScheduler.socket_path = paths.directory / "dashboard.sock"
-        server = scheduler.PrivateScheduler(dashboard=False, **common)
+        dask_scheduler.PrivateScheduler.socket_path = paths.directory / "dashboard.sock"
+        server = dask_scheduler.PrivateScheduler(dashboard=False, **common)
     await server
     print("AT", server.address, flush=True)
     await asyncio.sleep(600)

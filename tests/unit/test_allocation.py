@@ -21,7 +21,7 @@ from hpcml.hold_queue import Part
 from hpcml.options.parser import Parser
 from hpcml.options.reading import request_of
 from hpcml.paths import RunPaths
-from hpcml.plan.plan import RunLocation, plan
+from hpcml.plan.make_plan import RunLocation, plan
 from hpcml.request.record import NOT_SAID, Code, RunRequest
 from hpcml.schedulers import JobState, allocation, local
 from hpcml.schedulers import hold as hold_scheduler

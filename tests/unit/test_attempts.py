@@ -15,7 +15,7 @@ from hpcml.errors import HpcmlError
 from hpcml.failures.end import End
 from hpcml.node import next_attempt
 from hpcml.paths import RunPaths
-from hpcml.plan import plan
+from hpcml.plan import make_plan
 from hpcml.request.record import RunRequest, measure
 from hpcml.sites import schema, settings_layers
 from hpcml.workload_forms import Form
@@ -138,10 +138,10 @@ def test_the_job_that_is_put_back_itself(tmp_path: Path, monkeypatch: pytest.Mon
 def test_a_qos_that_takes_one_job_is_told_at_submission(tmp_path: Path) -> None:
     site = settings_layers.build(schema.Site, settings_layers.Layers())
     site = site._replace(scheduler="slurm", qos={"debug": schema.Qos(max_jobs=1), "normal": schema.Qos(max_jobs=9)})
-    place = plan.RunLocation(tmp_path, "/usr/bin/python3", "0")
+    place = make_plan.RunLocation(tmp_path, "/usr/bin/python3", "0")
     for qos, until_done in (("debug", True), ("debug", False), ("normal", True)):
         asked = RunRequest.of(tmp_path / "job.py", (), tmp_path, qos=qos, until_done=until_done)
-        told = [text for text in plan.plan(site, asked, place).notices if "only one submitted job" in text]
+        told = [text for text in make_plan.plan(site, asked, place).notices if "only one submitted job" in text]
         assert len(told) == (qos == "debug" and until_done)
 
 
@@ -165,12 +165,14 @@ def test_requests_that_are_refused(tmp_path: Path, subtests: pytest.Subtests) ->
         ({"until_done": True, "nodes": 4, "time": measure("time", "1:00:00"), "max_node_hours": 3.0}, "One attempt may take 4 node-hours, but the limit for all attempts is 3"),
     )  # fmt: skip
     site = settings_layers.build(schema.Site, settings_layers.Layers())
-    place = plan.RunLocation(tmp_path, "/usr/bin/python3", "0")
+    place = make_plan.RunLocation(tmp_path, "/usr/bin/python3", "0")
     for asked, words in refused:
         with subtests.test(asked=asked), pytest.raises(HpcmlError, match=words):
-            plan.plan(site, RunRequest.of(tmp_path / "job.py", (), tmp_path, **asked), place)
+            make_plan.plan(site, RunRequest.of(tmp_path / "job.py", (), tmp_path, **asked), place)
     just = {"until_done": True, "nodes": 4, "time": measure("time", "1:00:00"), "max_node_hours": 4.0}
-    assert plan.plan(site, RunRequest.of(tmp_path / "job.py", (), tmp_path, **just), place).inside.attempts.several_jobs
+    assert make_plan.plan(
+        site, RunRequest.of(tmp_path / "job.py", (), tmp_path, **just), place
+    ).inside.attempts.several_jobs
     inside = site._replace(scheduler="allocation")
     with pytest.raises(HpcmlError):
-        plan.plan(inside, RunRequest.of(tmp_path / "job.py", (), tmp_path, until_done=True), place)
+        make_plan.plan(inside, RunRequest.of(tmp_path / "job.py", (), tmp_path, until_done=True), place)

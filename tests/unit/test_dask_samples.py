@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from hpcml.kinds.dask.node import dashboard, state_samples
+from hpcml.kinds.dask.node import performance_report, state_samples
 from hpcml.kinds.dask.samples import (
     ON_FILES,
     SENT,
@@ -167,10 +167,10 @@ def test_dask_s_report_is_made_without_the_profiles_of_workers_that_do_not_answe
             return "the page"
 
     async def write() -> None:
-        await dashboard.PerformanceReport(context, Scheduler(), tmp_path).write()
+        await performance_report.PerformanceReport(context, Scheduler(), tmp_path).write()
 
     context: Any = SimpleNamespace(settings=settings_of(), run=SimpleNamespace(profiles=tmp_path))
-    monkeypatch.setattr(dashboard, "importlib", SimpleNamespace(import_module=lambda _: None))
+    monkeypatch.setattr(performance_report, "importlib", SimpleNamespace(import_module=lambda _: None))
     monkeypatch.setattr(tempfile, "tempdir", None)
     asyncio.run(write())
     assert (tmp_path / "dask.html").read_text() == "the page"

@@ -18,7 +18,7 @@ import pytest
 
 from hpcml.cli import doctor
 from hpcml.cli.on_host import Laptop
-from hpcml.doctor import checks, finding, job, nodes, scheduler
+from hpcml.doctor import finding, login_checks, node_findings, probe_job, scheduler
 from hpcml.doctor import ports as ports_of_nodes
 from hpcml.doctor.finding import Examination, Finding
 from hpcml.errors import UNFIT, ConfigError, SiteError, SlurmUnreachableError
@@ -46,7 +46,7 @@ def examination(
     home = {"HOME": str(tmp_path), "PATH": "/usr/bin:/bin", "HPCML_SYSTEM_CONFIG": "/nowhere"}
     loaded = lookup.load(site, home, None, settings)
     spec = RunRequest.of(script=tmp_path / "doctor", arguments=("true",), cwd=tmp_path, form=Form.DOCTOR, **asked)
-    ours, spec = job.request(loaded, spec)
+    ours, spec = probe_job.request(loaded, spec)
     return Examination(ours, loaded, spec, home, seconds)
 
 
@@ -134,32 +134,34 @@ NODE_FAULTS: list[tuple[str, dict[str, Any], str, str]] = [
 def test_what_the_facts_of_nodes_mean(tmp_path: Path, subtests: pytest.Subtests) -> None:
     exam = examination(tmp_path)
     clocks = {"n1": (0.0, 0.001), "n2": (0.01, 0.001)}
-    healthy = nodes.judge(exam, {"n1": node(), "n2": node()}, clocks)
+    healthy = node_findings.judge(exam, {"n1": node(), "n2": node()}, clocks)
     assert {one.check: told(one) for one in healthy if one.state != "green"} == {}
     for check, facts, state, words in NODE_FAULTS:
         with subtests.test(check=check, words=words):
-            found = {one.check: one for one in nodes.judge(exam, {"n1": node(**facts), "n2": node()}, clocks)}
+            found = {one.check: one for one in node_findings.judge(exam, {"n1": node(**facts), "n2": node()}, clocks)}
             assert found[check].state == state, found[check]
             assert words in found[check].sentence
             assert found[check].remedy
     low = {"n1": node(limits=locked(8 << 20)), "n2": node(limits=locked(8 << 20))}
-    found = {one.check: one for one in nodes.judge(exam, low, clocks)}
+    found = {one.check: one for one in node_findings.judge(exam, low, clocks)}
     assert found["locked-memory"].sentence.startswith("n1 and n2: locked memory is limited to 8.0 MiB")
     assert found["locked-memory"].facts == {"limits": dict.fromkeys(low, 8 << 20)}
     both = {"n1": node(mps=True), "n2": node(smi=[smi("g", mode="Prohibited")])}
-    found = {one.check: one for one in nodes.judge(exam, both, clocks)}
+    found = {one.check: one for one in node_findings.judge(exam, both, clocks)}
     assert told(found["shared-gpus"]) == ("red", "n2: GPU g accepts no programs (compute mode)")
     for ahead, state in ((5.0, "yellow"), (-300.0, "red")):
-        found = {one.check: one for one in nodes.judge(exam, {"n1": node(), "n2": node()}, {"n2": (ahead, 0.1)})}
+        found = {
+            one.check: one for one in node_findings.judge(exam, {"n1": node(), "n2": node()}, {"n2": (ahead, 0.1)})
+        }
         assert found["clocks"].state == state
         assert f"the clock of n2 is {abs(ahead):.0f} s" in found["clocks"].sentence
     exam = examination(tmp_path, "network.adapters=[]")
-    alone = nodes.judge(exam, {"n1": node(infiniband=[], slots=[], smi=[], driver="", importable=[])}, {})
+    alone = node_findings.judge(exam, {"n1": node(infiniband=[], slots=[], smi=[], driver="", importable=[])}, {})
     not_told = {"ports", "gpu-distance", "locked-memory", "clocks", "shared-gpus", "driver", "environment"}
     assert {one.check for one in alone if one.state == "n/a"} == not_told
     for damaged in ({}, node(limits=7)):
-        assert {one.state for one in nodes.judge(exam, {"n1": damaged}, clocks)} == {"n/a"}
-    unread = nodes.judge(exam, {"n1": node(memory_error="OSError: x"), "n2": node()}, clocks)
+        assert {one.state for one in node_findings.judge(exam, {"n1": damaged}, clocks)} == {"n/a"}
+    unread = node_findings.judge(exam, {"n1": node(memory_error="OSError: x"), "n2": node()}, clocks)
     assert [one.check for one in unread if "could not read" in one.sentence] == ["shared-memory"]
 
 
@@ -246,25 +248,25 @@ def test_variables_against_the_ports_of_each_node(tmp_path: Path, subtests: pyte
 
 def test_a_node_that_tells_nothing_is_not_green() -> None:
     told_by = {"n1": node()}
-    assert job.judge_answers(told_by, ("n1",), "9 s").state == "green"
-    silent = job.judge_answers(told_by, ("n1", "n2"), "9 s")
+    assert probe_job.judge_answers(told_by, ("n1",), "9 s").state == "green"
+    silent = probe_job.judge_answers(told_by, ("n1", "n2"), "9 s")
     assert told(silent) == ("yellow", says("but the results below are incomplete: n2"))
-    assert job.judge_answers({}, ("n1", "n2"), "9 s").state == "red"
+    assert probe_job.judge_answers({}, ("n1", "n2"), "9 s").state == "red"
 
 
 def test_the_image_on_nodes(tmp_path: Path) -> None:
     image = str(sif_file.make(tmp_path / "a.sif", {"org.hpcml.kind": "rapids", "org.hpcml.cuda": "13"}, arch="04"))
     exam = examination(tmp_path, image=image, account="astro")
-    found = {one.check: told(one) for one in nodes.judge(exam, {"n1": node(programs={}, importable=[])}, {})}
+    found = {one.check: told(one) for one in node_findings.judge(exam, {"n1": node(programs={}, importable=[])}, {})}
     assert found["driver"][1].endswith("is too old: CUDA 13 of the image needs driver 580 or newer")
     assert found["architecture"] == ("red", says("for aarch64, but the nodes are x86_64"))
     assert found["container"] == ("red", says("program singularity is missing on n1"))
     two = {"n1": node(in_image=True, machine="aarch64"), "n2": node(programs={})}
-    found = {one.check: told(one) for one in nodes.judge(exam, two, {})}
+    found = {one.check: told(one) for one in node_findings.judge(exam, two, {})}
     assert found["container"] == ("red", says("program singularity is missing on n2"))
-    assert checks.image(exam).state == "red"
-    assert checks.image(examination(tmp_path, image="/nowhere/a.sif", account="astro")).state == "red"
-    assert checks.image(examination(tmp_path)).state == "n/a"
+    assert login_checks.image(exam).state == "red"
+    assert login_checks.image(examination(tmp_path, image="/nowhere/a.sif", account="astro")).state == "red"
+    assert login_checks.image(examination(tmp_path)).state == "n/a"
 
 
 def test_the_account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -350,7 +352,7 @@ def test_the_start_and_the_certificate(tmp_path: Path, monkeypatch: pytest.Monke
         ([NOW - 60], at(1), "red"), ([float("inf"), NOW - 60], at(1), "green"), ([], at(1), "n/a"),
     ]  # fmt: skip
     for ends, start, state in cases:
-        found = checks.judge_certificate(ends, start, NOW, "step ssh login")
+        found = login_checks.judge_certificate(ends, start, NOW, "step ssh login")
         assert found.state == state, found
         assert (found.remedy == "Get a new certificate: step ssh login.") == (state in ("yellow", "red"))
     exam = examination(tmp_path, account="astro")
@@ -378,26 +380,28 @@ def test_the_start_and_the_certificate(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_the_login_node_that_answers() -> None:
     leonardo = Login(host="login.x.it", hosts=("login01-ext.x.it", "login05-ext.x.it"))
-    assert checks.judge_login_node(leonardo, "login05.x.local").state == "green"
-    strange = checks.judge_login_node(leonardo, "login09.x.local")
+    assert login_checks.judge_login_node(leonardo, "login05.x.local").state == "green"
+    strange = login_checks.judge_login_node(leonardo, "login09.x.local")
     assert strange.state == "yellow"
     assert "--host login01-ext.x.it" in strange.remedy
-    many = checks.judge_login_node(Login(host="login.y.de"), "y1")
+    many = login_checks.judge_login_node(Login(host="login.y.de"), "y1")
     assert (many.state, "login.hosts" in many.remedy) == ("yellow", True)
-    assert checks.judge_login_node(Login(host="me@y1.y.de"), "y1.y.local").state == "green"
-    assert checks.judge_login_node(Login(host="y"), "y1", of_profile=False).state == "green", "an alias of the user's"
+    assert login_checks.judge_login_node(Login(host="me@y1.y.de"), "y1.y.local").state == "green"
+    assert login_checks.judge_login_node(Login(host="y"), "y1", of_profile=False).state == "green", (
+        "an alias of the user's"
+    )
 
 
 def test_quotas_in_bytes_and_files() -> None:
     """`lfs quota -q` and `quota -w -p` have the same columns."""
     lustre = "/leonardo 900000 0 1000000 - 4000000* 4000000 4000000 6d\n"
-    assert [one.state for one in checks.judge_quota(lustre)] == ["green", "red"]
+    assert [one.state for one in login_checks.judge_quota(lustre)] == ["green", "red"]
     nfs = "Disk quotas for user alice (uid 1000):\n Filesystem blocks quota limit grace files quota limit grace\n"
     nfs += "server:/home 980000 1000000 1100000 0 10 0 0 0\n"
-    assert [told(one) for one in checks.judge_quota(nfs)] == [
+    assert [told(one) for one in login_checks.judge_quota(nfs)] == [
         ("yellow", "980000 of 1000000 KiB of your quota on server:/home are used")
     ]
-    assert list(checks.judge_quota("no quota here\n")) == []
+    assert list(login_checks.judge_quota("no quota here\n")) == []
 
 
 def test_adapters_and_libraries(tmp_path: Path) -> None:
@@ -407,11 +411,11 @@ def test_adapters_and_libraries(tmp_path: Path) -> None:
     exam = examination(tmp_path)
     for folders, state in ((f"{stubs.parent}", "yellow"), (f"{stubs}:/usr/lib", "red"), ("/usr/lib", "green")):
         exam.environment = {"CUDA_HOME": f"{tmp_path}/cuda", "LD_LIBRARY_PATH": folders}
-        assert checks.library_path(exam).state == state
+        assert login_checks.library_path(exam).state == state
     exam.environment = {"NCCL_IB_HCA": "^mlx5_2"}
-    assert checks.adapters(exam).state == "green"
+    assert login_checks.adapters(exam).state == "green"
     exam.environment = {"NCCL_IB_HCA": "mlx5_0,mlx5_1,mlx5_4,mlx5_5"}
-    assert "names mlx5_4, mlx5_5" in checks.adapters(exam).sentence
+    assert "names mlx5_4, mlx5_5" in login_checks.adapters(exam).sentence
 
 
 def test_the_file_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -419,20 +423,20 @@ def test_the_file_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     left = tmp_path / ".hpcml-doctor-left"
     left.mkdir()
     os.utime(left, (1, 1))
-    assert checks.file_system(exam).state == "green"
+    assert login_checks.file_system(exam).state == "green"
     assert list(tmp_path.iterdir()) == []
     with monkeypatch.context() as changed:
         changed.setattr(fcntl, "flock", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOLCK, "No locks")))
-        assert "cannot be locked" in checks.file_system(exam).sentence
+        assert "cannot be locked" in login_checks.file_system(exam).sentence
         changed.setattr(fcntl, "flock", lambda *_: None)
-        assert checks.file_system(exam).state == "yellow", "a lock that keeps nobody away is none"
+        assert login_checks.file_system(exam).state == "yellow", "a lock that keeps nobody away is none"
     now = time.time()
     with monkeypatch.context() as changed:
         changed.setattr(time, "time", lambda: now - 100)
-        assert checks.file_system(exam).sentence.endswith("100 s ahead of this machine's clock")
+        assert login_checks.file_system(exam).sentence.endswith("100 s ahead of this machine's clock")
     with monkeypatch.context() as changed:
         changed.setattr(os, "rename", lambda *_, **__: (_ for _ in ()).throw(OSError(errno.EXDEV, "Invalid link")))
-        assert checks.file_system(exam).sentence.startswith("files cannot be renamed to an existing")
+        assert login_checks.file_system(exam).sentence.startswith("files cannot be renamed to an existing")
 
 
 @pytest.mark.parametrize("swap", ["link", "rename"])
@@ -456,10 +460,10 @@ def test_the_trial_of_the_file_system_writes_nowhere_else(
 
     with monkeypatch.context() as changed:
         changed.setattr(Path, "mkdir", mkdir)
-        assert checks.file_system(exam).state == "red"
+        assert login_checks.file_system(exam).state == "red"
     (left,) = {path.resolve() for path in runs.glob("*/old")}
     os.utime(left.parent, (1, 1))
-    assert checks.file_system(exam).state == "green"
+    assert login_checks.file_system(exam).state == "green"
     assert os.listdir(left.parent) == ["old"], "nothing was written, and no folder"
     assert left.read_text() == "precious"
 
@@ -469,7 +473,7 @@ def test_room_for_bytes_and_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
     def with_(blocks: int, inodes: int) -> tuple[str, str]:
         monkeypatch.setattr(os, "statvfs", lambda _: os.statvfs_result((4096, 4096, 1 << 30, blocks, blocks, 1 << 20, inodes, inodes, 0, 255)))  # fmt: skip
-        return told(checks.quota(exam))
+        return told(login_checks.quota(exam))
 
     assert with_(1 << 28, 1 << 19)[0] == "green"
     assert with_(1 << 28, 500) == ("yellow", f"the file system of {tmp_path} has space for only 500 files more")
@@ -491,19 +495,19 @@ def test_the_memory_of_a_login_session(
     for name, text in made.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(f"{text}\n")
-    monkeypatch.setattr(checks, "_ROOT", tmp_path)
-    found = checks.limits(examination(tmp_path))
+    monkeypatch.setattr(login_checks, "_ROOT", tmp_path)
+    found = login_checks.limits(examination(tmp_path))
     assert (found.state, found.facts.get("session_memory")) == ("yellow" if limit else "green", limit)
 
 
 def test_what_the_shell_and_the_machine_allow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     exam = examination(tmp_path)
-    monkeypatch.setattr(checks, "_ROOT", tmp_path)
-    assert checks.limits(exam).state == "green"
+    monkeypatch.setattr(login_checks, "_ROOT", tmp_path)
+    assert login_checks.limits(exam).state == "green"
     kinds = ((resource.RLIMIT_CPU, 600, "after 600 s"), (resource.RLIMIT_NPROC, 20, "you may have only 20 processes"))
     for kind, value, words in kinds:
         monkeypatch.setattr(resource, "getrlimit", lambda asked, k=kind, v=value: (v if asked == k else -1, -1))
-        found = checks.limits(exam)
+        found = login_checks.limits(exam)
         assert (found.state, words in found.sentence) == ("yellow", True)
     monkeypatch.setenv("SQUEUE_FORMAT", "%i")
     exam.environment = dict(os.environ)
@@ -527,19 +531,19 @@ def test_the_grant_and_the_limit_of_jobs(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_the_profile_the_request_and_the_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert checks.profile(examination(tmp_path)).state == "green"
+    assert login_checks.profile(examination(tmp_path)).state == "green"
     lumi = examination(tmp_path, site="lumi")
-    assert checks.profile(lumi).state == "red"
-    once = [scheduler.request(lumi), scheduler.start(lumi), *job.look(lumi, 1.0, print)]
+    assert login_checks.profile(lumi).state == "red"
+    once = [scheduler.request(lumi), scheduler.start(lumi), *probe_job.look(lumi, 1.0, print)]
     assert {one.state for one in once} == {"n/a"}, "one cause is told once"
-    by_name = {check.name: check for check in checks.CHECKS}
-    (refused,) = checks.examine(examination(tmp_path), [by_name["request"]])
+    by_name = {check.name: check for check in login_checks.CHECKS}
+    (refused,) = login_checks.examine(examination(tmp_path), [by_name["request"]])
     assert refused.state == "red"
     assert "--account" in refused.remedy
-    assert checks.failed_nodes(examination(tmp_path)).state == "green"
+    assert login_checks.failed_nodes(examination(tmp_path)).state == "green"
     bad = bad_nodes.BadNode("lrdn0042", "an Xid error", "a-20261123-080000-1a2b", time.time())
     bad_nodes.Memory("leonardo").add([bad.run], [bad], time.time())
-    found = checks.failed_nodes(examination(tmp_path))
+    found = login_checks.failed_nodes(examination(tmp_path))
     assert found.state == "yellow"
     assert "--exclude lrdn0042" in found.remedy
 
@@ -557,13 +561,13 @@ def test_late_and_broken_checks_are_not_green(tmp_path: Path) -> None:
         raise OSError("no such thing")
 
     exam = examination(tmp_path, site="local", seconds=0.2)
-    made = checks.examine(
+    made = login_checks.examine(
         exam,
         [
-            checks.Check("a", hang, late="it does not answer", remedy="Wait."),
-            checks.Check("b", hang),
-            checks.Check("c", fail),
-            checks.Check("d", hang, of_slurm=True),
+            login_checks.Check("a", hang, late="it does not answer", remedy="Wait."),
+            login_checks.Check("b", hang),
+            login_checks.Check("c", fail),
+            login_checks.Check("d", hang, of_slurm=True),
         ],
     )
     wait.set()

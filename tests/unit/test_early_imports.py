@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from hpcml.kinds.dask.node import dask_worker, gpus, scheduler, script_imports
+from hpcml.kinds.dask.node import dask_scheduler, dask_worker, gpus, script_imports
 from hpcml.kinds.dask.node.messages import IMPORT
 from hpcml.kinds.dask.node.script import replacements
 from hpcml.node.script import launcher
@@ -139,7 +139,7 @@ def test_scheduler_and_workers_import_what_a_gpu_script_imports(
     other = SimpleNamespace(stream_comms={"tls://b": 0}, worker_send=lambda *told: sent.append(told))
     context: Any = SimpleNamespace(settings=settings_of(code__script=str(script), code__form=Form.SCRIPT))
     schedulers: Any = [one, other]
-    asyncio.run(scheduler._import_early(context, schedulers))
+    asyncio.run(dask_scheduler._import_early(context, schedulers))
     order = {"op": IMPORT, "modules": ["cuml"]}
     assert sent == [("tls://a", order), ("tls://b", order)]
     assert sys.modules["cuml"].seen == "1"

@@ -25,7 +25,8 @@ from hpcml.failures.note import script_error
 from hpcml.failures.rule import Role, Where
 from hpcml.failures.rules import BY_NAME, COLOURS, OWN, RULES, meaning
 from hpcml.kinds.dask import KIND
-from hpcml.kinds.dask.node import messages, workers
+from hpcml.kinds.dask.node import workers
+from hpcml.kinds.dask.node.clock import measure_clock
 from hpcml.node import oom_and_hangs
 from hpcml.paths import RunPaths
 from hpcml.workload_forms import Form
@@ -464,7 +465,7 @@ def test_the_shortest_exchange_tells_another_clock(monkeypatch: pytest.MonkeyPat
         now += there + back
         return now - back
 
-    ahead, within = asyncio.run(messages.measure_clock(ask))
+    ahead, within = asyncio.run(measure_clock(ask))
     assert ahead == pytest.approx(89.9, abs=1e-3)
     assert within == pytest.approx(0.2, abs=1e-3)
 

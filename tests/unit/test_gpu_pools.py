@@ -11,8 +11,8 @@ import pytest
 from hpcml.failures import judgement
 from hpcml.failures.cause import Case
 from hpcml.failures.end import End
+from hpcml.kinds.dask.node.dask_scheduler import Reporter
 from hpcml.kinds.dask.node.messages import TOPIC
-from hpcml.kinds.dask.node.scheduler import Reporter
 from hpcml.paths import RunPaths
 
 ERROR = (

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from distributed.exceptions import WorkerStartTimeoutError
 
+from hpcml.kinds.dask.node import main_in_workers
 from hpcml.kinds.dask.node.script import opened_cluster, run_cluster, state_to_workers
-from hpcml.node import script_module
 from tests.said import in_order
 
 HOME = {"HOME": "/home/a", "OLD": "1", "PATH": "/bin"}
@@ -55,12 +55,12 @@ def test_gpus_of_a_job_script_are_named_in_a_run_of_cpus(directives: list[str], 
 
 def test_statements_of_a_script(subtests: pytest.Subtests) -> None:
     table = [
-        (script_module.is_definition, True, ["import os", "X: int = 3", "A, B = 1, 2", "P = namedtuple('P', 'x')", "f = lambda: g()",
+        (main_in_workers.is_definition, True, ["import os", "X: int = 3", "A, B = 1, 2", "P = namedtuple('P', 'x')", "f = lambda: g()",
             "HERE = Path(__file__).parent", "N = int(os.environ.get('N', 1))", "try:\n import a\nexcept ImportError:\n a = None"]),
-        (script_module.is_definition, False, ["client = Client()", "main()", "x = [f() for _ in y]", "for i in x: pass", "if f(): x = 1"]),
-        (script_module.has_effects, True, ["pd.set_option('a', 1)", "options.x = 1", "plt.rcParams['a'] = 1", "@register('a')\nclass A: pass",
+        (main_in_workers.is_definition, False, ["client = Client()", "main()", "x = [f() for _ in y]", "for i in x: pass", "if f(): x = 1"]),
+        (main_in_workers.has_effects, True, ["pd.set_option('a', 1)", "options.x = 1", "plt.rcParams['a'] = 1", "@register('a')\nclass A: pass",
             "if X:\n random.seed(1)"]),
-        (script_module.has_effects, False, ["print(1)", "sys.path.insert(0, 'a')", "os.environ['A'] = '1'", "x = f()", "names.append(1)",
+        (main_in_workers.has_effects, False, ["print(1)", "sys.path.insert(0, 'a')", "os.environ['A'] = '1'", "x = f()", "names.append(1)",
             "def f(): random.seed(1)", "if __name__ == '__main__':\n random.seed(1)"]),
     ]  # fmt: skip
     for judge, expected, texts in table:
@@ -73,7 +73,7 @@ def test_a_script_without_a_guard_is_not_run_again(tmp_path: Path) -> None:
     """Its classes are found all the same, by several tasks at once."""
     script = tmp_path / "script.py"
     script.write_text("import os\nN = 2\nclass Model:\n    n = N\nopen('run', 'w')\n1 / 0\nx = Model()\n")
-    module = script_module.ScriptModule(str(script), "")
+    module = main_in_workers.ScriptModule(str(script), "")
     with ThreadPoolExecutor(4) as pool:
         (found,) = set(pool.map(lambda _: module.Model, range(4)))
     assert (found.n, found.__module__) == (2, "__mp_main__")
@@ -88,7 +88,7 @@ def test_a_constant_of_what_is_not_repeated_is_left_out(tmp_path: Path, capfd: p
         "from __future__ import annotations\nworkers = set(client.nthreads())\nCOUNT = len(workers)\nFACTOR = 2\n"
         "def f(x: Unknown) -> int:\n    return FACTOR * x\n"
     )
-    found = script_module.definitions(str(script))
+    found = main_in_workers.definitions(str(script))
     assert (found["f"](3), "COUNT" in found) == (6, False)
     assert re.search(in_order("COUNT =", "worker (NameError"), capfd.readouterr().err)
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from hpcml import errors
-from hpcml.kinds.dask.node.cluster import Hangs
+from hpcml.kinds.dask.node.supervised import Hangs
 from hpcml.node.outcome import EventLog, RunEndedError
 from hpcml.node.process_helpers import OwnTime
-from hpcml.node.tasks import follow
+from hpcml.node.tasks import run_tasks
 from hpcml.paths import RunPaths
 from hpcml.run_files import Recorded
 from hpcml.runs.record import Planned
@@ -142,7 +142,7 @@ def test_a_script_that_a_file_system_blocks_is_an_event_that_its_status_has(tmp_
     hang: Any = SimpleNamespace(look=lambda _: next(waits))
     with events:
         for blocked in (True, False):
-            follow.look_for_hang(state, hang)
+            run_tasks.look_for_hang(state, hang)
             assert state.frozen == blocked
     assert _reported(Planned(), tuple(Recorded(RunPaths(tmp_path)).events))["blocked_on"] == "/data/a.npy, wait"
     assert [*events.times] == ["script-blocked", "script-unblocked"]

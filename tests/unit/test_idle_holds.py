@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from hpcml.kinds.hold.node.agent import Users
+from hpcml.kinds.hold.node.user_activity import Users
 
 JOB = "778812345"
 SPINS = "print(flush=True)\nwhile True: pass"

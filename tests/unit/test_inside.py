@@ -19,13 +19,13 @@ from absences import absence_of
 from hpcml import typed_json
 from hpcml.files import write
 from hpcml.kinds.dask import KIND
-from hpcml.kinds.dask.node import dask_worker, gpus, interconnect, losses
+from hpcml.kinds.dask.node import dask_worker, gpus, interconnect, lost_workers, main_in_workers
 from hpcml.kinds.dask.node.security import tls
-from hpcml.node import agent, full_disk, process_helpers, rendezvous_files, script_environment
+from hpcml.node import agent, full_disk, process_helpers, script_environment, shared_files
 from hpcml.node import settings as node_settings
 from hpcml.node.hardware import dask_protocol, sysfs
 from hpcml.node.process_helpers import EndNote
-from hpcml.plan import plan
+from hpcml.plan import make_plan
 from hpcml.request import record as request
 from hpcml.sites import schema, settings_layers
 from node_settings import settings as settings_of
@@ -35,9 +35,9 @@ from tests.said import says
 @pytest.fixture
 def context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> node_settings.Context:
     site = settings_layers.build(schema.Site, settings_layers.Layers())
-    place = plan.RunLocation(tmp_path, "/usr/bin/python3", "0")
+    place = make_plan.RunLocation(tmp_path, "/usr/bin/python3", "0")
     spec = request.RunRequest.of(tmp_path / "job.py", ("a", ""), tmp_path, nodes=2)
-    table = typed_json.plain(plan.plan(site, spec, place))
+    table = typed_json.plain(make_plan.plan(site, spec, place))
     (tmp_path / "plan.json").write_text(json.dumps(table))
     for name, value in (("HPCML_RUN_DIR", str(tmp_path)), ("SLURM_JOB_NODELIST", "n[1-2]"), ("SLURMD_NODENAME", "n1")):
         monkeypatch.setenv(name, value)
@@ -49,47 +49,47 @@ def context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> node_settings.Co
 
 
 def test_who_is_missing(context: node_settings.Context) -> None:
-    absence = absence_of(context, KIND, losses.WORDS)
-    assert losses.missing_nodes(absence, {"n1", "n2"}) == []
+    absence = absence_of(context, KIND, lost_workers.WORDS)
+    assert lost_workers.missing_nodes(absence, {"n1", "n2"}) == []
     context.run.log("worker", "n2").write_text("it imports\n")
-    silent = losses.missing_nodes(absence, {"n1"})
+    silent = lost_workers.missing_nodes(absence, {"n1"})
     assert [(missing.node, missing.final, missing.quote) for missing in silent] == [
         ("n2", False, ())
     ]  # no log is read yet
-    late = losses.of_the_workers(absence, {"n1"}, 120.0)
+    late = lost_workers.of_the_workers(absence, {"n1"}, 120.0)
     assert late
     assert late.quote == ("it imports",)
     write(context.attempt.exit_of("worker", "n2"), "127\n")
     context.run.log("worker", "n2").write_text("sh: python: not found\n")
-    (ended,) = losses.missing_nodes(absence, {"n1"})
+    (ended,) = lost_workers.missing_nodes(absence, {"n1"})
     assert ended.final
     assert "127" in ended.sentence()
     assert ended.quote == ("sh: python: not found",)
-    failed = losses.of_the_workers(absence, set(), 120.0)
+    failed = lost_workers.of_the_workers(absence, set(), 120.0)
     assert failed
     assert "127" in failed.message
     assert "n1" not in failed.message, "it may only be slow"
-    (unheard,) = losses.missing_nodes(absence, {"n1", "n2"})  # the scheduler may not know yet of the task's end
+    (unheard,) = lost_workers.missing_nodes(absence, {"n1", "n2"})  # the scheduler may not know yet of the task's end
     assert unheard.workers == ("n2",)
 
 
 def test_a_file_is_there_whole_and_for_the_user_alone(tmp_path: Path) -> None:
-    rendezvous_files.write_json(tmp_path / "a.json", {"x": 1})
-    assert rendezvous_files.read_json(tmp_path / "a.json") == {"x": 1}
+    shared_files.write_json(tmp_path / "a.json", {"x": 1})
+    assert shared_files.read_json(tmp_path / "a.json") == {"x": 1}
     assert (tmp_path / "a.json").stat().st_mode & 0o777 == 0o600
-    assert rendezvous_files.read_json(tmp_path / "none.json") is None
+    assert shared_files.read_json(tmp_path / "none.json") is None
     (tmp_path / ".hidden").touch()
-    assert rendezvous_files.listed(tmp_path) == {"a.json"}
-    assert rendezvous_files.listed(tmp_path / "none") == set()
+    assert shared_files.listed(tmp_path) == {"a.json"}
+    assert shared_files.listed(tmp_path / "none") == set()
 
 
 def test_waiting_ends_at_the_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seconds, naps = itertools.count(), iter(range(9))
     clock = SimpleNamespace(monotonic=lambda: next(seconds), sleep=lambda _: next(naps))
-    monkeypatch.setattr(rendezvous_files, "time", clock)
-    assert not rendezvous_files.wait_for(tmp_path / "never", 2, 0.01)
+    monkeypatch.setattr(shared_files, "time", clock)
+    assert not shared_files.wait_for(tmp_path / "never", 2, 0.01)
     (tmp_path / "there").touch()
-    assert rendezvous_files.wait_for(tmp_path / "there", 2, 0.01)
+    assert shared_files.wait_for(tmp_path / "there", 2, 0.01)
 
 
 def test_ucx_stays_on_loopback_in_a_run_of_one_node_and_waits_for_no_event(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,7 +185,7 @@ def test_a_full_disk_takes_an_end_without_its_lines(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     full_disk.renew(context.run)
-    monkeypatch.setattr(rendezvous_files, "write_json", refuse)
+    monkeypatch.setattr(shared_files, "write_json", refuse)
     facts = {"exit_status": 3, "quote": ["x" * 4096] * 20}
     assert full_disk.write_end(context.run, context.run.status, facts)
     assert json.loads(context.run.status.read_text()) == {"exit_status": 3, "quote": []}
@@ -237,6 +237,7 @@ def test_a_worker_that_the_scheduler_closes_does_not_come_back(
     monkeypatch.setattr(dask_worker, "_address", lambda *_: ("tls://127.0.0.1:1", "tls"))
     monkeypatch.setattr(interconnect, "log_environment", lambda _: {})
     monkeypatch.setattr(script_environment, "take_up", lambda *_, **__: None)
+    monkeypatch.setattr(main_in_workers, "install", lambda _: None)
     monkeypatch.setattr(tls, "dask_settings", lambda *_: {})
     monkeypatch.setattr(tls, "security", lambda _: None)
     monkeypatch.setattr("dask.config.set", lambda _: None)

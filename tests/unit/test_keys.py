@@ -10,7 +10,7 @@ from cryptography import x509
 
 from hpcml.kinds.dask.node.security import tls
 from hpcml.kinds.dask.node.security.key_proof import read_key
-from hpcml.node import rendezvous_files
+from hpcml.node import shared_files
 from hpcml.paths import AttemptPaths, RunPaths
 
 
@@ -52,9 +52,9 @@ def test_they_go_with_the_attempt(paths: AttemptPaths) -> None:
     tls.make_token(paths)
     (paths.secret / "relay-1").mkdir()
     (paths.secret / "relay-1" / "key").write_text("of a tunnel")
-    rendezvous_files.remove_secrets(paths)
+    shared_files.remove_secrets(paths)
     assert list(paths.secret.iterdir()) == []
-    rendezvous_files.remove_secrets(paths)
+    shared_files.remove_secrets(paths)
 
 
 def test_every_role_shows_the_certificate_and_takes_no_plain_connection(paths: AttemptPaths) -> None:

@@ -25,7 +25,7 @@ from hpcml.failures import judgement
 from hpcml.failures.cause import Case
 from hpcml.failures.end import End, OtherEnd, parse
 from hpcml.kinds.ranks import KIND
-from hpcml.kinds.ranks.node import interconnect, losses, mpi_tasks, rapidsmpf_server
+from hpcml.kinds.ranks.node import interconnect, lost_nodes, nccl_log, pmi_handover, rapidsmpf_server
 from hpcml.kinds.ranks.node.supervised import ENDING, EVENTS, FOLLOW, LEFT, Processes, Ranks
 from hpcml.kinds.ranks.variables import World, of_rank, with_users_own
 from hpcml.node import job
@@ -34,10 +34,10 @@ from hpcml.node.link import line as line_of
 from hpcml.node.link.connections import Connection
 from hpcml.node.link.hub import Hub
 from hpcml.node.settings import Context
-from hpcml.node.tasks.follow import end_of
+from hpcml.node.tasks.run_tasks import end_of
 from hpcml.options.reading import request_of
 from hpcml.paths import AttemptPaths, RunPaths
-from hpcml.plan.plan import RunLocation, plan
+from hpcml.plan.make_plan import RunLocation, plan
 from hpcml.request.record import Code
 from hpcml.schedulers import slurm
 from hpcml.subprocesses import Answer
@@ -112,8 +112,8 @@ def on_a_node(folder: Path) -> Any:
 
 def test_another_user_s_process_is_no_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     context = on_a_node(tmp_path)
-    agent = mpi_tasks.Tasks(context, range(3, 4))
-    caller = mpi_tasks._call(mpi_tasks._place(context), time.monotonic() + 60)
+    agent = pmi_handover.Tasks(context, range(3, 4))
+    caller = pmi_handover._call(pmi_handover._place(context), time.monotonic() + 60)
     assert caller
     with caller, agent.listener:
         caller.send(b'{"rank": 3, "variables": {}}')
@@ -122,18 +122,18 @@ def test_another_user_s_process_is_no_task(tmp_path: Path, monkeypatch: pytest.M
         with pytest.raises(ConnectionResetError):
             caller.recv(1)
         assert (
-            mpi_tasks._call(mpi_tasks._place(context), time.monotonic() + 0.2) is None
+            pmi_handover._call(pmi_handover._place(context), time.monotonic() + 0.2) is None
         )  # another user's process is no agent
 
 
 def test_a_task_that_says_nothing_sensible_is_none(tmp_path: Path) -> None:
     context = on_a_node(tmp_path)
-    agent = mpi_tasks.Tasks(context, range(3, 4))
+    agent = pmi_handover.Tasks(context, range(3, 4))
     said = [b"", b"x", b"[]", b"{}", b'{"rank": "x", "variables": {}}', b'{"rank": 3, "variables": 5}', b"\xff", None]
     with contextlib.ExitStack() as opened:
         opened.enter_context(agent.listener)
         for message in said:
-            caller = mpi_tasks._call(mpi_tasks._place(context), time.monotonic() + 60)
+            caller = pmi_handover._call(pmi_handover._place(context), time.monotonic() + 60)
             assert caller
             opened.enter_context(caller)
             if message is None:
@@ -150,13 +150,13 @@ def test_a_task_that_says_nothing_sensible_is_none(tmp_path: Path) -> None:
 
 def test_a_rank_has_the_connection_of_its_task_with_slurm(tmp_path: Path) -> None:
     context = on_a_node(tmp_path)
-    agent = mpi_tasks.Tasks(context, range(3, 4))
+    agent = pmi_handover.Tasks(context, range(3, 4))
     rank, slurms = socket.socketpair()
     with rank, slurms:
         if not (pid := os.fork()):
             os.environ |= {"PMI_FD": str(rank.fileno()), "PMI_RANK": "3", "SLURM_PROCID": "3"}
-            vars(mpi_tasks)["load"] = lambda: context
-            os._exit(mpi_tasks.main())
+            vars(pmi_handover)["load"] = lambda: context
+            os._exit(pmi_handover.main())
         deadline = time.monotonic() + 60
         while not agent.are_complete():
             assert time.monotonic() < deadline
@@ -288,7 +288,7 @@ def test_a_node_that_cannot_enter_the_image_ends_the_run_as_such(tmp_path: Path)
     context = Context(run, run.attempt(0), 0, settings, "n1", ("n1", "n2", "n3"))
     (run.attempt(0).exits / "rank@n2").write_text("255\n")
     run.log("rank", "n2").write_text("FATAL:   container creation failed: it is cut off\n")
-    end = losses.end_without(absence_of(context, KIND, losses.WORDS), ["n2", "n3"], late=True)
+    end = lost_nodes.end_without(absence_of(context, KIND, lost_nodes.WORDS), ["n2", "n3"], late=True)
     assert end
     assert (end.exit_status, end.phase, end.at_fault) == (IMAGE, "image", ("n2",))
     assert "n2: the image could not be started" in end.message
@@ -561,13 +561,13 @@ def inside_of(folder: Path, **given: Any) -> Any:
 def test_which_ranks_have_their_interconnect_checked(given: dict[str, Any], wanted: bool | str, tmp_path: Path) -> None:
     settings = inside_of(tmp_path, **given)
     assert interconnect.is_wanted(settings) is (wanted is True)
-    assert interconnect.reads_logs(settings) is (wanted == "logs")
+    assert nccl_log.reads_logs(settings) is (wanted == "logs")
 
 
 def test_the_ways_of_nccl_are_read_from_the_first_rank_s_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     host = os.uname().nodename.partition(".")[0]
     (tmp_path / f"nccl-{host}.16.log").write_text("c NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM\n")  # earlier
-    ways = interconnect.Ways(tmp_path)
+    ways = nccl_log.Ways(tmp_path)
     log = tmp_path / f"nccl-{host}.17.log"
 
     def look() -> dict[str, Any] | None:
@@ -587,15 +587,15 @@ def test_the_ways_of_nccl_are_read_from_the_first_rank_s_log(tmp_path: Path, mon
     assert look() is None
     attempt = SimpleNamespace(probe_of=lambda node: tmp_path / node, interconnect=tmp_path / "interconnect.json")
     context: Any = SimpleNamespace(settings=inside_of(tmp_path, gpus_per_node=1), attempt=attempt)
-    answer = interconnect.judged_by_logs(context, {"n1": found, "n2": found}, "eth0")
+    answer = nccl_log.judged_by_logs(context, {"n1": found, "n2": found}, "eth0")
     assert answer["problem"].startswith("NCCL uses TCP sockets across nodes (")
     assert "NET/Socket on eth0 across nodes" in answer["line"]
     assert "bandwidth" not in answer["line"]
     for name in ("NCCL_DEBUG", "NCCL_DEBUG_FILE", "NCCL_DEBUG_SUBSYS"):
         monkeypatch.delenv(name, raising=False)
-    assert interconnect.logging({"NCCL_DEBUG_FILE": "of hpcml"})["NCCL_DEBUG"] == "INFO"
+    assert nccl_log.logging({"NCCL_DEBUG_FILE": "of hpcml"})["NCCL_DEBUG"] == "INFO"
     monkeypatch.setenv("NCCL_DEBUG", "WARN")  # the user's
-    assert interconnect.logging({"NCCL_DEBUG_FILE": "of hpcml"}) == {}
+    assert nccl_log.logging({"NCCL_DEBUG_FILE": "of hpcml"}) == {}
 
 
 def test_ranks_without_torch_are_not_checked_and_rdma_refuses_them(

@@ -15,8 +15,8 @@ import pytest
 from hpcml import errors
 from hpcml.kinds.dask import KIND
 from hpcml.kinds.dask.node import late_cluster
-from hpcml.kinds.dask.node.cluster import Processes
-from hpcml.node import rendezvous_files
+from hpcml.kinds.dask.node.supervised import Processes
+from hpcml.node import shared_files
 from hpcml.node.outcome import EventLog, RunEndedError
 from hpcml.node.run_state import RunState
 from hpcml.node.script import interpreter_state
@@ -45,7 +45,7 @@ def cluster(context: Context) -> Iterator[Processes]:
 
 def asked_for(cluster: Processes) -> None:
     """Have the script ask for the cluster, and the supervisor see it."""
-    rendezvous_files.write_json(cluster.context.attempt.cluster_wanted, {})
+    shared_files.write_json(cluster.context.attempt.cluster_wanted, {})
     cluster.state.end_requests.look_again()
 
 
@@ -63,7 +63,7 @@ def test_the_cluster_starts_when_it_is_asked_for(cluster: Processes, monkeypatch
     monkeypatch.setattr(cluster, "_start", lambda: {**os.environ, late_cluster.VARIABLE: "tls://n1:1"})
     asked_for(cluster)
     cluster.check()
-    assert rendezvous_files.read_json(cluster.context.attempt.cluster) == {
+    assert shared_files.read_json(cluster.context.attempt.cluster) == {
         "environment": {late_cluster.VARIABLE: "tls://n1:1"}
     }
     cluster.agents.lost[cluster.scheduler] = "it ended"
@@ -102,7 +102,7 @@ def test_a_client_waits_for_the_cluster_and_finds_it(context: Context, monkeypat
         late_cluster.have_started()
     assert context.attempt.cluster_wanted.exists()
     given = {late_cluster.VARIABLE: "tls://n1:1", "UCX_TLS": "the run's", "UCX_X": "1"}
-    rendezvous_files.write_json(context.attempt.cluster, {"environment": given})
+    shared_files.write_json(context.attempt.cluster, {"environment": given})
     with dask.config.set({"scheduler-address": late_cluster.ADDRESS}):
         late_cluster.have_started()
         assert dask.config.get("scheduler-address") == "tls://n1:1"

@@ -14,7 +14,7 @@ import hpcml
 from hpcml import errors
 from hpcml.api import map as map_api
 from hpcml.errors import SiteError, SlurmUnreachableError
-from hpcml.plan import plan
+from hpcml.plan import make_plan
 from hpcml.request import record as request
 from hpcml.schedulers import Submission, slurm
 from hpcml.sites import schema
@@ -93,8 +93,10 @@ class Submitted:
         monkeypatch.setattr(slurm, "most_tasks", lambda: most)
         spec = request.RunRequest.of(Path("f"), (), Path("/"), name="f", form=Form.MAP, **{"nodes": 1, **asked})
 
-        def plan_of(number: int) -> plan.Plan:
-            return plan.plan(site_of(SITE), spec, plan.RunLocation(folder / f"{ID}.{number}", "/usr/bin/python3", "0"))
+        def plan_of(number: int) -> make_plan.Plan:
+            return make_plan.plan(
+                site_of(SITE), spec, make_plan.RunLocation(folder / f"{ID}.{number}", "/usr/bin/python3", "0")
+            )
 
         self.jobs = map_api.submit(site_of(SITE), plan_of, "#!/bin/bash\n", abs, range(5), 1)
 

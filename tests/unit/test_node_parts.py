@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from hpcml.doctor import job
+from hpcml.doctor import probe_job
 from hpcml.kinds.dask.node import dask_worker
-from hpcml.plan import cost, plan
+from hpcml.plan import cost, make_plan
 from hpcml.request import record as request
 from hpcml.sites import lookup
 from hpcml.sites.schema import Site
@@ -19,16 +19,16 @@ from hpcml.units import format_memory_for_slurm
 from hpcml.workload_forms import Form
 from matrix import site_of
 
-PLACE = plan.RunLocation(Path("/runs/job-20261124-074500-1a2b"), "/usr/bin/python3", "0")
+PLACE = make_plan.RunLocation(Path("/runs/job-20261124-074500-1a2b"), "/usr/bin/python3", "0")
 NODE = {"gpus_per_node": 4, "cpus_per_node": 30, "memory_per_node": "100001M"}
 
 
-def planned(site: Site, **values: Any) -> plan.Plan:
+def planned(site: Site, **values: Any) -> make_plan.Plan:
     values |= {
         name: request.measure(name, values.pop(name)) for name in ("time", "memory_per_node") if values.get(name)
     }
     spec = request.RunRequest.of(Path("/home/me/job.py"), (), Path("/home/me"), account="acc", **values)
-    return plan.plan(site, spec, PLACE)
+    return make_plan.plan(site, spec, PLACE)
 
 
 def shipped(name: str) -> Site:
@@ -42,7 +42,7 @@ def one(partition: dict[str, Any] | None = None, **tables: Any) -> Site:
     )
 
 
-def sizes(made: plan.Plan) -> tuple[str, str]:
+def sizes(made: make_plan.Plan) -> tuple[str, str]:
     said = dict(made.directives)
     return said.get("--cpus-per-task", ""), said.get("--mem", "")
 
@@ -174,9 +174,9 @@ def test_workers_have_no_memory_that_was_not_asked_for(monkeypatch: pytest.Monke
 def test_the_doctor_s_job_asks_for_one_gpu_where_no_partition_is_listed() -> None:
     loaded = lookup.load("marenostrum5", {"HPCML_SYSTEM_CONFIG": "/nowhere"}, None)
     spec = request.RunRequest.of(Path("doctor"), (), Path("/"), form=Form.DOCTOR, account="acc")
-    ours, asked = job.request(loaded, spec)
-    made = plan.plan(ours.site, asked, PLACE)
+    ours, asked = probe_job.request(loaded, spec)
+    made = make_plan.plan(ours.site, asked, PLACE)
     assert dict(made.directives)["--gres"] == "gpu:1"
     assert not [text for text in made.notices if "GPU" in text]
-    _, asked = job.request(loaded, spec.changed(qos="gp_ehpc"))
+    _, asked = probe_job.request(loaded, spec.changed(qos="gp_ehpc"))
     assert not asked.place.sbatch

@@ -17,7 +17,7 @@ import pytest
 
 from hpcml.cli import ssh_config
 from hpcml.errors import ConfigError, HpcmlError, StorageError, UsageError
-from hpcml.remote import channel, node_ssh, routes, ssh, tunnel_server
+from hpcml.remote import login_call, node_ssh, routes, ssh, tunnel_server
 from hpcml.remote.answers import Relay, RunNode
 from hpcml.runs import directories
 
@@ -150,7 +150,7 @@ class Answer:
 
 
 def test_what_the_login_node_says_is_an_error_or_names_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(channel, "Call", Answer)
+    monkeypatch.setattr(login_call, "Call", Answer)
     options: Any = SimpleNamespace(site="", set=None, run="x")
     with pytest.raises(HpcmlError) as raised:
         ssh_config._prepared(options, Answer.connection, "ssh-ed25519 AAAA")

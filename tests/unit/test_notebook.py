@@ -26,18 +26,18 @@ from hpcml.kinds.dask.node.jupyter.server import Session
 from hpcml.node import script_environment
 from hpcml.node.settings import Context
 from hpcml.paths import RunPaths
-from hpcml.plan import plan
+from hpcml.plan import make_plan
 from hpcml.request import record as request
 from hpcml.settings import Settings
 from hpcml.sites import schema, settings_layers
 from hpcml.workload_forms import Form
 
-PLACE = plan.RunLocation(Path("/runs/jupyter-20261121-074500-1a2b"), "/usr/bin/python3", "0")
+PLACE = make_plan.RunLocation(Path("/runs/jupyter-20261121-074500-1a2b"), "/usr/bin/python3", "0")
 
 
 def settings(**values: Any) -> Settings:
     spec = request.RunRequest.of(Path("/home/me/jupyter"), (), Path("/home/me/notes"), form=Form.JUPYTER, **values)
-    return plan.plan(settings_layers.build(schema.Site, settings_layers.Layers()), spec, PLACE).inside
+    return make_plan.plan(settings_layers.build(schema.Site, settings_layers.Layers()), spec, PLACE).inside
 
 
 def context(run: Path, **values: Any) -> Context:
@@ -130,7 +130,7 @@ def test_the_kernel_that_is_offered(folder: Path) -> None:
     notebook_config.write_kernel(folder / "data")
     said = json.loads((folder / "data/kernels/python3/kernel.json").read_text())
     assert said["display_name"] == "hpcml (this run)"
-    assert said["argv"][1:4] == ["-P", "-m", "hpcml.kinds.dask.node.jupyter.kernel"]
+    assert said["argv"][1:4] == ["-P", "-m", "hpcml.kinds.dask.node.jupyter.private_kernel"]
     assert not said["metadata"]["debugger"]
 
 

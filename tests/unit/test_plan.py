@@ -16,13 +16,13 @@ from jinja2 import Environment
 
 from hpcml import assets, errors
 from hpcml.errors import HpcmlError, SiteError, UsageError
-from hpcml.plan import batch_script, plan
+from hpcml.plan import batch_script, make_plan
 from hpcml.request import record as request
 from hpcml.workload_forms import Form
 from matrix import site_of as site
 from tests.said import in_order
 
-PLACE = plan.RunLocation(Path("/runs/job-20261121-074500-1a2b"), "/usr/bin/python3", "0")
+PLACE = make_plan.RunLocation(Path("/runs/job-20261121-074500-1a2b"), "/usr/bin/python3", "0")
 TWO = {
     "scheduler": "slurm",
     "name": "two",
@@ -43,7 +43,7 @@ def spec(**values: Any) -> request.RunRequest:
 
 
 def directives(table: dict[str, Any], **values: Any) -> dict[str, str]:
-    return dict(plan.plan(site(table), spec(**values), PLACE).directives)
+    return dict(make_plan.plan(site(table), spec(**values), PLACE).directives)
 
 
 @pytest.mark.parametrize(("request_", "expected"), [
@@ -98,7 +98,7 @@ def test_a_partition_has_an_account_and_options_of_its_own() -> None:
     assert expected.items() <= made.items()
     assert "--mem" not in made
     other = {**OWN, "partitions": {"cpu": {"remove": ["--time"]}}}
-    noted = plan.plan(site(other), spec(time="1:00:00"), PLACE).notices
+    noted = make_plan.plan(site(other), spec(time="1:00:00"), PLACE).notices
     assert [note.endswith("(partitions.cpu.remove)") for note in noted if "--time" in note] == [True]
     typed = {"account": "mine", "qos": "short", "gpu_type": "a100", "sbatch": (("--constraint", "old"),)}
     made = directives(OWN, gpus_per_node=1, **typed)
@@ -164,7 +164,7 @@ SEVERAL = {
 
 
 def test_several_partitions_get_the_smallest_of_each_and_keep_the_limits_of_all() -> None:
-    made = plan.plan(site(SEVERAL), spec(partition="milan,genoa", nodes=4), PLACE)
+    made = make_plan.plan(site(SEVERAL), spec(partition="milan,genoa", nodes=4), PLACE)
     assert {"--partition": "milan,genoa", "--cpus-per-task": "128", "--mem": "250000M"}.items() <= dict(
         made.directives
     ).items()
@@ -185,13 +185,13 @@ def test_partitions_whose_jobs_are_not_alike_are_refused_with_a_line_for_each() 
 
 
 def test_an_unknown_partition_of_several_is_named() -> None:
-    made = plan.plan(site(SEVERAL), spec(partition="milan,genoua", nodes=1), PLACE)
+    made = make_plan.plan(site(SEVERAL), spec(partition="milan,genoua", nodes=1), PLACE)
     assert any("genoua" in notice and "genoa" in notice for notice in made.notices)
     assert dict(made.directives)["--cpus-per-task"] == "128"
 
 
 def test_a_partition_that_was_not_the_default_is_told() -> None:
-    made = plan.plan(site(TWO), spec(gpus_per_node=1), PLACE)
+    made = make_plan.plan(site(TWO), spec(gpus_per_node=1), PLACE)
     (notice,) = made.notices
     assert re.search(in_order("partition gpu", "'long'", "no GPUs", 1), notice)
 
@@ -209,7 +209,7 @@ def test_dialects_of_gpus(dialect: dict[str, str], expected: dict[str, str]) -> 
     ("time", "lead", "signal"), [("10", "60s", 60), ("1", "60s", 30), ("1", "0", 1), ("", "99h", 65535)]
 )
 def test_the_script_is_told_before_the_limit_and_not_at_its_start(time: str, lead: str, signal: int) -> None:
-    made = plan.plan(site({"slurm": {"signal_lead": lead}}), spec(time=time), PLACE)
+    made = make_plan.plan(site({"slurm": {"signal_lead": lead}}), spec(time=time), PLACE)
     assert dict(made.directives)["--signal"] == f"B:USR1@{signal}"
     assert made.inside.job.signal_lead == signal
 
@@ -225,11 +225,11 @@ def test_what_the_user_gives_is_not_overridden_by_the_profile(
     extra: str, request_: dict[str, Any], option: str, value: str
 ) -> None:
     profile = site({"slurm": {"extra": [extra]}})
-    made = plan.plan(profile, spec(**request_), PLACE)
+    made = make_plan.plan(profile, spec(**request_), PLACE)
     assert dict(made.directives)[option] == value
     assert tuple(extra.split("=", 1)) not in made.directives
     assert any(f"hpcml ignores {extra} of the profile's slurm.extra" in reason for reason in made.reasons)
-    assert tuple(extra.split("=", 1)) in plan.plan(profile, spec(), PLACE).directives
+    assert tuple(extra.split("=", 1)) in make_plan.plan(profile, spec(), PLACE).directives
 
 
 def test_an_extra_that_says_something_else_stays_beside_the_users_option() -> None:
@@ -239,10 +239,10 @@ def test_an_extra_that_says_something_else_stays_beside_the_users_option() -> No
 
 def test_a_users_option_that_the_profile_leaves_out_is_told() -> None:
     profile = site({"slurm": {"remove": ["--time"]}})
-    made = plan.plan(profile, spec(time="30"), PLACE)
+    made = make_plan.plan(profile, spec(time="30"), PLACE)
     assert "--time" not in dict(made.directives)
     assert "hpcml ignores --time: the profile removes --time (slurm.remove)" in made.notices
-    assert not plan.plan(profile, spec(), PLACE).notices
+    assert not make_plan.plan(profile, spec(), PLACE).notices
 
 
 @pytest.mark.parametrize(("settings", "request_", "asked", "told"), [
@@ -255,7 +255,7 @@ def test_memory_where_a_site_does_not_take_it_by_node(
     settings: dict[str, Any], request_: dict[str, Any], asked: str, told: str
 ) -> None:
     profile = site({**settings, "slurm": {"remove": ["--mem"], "extra": ["--mem-per-cpu=1G"]}})
-    made = plan.plan(profile, spec(**request_), PLACE)
+    made = make_plan.plan(profile, spec(**request_), PLACE)
     assert [option for option in made.directives if option[0].startswith("--mem")] == [("--mem-per-cpu", asked)]
     notices = [text for text in made.notices if "--memory-per-node" in text]
     assert (not told and not notices) or (told in notices[0] and len(notices) == 1)
@@ -295,7 +295,7 @@ PROFILES = st.fixed_dictionaries(
 @given(PROFILES, SPECS)
 def test_any_request_plans_or_explains_itself(profile: dict[str, Any], request_: dict[str, Any]) -> None:
     try:
-        made = plan.plan(site(profile), spec(**request_), PLACE)
+        made = make_plan.plan(site(profile), spec(**request_), PLACE)
         text = batch_script.render(made)
     except HpcmlError as error:
         assert error.message
@@ -309,13 +309,13 @@ def test_any_request_plans_or_explains_itself(profile: dict[str, Any], request_:
 
 def test_a_usage_error_names_the_profile_when_that_is_wrong() -> None:
     with pytest.raises(UsageError) as error:
-        plan.plan(site({"defaults": {"nodes": 0}}), spec(), PLACE)
+        make_plan.plan(site({"defaults": {"nodes": 0}}), spec(), PLACE)
     assert error.value.place == "defaults.nodes"
 
 
 def test_an_interpreter_that_is_no_absolute_path_is_refused() -> None:
     with pytest.raises(HpcmlError, match="not an absolute path"):
-        plan.plan(site({"runtime": {"python": "~/venv/bin/python"}}), spec(), PLACE)
+        make_plan.plan(site({"runtime": {"python": "~/venv/bin/python"}}), spec(), PLACE)
 
 
 def test_what_the_user_says_goes_before_the_profile() -> None:
@@ -327,14 +327,14 @@ def test_what_the_user_says_goes_before_the_profile() -> None:
 def test_workers_that_are_too_small_to_start_are_refused() -> None:
     table = {**TWO, "workers": {"per_node": 64}}
     with pytest.raises(SiteError, match=in_order("64 workers", "3000 MiB", "47 MiB")):
-        plan.plan(site(table), spec(memory_per_node="3000M"), PLACE)
-    plan.plan(site(table), spec(memory_per_node="64G"), PLACE)
+        make_plan.plan(site(table), spec(memory_per_node="3000M"), PLACE)
+    make_plan.plan(site(table), spec(memory_per_node="64G"), PLACE)
     with pytest.raises(SiteError, match=in_order("workers.memory_limit", "27 MiB", "80 MiB")):
-        plan.plan(site({**TWO, "workers": {"memory_limit": "27MiB"}}), spec(), PLACE)
+        make_plan.plan(site({**TWO, "workers": {"memory_limit": "27MiB"}}), spec(), PLACE)
 
 
 def test_one_thread_for_each_gpu_and_the_profiles_variables() -> None:
-    made = plan.plan(site({**TWO, "environment": {"RAPIDS_NO_INITIALIZE": "0"}}), spec(gpus_per_node=4), PLACE)
+    made = make_plan.plan(site({**TWO, "environment": {"RAPIDS_NO_INITIALIZE": "0"}}), spec(gpus_per_node=4), PLACE)
     assert made.inside.workers.threads == 1
     assert [value for name, value in made.environment if name == "RAPIDS_NO_INITIALIZE"] == ["0"]
     assert dict(made.environment)["UCX_WARN_UNUSED_ENV_VARS"] == "n"
@@ -342,15 +342,15 @@ def test_one_thread_for_each_gpu_and_the_profiles_variables() -> None:
 
 def test_a_script_has_the_profile_s_time_to_save_and_the_user_s_umask() -> None:
     profile = site({"scheduler": "slurm", "deadlines": {"script_grace": "17s", "teardown": "9s"}})
-    made = plan.plan(profile, spec(), PLACE._replace(umask=0o027))
+    made = make_plan.plan(profile, spec(), PLACE._replace(umask=0o027))
     assert (made.inside.deadlines.script_grace, made.inside.code.umask) == (17.0, 0o027)
 
 
 def test_when_the_cluster_starts(subtests: pytest.Subtests) -> None:
     late = {"workers": {"start": "late"}}
 
-    def made(table: dict[str, Any], **values: Any) -> plan.Plan:
-        return plan.plan(site(TWO | table), spec(**values), PLACE)
+    def made(table: dict[str, Any], **values: Any) -> make_plan.Plan:
+        return make_plan.plan(site(TWO | table), spec(**values), PLACE)
 
     for table, values, expected in (
         ({}, {}, False),  # nobody has looked at the script
@@ -379,16 +379,16 @@ def test_tasks_get_the_options_of_the_script_s_python() -> None:
         ("python", "-BOO", "-W", "O", "-X", "utf8"): {"PYTHONOPTIMIZE": "2", "PYTHONUTF8": "1"},
         ("python", "-Xdev", "-u"): {},
     }.items():
-        made = plan.plan(site(TWO), spec(interpreter=words), PLACE)
+        made = make_plan.plan(site(TWO), spec(interpreter=words), PLACE)
         assert {name: value for name, value in made.environment if name.startswith("PYTHON")} == variables
     asked = spec(interpreter=("python", "-O"), environment=(("PYTHONOPTIMIZE", "2"),))
-    assert "PYTHONOPTIMIZE" not in dict(plan.plan(site(TWO), asked, PLACE).environment)
+    assert "PYTHONOPTIMIZE" not in dict(make_plan.plan(site(TWO), asked, PLACE).environment)
 
 
 def test_workers_and_threads_of_a_node_on_cpus(subtests: pytest.Subtests) -> None:
     """As Dask divides a machine, where the job's CPUs are known and no worker has too little memory."""
     for cpus in range(1, 260):
-        inside = plan.plan(site({"scheduler": "slurm"}), spec(cpus_per_node=cpus), PLACE).inside
+        inside = make_plan.plan(site({"scheduler": "slurm"}), spec(cpus_per_node=cpus), PLACE).inside
         count = inside.workers.per_node
         assert (count, inside.workers.threads or cpus // count) == nprocesses_nthreads(cpus), cpus
     for settings, asked, workers, threads in (
@@ -409,7 +409,7 @@ def test_workers_and_threads_of_a_node_on_cpus(subtests: pytest.Subtests) -> Non
         ({}, {"cpus_per_node": 16, "form": Form.INTERCONNECT}, 1, 0),
     ):
         with subtests.test(settings=settings, **{name: str(value) for name, value in asked.items()}):
-            made = plan.plan(site({"scheduler": "slurm", "workers": settings}), spec(**asked), PLACE)
+            made = make_plan.plan(site({"scheduler": "slurm", "workers": settings}), spec(**asked), PLACE)
             assert (made.inside.workers.per_node, made.inside.workers.threads) == (workers, threads)
 
 
@@ -424,7 +424,7 @@ def test_the_template_is_compiled_once_for_each_text(tmp_path: Path, monkeypatch
         Mock(side_effect=Environment(autoescape=True)._compile),
     )
     monkeypatch.setattr(Environment, "_compile", lambda _, *words: compile_(*words))
-    made = plan.plan(site(TWO), spec(), PLACE)
+    made = make_plan.plan(site(TWO), spec(), PLACE)
     texts = ("one {{ plan.run_id }}\n", "one {{ plan.run_id }}\n", "two\n")
     for text in texts:
         template.write_text(text)

@@ -13,7 +13,7 @@ import pytest
 from hpcml.errors import ScriptError, UsageError
 from hpcml.kinds.dask.login import plan as workers
 from hpcml.node import profilers
-from hpcml.plan.plan import RunLocation, plan
+from hpcml.plan.make_plan import RunLocation, plan
 from hpcml.request.record import RunRequest
 from hpcml.runs import packages
 from matrix import site_of

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hpcml.errors import ScriptError, UsageError
-from hpcml.plan.plan import RunLocation, plan
+from hpcml.plan.make_plan import RunLocation, plan
 from hpcml.request.record import RunRequest
 from hpcml.runs import script_or_program
 from hpcml.runs.checks import expects_ranks

@@ -20,7 +20,7 @@ from absences import absence_of
 from hpcml import errors
 from hpcml.failures import job_log
 from hpcml.kinds.ranks import KIND
-from hpcml.kinds.ranks.node import losses
+from hpcml.kinds.ranks.node import lost_nodes
 from hpcml.kinds.ranks.node import rank_agent as agents
 from hpcml.kinds.ranks.node.supervised import EVENTS, Ranks
 from hpcml.kinds.ranks.variables import World
@@ -221,7 +221,7 @@ def test_the_node_that_is_silent_is_named_or_the_first_whose_network_has_failed(
     monkeypatch: pytest.MonkeyPatch, nodes: tuple[str, ...], silent: set[str], down: str, suspect: str, words: str
 ) -> None:
     monkeypatch.setattr(dask_protocol, "interface_down", lambda _: down)
-    end = losses.by_silence(state_of(nodes), silent, "n2", "10.0.0.1")
+    end = lost_nodes.by_silence(state_of(nodes), silent, "n2", "10.0.0.1")
     assert (end.exit_status, end.message, end.at_fault) == (errors.ROLE_LOST, words, (suspect,))
     assert (end.lost_nodes, end.role) == ((suspect,), "rank")
     assert f"--exclude {suspect}." in end.hint
@@ -258,13 +258,13 @@ def test_a_lost_agent_is_told_with_what_killed_it_and_not_waited_for() -> None:
         context.run = RunPaths(Path("/nowhere"))
         context.attempt = context.run.attempt(0)
         absence = absence_of(
-            context, KIND, losses.WORDS, lost=lost, seconds=100.0, **{"script_began": True, "events": None, **facts}
+            context, KIND, lost_nodes.WORDS, lost=lost, seconds=100.0, **{"script_began": True, "events": None, **facts}
         )
-        end = losses.after_loss(absence, "n2", since)
+        end = lost_nodes.after_loss(absence, "n2", since)
         return (end.message, end.at_fault) if end else None
 
-    assert after(100.0 - losses.LAST_WORDS) is None  # its last words may still arrive
-    assert after(99.0 - losses.LAST_WORDS) == (says("the connection to n2"), ("n2",))
+    assert after(100.0 - lost_nodes.LAST_WORDS) is None  # its last words may still arrive
+    assert after(99.0 - lost_nodes.LAST_WORDS) == (says("the connection to n2"), ("n2",))
     assert after(100.0, tasks=lambda: {"n2": task}) == (f"the ranks on n2 were lost: {task}", ("n2",))
     assert after(100.0, gone={"rank"}) == ("the job step 'rank' ended", ())
     lost |= dict.fromkeys(("n1", "n3"), "it closed the connection")  # what one did is no cause where all are lost

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcml import errors
-from hpcml.remote import answers, channel, server
+from hpcml.remote import answers, server, upload
 from hpcml.remote.answers import StreamDemux, mark
 from hpcml.remote.ssh import check_host
 from hpcml.remote.transfer import Entry, entries_of, listing, parts_of, receive, send
@@ -129,7 +129,7 @@ def test_arguments_that_name_what_is_not_sent(tmp_path: Path) -> None:
         "sub/conf.txt", "./sub/conf.txt", "sub", "data.bin", "--in=data.bin", f"{tmp_path}/job.py", "other/data",
         "-v", "5", ".", "x" * 5000, "a\0b", "",
     )  # fmt: skip
-    assert channel.unsent(words, tmp_path, sent) == ["data.bin", "--in=data.bin", f"{tmp_path}/job.py"]
+    assert upload.unsent(words, tmp_path, sent) == ["data.bin", "--in=data.bin", f"{tmp_path}/job.py"]
 
 
 @pytest.mark.parametrize("host", ["", "-v", "a b", "a\n", "a\x1b", "a\u2028"])

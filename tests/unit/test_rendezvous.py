@@ -12,7 +12,7 @@ import pytest
 
 from hpcml.config_trust import Origin
 from hpcml.errors import UsageError
-from hpcml.plan.plan import RunLocation, plan
+from hpcml.plan.make_plan import RunLocation, plan
 from hpcml.request.record import RunRequest
 from hpcml.runs import script_or_program
 from hpcml.runs.checks import unsafe_rendezvous

@@ -14,7 +14,7 @@ from distributed import Scheduler, Worker
 from distributed.batched import BatchedSend
 
 from hpcml import repairs
-from hpcml.kinds.dask.node.scheduler import PrivateScheduler
+from hpcml.kinds.dask.node.dask_scheduler import PrivateScheduler
 
 
 def told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[int, int]:

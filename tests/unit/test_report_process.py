@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcml.node import supervisor
+from hpcml.node import report_at_end
 from hpcml.node.settings import Context
 from hpcml.paths import RunPaths
 from tests import report_samples
@@ -24,7 +24,7 @@ def context(paths: RunPaths, monkeypatch: pytest.MonkeyPatch) -> Context:
 
 def test_it_is_made_when_it_is_told_to_begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     paths = report_samples.write(tmp_path / "run", Shape(seconds=60))
-    made = supervisor.ReportProcess(context(paths, monkeypatch))
+    made = report_at_end.ReportProcess(context(paths, monkeypatch))
     assert not paths.report.exists()
     made.begin()
     made.end()
@@ -40,13 +40,13 @@ def test_what_goes_wrong_is_a_warning(
         paths.report.mkdir()
 
     def late(_: RunPaths) -> None:
-        monkeypatch.setattr(supervisor, "REPORT_LONGEST", 0.0)
+        monkeypatch.setattr(report_at_end, "REPORT_LONGEST", 0.0)
 
     for cause, words in ((blocked, "Is a directory"), (late, "not ready within 0 s")):
         with subtests.test(cause.__name__):
             paths = report_samples.write(tmp_path / cause.__name__, Shape(seconds=60))
             cause(paths)
-            made = supervisor.ReportProcess(context(paths, monkeypatch))
+            made = report_at_end.ReportProcess(context(paths, monkeypatch))
             made.begin()
             made.end()
             assert words in made.missed
@@ -58,9 +58,9 @@ def test_one_that_takes_too_long_is_killed(tmp_path: Path, monkeypatch: pytest.M
     endless.write_text("#!/bin/sh\nexec sleep 600\n")
     endless.chmod(0o700)
     monkeypatch.setattr(sys, "executable", str(endless))
-    monkeypatch.setattr(supervisor, "REPORT_LONGEST", 0.0)
+    monkeypatch.setattr(report_at_end, "REPORT_LONGEST", 0.0)
     paths = report_samples.write(tmp_path / "run", Shape(seconds=60))
-    made = supervisor.ReportProcess(context(paths, monkeypatch))
+    made = report_at_end.ReportProcess(context(paths, monkeypatch))
     made.end()
     assert made.process
     try:

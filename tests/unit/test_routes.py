@@ -15,7 +15,7 @@ import pytest
 from hpcml.errors import HostKeyError, ServiceGoneError, TunnelError
 from hpcml.remote import routes
 from hpcml.remote.answers import Service
-from hpcml.remote.channel import Call
+from hpcml.remote.login_call import Call
 from hpcml.remote.ssh import Connection
 from tests.said import says
 

@@ -25,7 +25,7 @@ from unittest import mock
 import pytest
 
 import hpcml
-from hpcml import assets, files, typed_json
+from hpcml import files, node_archive, typed_json
 from hpcml.cli import submit
 from hpcml.errors import NotFoundError, StorageError
 from hpcml.paths import RunPaths
@@ -172,7 +172,7 @@ def test_a_changed_checkout_has_a_library_of_its_own(tmp_path: Path, monkeypatch
     archive = old.read_bytes()
     changed = b"changed" + archive[:-64]
     changed += hashlib.sha256(changed).hexdigest().encode()
-    monkeypatch.setattr(assets, "node_archive", lambda: changed)
+    monkeypatch.setattr(node_archive, "node_archive", lambda: changed)
     (new,) = make(tmp_path, "c")
     assert (new.read_bytes(), old.read_bytes(), same.samefile(old)) == (changed, archive, True)
     assert sorted(path.stat().st_nlink for path in tmp_path.glob(".lib-*.zip")) == [2, 3]
@@ -197,7 +197,7 @@ def test_the_library_is_one_file_with_what_runs_on_the_nodes(tmp_path: Path) -> 
         assert "hpcml/kinds/__main__.py" in copied
         assert "hpcml/cli/submit.py" not in copied
         for name in copied:
-            assert members.read(name) == (root / assets.RENAMED.get(name, name)).read_bytes()
+            assert members.read(name) == (root / node_archive.RENAMED.get(name, name)).read_bytes()
 
 
 def test_the_command_line_is_found_behind_the_library(tmp_path: Path) -> None:
@@ -233,7 +233,7 @@ def test_a_process_of_the_script_watches_for_dask_beside_the_environment_s_sitec
     cases: tuple[tuple[tuple[str, ...], dict[str, str], list[object]], ...] = (
         (python, {}, [False, "own", False]),
         (python, {**script, "HPCML_PYTHONPATH": ""}, [False, "own", False]),
-        ((*python[:3], f"import hpcml.node.rendezvous_files\n{AT_ITS_START}"), script, [False, "own", True]),
+        ((*python[:3], f"import hpcml.node.shared_files\n{AT_ITS_START}"), script, [False, "own", True]),
         ((*python, "gone", str(tmp_path / "a")), script, [True, "own", False]),
     )
     for words, variables, expected in cases:
@@ -276,7 +276,7 @@ def test_inside_a_run_a_name_of_the_login_node_is_one_error(tmp_path: Path) -> N
 def test_the_archive_is_kept_until_a_module_changes(tmp_path: Path) -> None:
     package = tmp_path / "hpcml"
     shutil.copytree(Path(directories.__file__).parent.parent, package, ignore=shutil.ignore_patterns("__pycache__"))
-    script = "import sys; from hpcml import assets; sys.stdout.buffer.write(assets.node_archive())"
+    script = "import sys; from hpcml import node_archive; sys.stdout.buffer.write(node_archive.node_archive())"
     command = [sys.executable, "-P", "-c", script]
 
     def made() -> bytes:
@@ -291,7 +291,7 @@ def test_the_archive_is_kept_until_a_module_changes(tmp_path: Path) -> None:
     kept.write_bytes(first[:-1000])  # damaged
     again = made()
     assert again == kept.read_bytes()
-    assert again.endswith(assets.seal(again).encode())
+    assert again.endswith(node_archive.seal(again).encode())
     for name in ("units.py", "node/script/hpcml_command.py"):  # the second one travels as hpcml/__main__.py
         with (package / name).open("a") as file:
             file.write("# changed\n")

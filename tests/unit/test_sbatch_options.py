@@ -13,21 +13,21 @@ from hpcml.errors import UsageError
 from hpcml.options import sbatch_options
 from hpcml.options.reading import request_of
 from hpcml.options.table import OPTIONS
-from hpcml.plan import plan
+from hpcml.plan import make_plan
 from hpcml.request.record import Code, RunRequest
 from hpcml.schedulers import local
 from matrix import site_of
 from tests.said import in_order, says
 
-LOCATION = plan.RunLocation(Path("/runs/job-20261121-074500-1a2b"), "/usr/bin/python3", "0")
+LOCATION = make_plan.RunLocation(Path("/runs/job-20261121-074500-1a2b"), "/usr/bin/python3", "0")
 
 
 def request(*words: str) -> RunRequest:
     return request_of(vars(commands.build_parser("submit").parse_args(words)), Code(Path("job.py")))
 
 
-def planned(table: dict[str, Any], *words: str) -> plan.Plan:
-    return plan.plan(site_of({"scheduler": "slurm", "name": "here", **table}), request(*words), LOCATION)
+def planned(table: dict[str, Any], *words: str) -> make_plan.Plan:
+    return make_plan.plan(site_of({"scheduler": "slurm", "name": "here", **table}), request(*words), LOCATION)
 
 
 @pytest.mark.parametrize(("words", "expected"), [

@@ -13,12 +13,12 @@ import pytest
 from hpcml.failures import judgement
 from hpcml.failures.cause import Case
 from hpcml.kinds.dask import KIND
-from hpcml.kinds.dask.node.cluster import Processes
+from hpcml.kinds.dask.node.supervised import Processes
 from hpcml.node.outcome import EventLog
 from hpcml.node.run_state import RunState
 from hpcml.node.settings import Context
 from hpcml.node.supervisor import tear_down
-from hpcml.node.tasks.follow import run_tasks
+from hpcml.node.tasks.run_tasks import run_tasks
 from hpcml.node.tasks.task import OneTask
 from hpcml.paths import RunPaths
 from node_settings import settings

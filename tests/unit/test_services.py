@@ -18,7 +18,7 @@ import pytest
 
 from hpcml import script_api, services, socket_relay
 from hpcml.errors import NotFoundError, ServiceGoneError, UsageError
-from hpcml.node import agent, rendezvous_files
+from hpcml.node import agent, shared_files
 from hpcml.node import services as node_side
 from hpcml.paths import RunPaths
 from hpcml.remote import routes, tunnel_server, tunnel_target
@@ -143,7 +143,7 @@ def test_the_supervisor_looks_for_requests_once_a_second(tmp_path: Path, monkeyp
         looks.append(folder)
         return set()
 
-    monkeypatch.setattr(rendezvous_files, "listed", listed)
+    monkeypatch.setattr(shared_files, "listed", listed)
     context: Any = SimpleNamespace(
         attempt=RunPaths(tmp_path).attempt(0), node_names=("n1",), settings=SimpleNamespace(services=())
     )
@@ -392,7 +392,7 @@ def record(run: directories.Run, name: str, found: Found, port: int = 6006) -> N
     path = run.paths.attempt(0).service_of(name)
     path.parent.parent.mkdir(parents=True, exist_ok=True)
     page = {"path": "/", "probe": "/x", "wanted": Wanted(name, "n1", port)._asdict(), "found": found._asdict()}
-    rendezvous_files.write_service(path, "n1", Path("/tmp/s"), "me", **page)
+    shared_files.write_service(path, "n1", Path("/tmp/s"), "me", **page)
 
 
 def test_the_service_of_a_tunnel_for_which_nobody_names_one(run: directories.Run) -> None:

@@ -11,7 +11,7 @@ import pytest
 from hpcml import assets
 from hpcml.cli import tunnel
 from hpcml.errors import ConfigError, SiteError
-from hpcml.plan import plan
+from hpcml.plan import make_plan
 from hpcml.request.record import RunRequest, measure
 from hpcml.sites import lookup
 from hpcml.sites.schema import CONFIDENCE, Site
@@ -19,12 +19,12 @@ from hpcml.sites.schema import CONFIDENCE, Site
 MACHINES = sorted({path.stem for path in assets.folder("profiles").glob("*.toml")} - {"local", "slurm"})
 # What hpcml chooses by itself, and no machine's documentation could say.
 CHOSEN = {"name", "description", "extends", "identify.order", "defaults.partition", "defaults.time", "cost.ask", "paths.runs"}  # fmt: skip
-PLACE = plan.RunLocation(Path("/runs/job-20261121-074500-1a2b"), "/usr/bin/python3", "0")
+PLACE = make_plan.RunLocation(Path("/runs/job-20261121-074500-1a2b"), "/usr/bin/python3", "0")
 
 
-def planned(site: Site, **values: Any) -> plan.Plan:
+def planned(site: Site, **values: Any) -> make_plan.Plan:
     request: dict[str, Any] = {name: measure(name, one) if name == "time" else one for name, one in values.items()}
-    return plan.plan(
+    return make_plan.plan(
         site, RunRequest.of(Path("/home/me/job.py"), (), Path("/home/me"), account="mine", **request), PLACE
     )
 

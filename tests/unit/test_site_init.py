@@ -468,7 +468,7 @@ def test_a_partition_of_large_jobs_is_asked_for_its_least(tmp_path: Path, monkey
         asked[spec.place.partition] = spec.size.nodes
         return SimpleNamespace(directives=())
 
-    monkeypatch.setattr("hpcml.plan.plan.plan", plan)
+    monkeypatch.setattr("hpcml.plan.make_plan.plan", plan)
     monkeypatch.setattr(machine, "_refused", lambda *_: "")
     survey: Any = object.__new__(machine.Survey)
     survey.on_disk = lambda _: contextlib.nullcontext(profile)

@@ -20,17 +20,17 @@ import pytest
 from hpcml import errors, files
 from hpcml.failures.end import End
 from hpcml.kinds.dask import KIND
-from hpcml.kinds.dask.node.cluster import Processes
-from hpcml.node import ahead, full_disk, process_helpers, supervisor
+from hpcml.kinds.dask.node.supervised import Processes
+from hpcml.node import full_disk, prestarted_role, process_helpers, report_at_end, supervisor
 from hpcml.node.interconnect import record
+from hpcml.node.job_steps import LAST_WORDS
 from hpcml.node.outcome import EventLog, RunEndedError, or_a_full_disk
 from hpcml.node.process_helpers import Process
-from hpcml.node.run_state import LAST_WORDS, RunState
+from hpcml.node.run_state import RunState
 from hpcml.node.settings import Context
 from hpcml.node.supervisor import tear_down
-from hpcml.node.tasks import follow
 from hpcml.node.tasks import process as scripts
-from hpcml.node.tasks.follow import run_tasks
+from hpcml.node.tasks import run_tasks
 from hpcml.node.tasks.task import OneTask, of_run
 from hpcml.paths import RunPaths
 from hpcml.units import Seconds
@@ -93,7 +93,9 @@ def end_of(
     cluster.why = why
     if code != BY_SUPERVISOR:
         monkeypatch.setattr(scripts.Script, "tell_to_end", lambda _: None)  # Slurm has told the script already
-    return run_tasks(state, cluster, OneTask(state, cluster, {"HPCML_RUN_DIR": str(state.context.run.directory)}))
+    return run_tasks.run_tasks(
+        state, cluster, OneTask(state, cluster, {"HPCML_RUN_DIR": str(state.context.run.directory)})
+    )
 
 
 def test_the_script_may_have_as_many_open_files_as_in_its_job(cluster: Broken, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,10 +159,10 @@ def test_a_script_that_dies_of_its_time_limit_has_waited_for_the_file_system(
             cluster.state.end_requests.signalled = by_slurm
             return next(self.looks, "")
 
-    monkeypatch.setattr(follow, "FileSystemHang", Hung)
-    monkeypatch.setattr(follow, "SLOW_TICK", 0.0)
+    monkeypatch.setattr(run_tasks, "FileSystemHang", Hung)
+    monkeypatch.setattr(run_tasks, "SLOW_TICK", 0.0)
     if by_slurm:
-        monkeypatch.setattr(follow.Tasks, "_asked", lambda _: None)
+        monkeypatch.setattr(run_tasks.Tasks, "_asked", lambda _: None)
     end_of(cluster, LIMIT, BY_ITSELF, monkeypatch)
     assert [text for text in cluster.state.warnings if "file system" in text] == [
         says("n1", "has been blocked on a file system for 20", "(/data/a.npy, request_wait_answer)")
@@ -196,7 +198,7 @@ def test_a_script_that_saw_the_end_first_is_told_as_what_it_was(
     """It ended before the supervisor had looked: a run that is cancelled stays so, and no other attempt follows."""
     touched = str(getattr(cluster.context.attempt, note))
     code = f"open({touched!r}, 'w').close()\n{end}\n"
-    monkeypatch.setattr(follow.Tasks, "_asked", lambda _: None)
+    monkeypatch.setattr(run_tasks.Tasks, "_asked", lambda _: None)
     outcome = end_of(cluster, None, code, monkeypatch)
     assert (outcome.exit_status, outcome.state) == (status, state)
 
@@ -399,7 +401,7 @@ def test_a_run_whose_last_worker_cannot_come_back_ends(
     lost = SimpleNamespace(final=True, workers=["n1-0"], quote=(), node="n1", memory_limit="", reason="")
     monkeypatch.setattr(cluster.losses, "look", lambda *_, **__: [lost])
     monkeypatch.setattr(cluster.losses, "tell", lambda _: None)
-    monkeypatch.setattr("hpcml.kinds.dask.node.losses.sentences", lambda _: "n1: exit status 137")
+    monkeypatch.setattr("hpcml.kinds.dask.node.lost_workers.sentences", lambda _: "n1: exit status 137")
     monkeypatch.setattr(cluster.state, "time_to_look", lambda: True)
     cluster.present = present
     with contextlib.nullcontext() if present else pytest.raises(RunEndedError, match="workers were lost") as told:
@@ -415,7 +417,7 @@ def test_an_address_that_cannot_be_bound_is_no_full_disk(cluster: Broken, monkey
         return make
 
     makers = iter([refuse(errno.EADDRNOTAVAIL), refuse(errno.ENOSPC)])
-    monkeypatch.setattr("hpcml.kinds.dask.node.cluster.Processes", lambda *_: next(makers)())
+    monkeypatch.setattr("hpcml.kinds.dask.node.supervised.Processes", lambda *_: next(makers)())
     with contextlib.ExitStack() as folders:
         with pytest.raises(RunEndedError) as caught:
             supervisor._processes(cluster.state, folders)
@@ -451,7 +453,7 @@ def test_gpus_that_were_not_used_are_told_at_the_end(
 ) -> None:
     """By the figures of the report, which its own process writes during the teardown."""
 
-    class Reported(supervisor.ReportProcess):
+    class Reported(report_at_end.ReportProcess):
         def __init__(self, context: Context) -> None:
             self.context, self.process = context, None
 
@@ -491,11 +493,11 @@ def test_of_workers_without_gpu_the_first_is_told_and_all_are_events(cluster: Br
 
 def test_short_scripts_and_other_attempts_tell_nothing_of_gpus(cluster: Broken) -> None:
     context = cluster.state.context
-    assert supervisor.unused_gpus(context) == ""
+    assert report_at_end.unused_gpus(context) == ""
     for other in ({"script_seconds": 19.0}, {"attempt": 1}):
         told = {"attempt": 0, "script_seconds": 21.0, "figures": {"gpus": 1.0, "gpus_unused": 1.0}} | other
         context.run.report_facts.write_text(json.dumps(told))
-        assert supervisor.unused_gpus(context) == ""
+        assert report_at_end.unused_gpus(context) == ""
 
 
 def test_lines_of_the_setup_that_failed_are_told_whatever_else_the_variable_has(
@@ -518,11 +520,11 @@ def test_no_interpreter_starts_ahead_whose_path_depends_on_its_folder(
     monkeypatch.setenv("HPCML_PYTHONPATH", entries)
     monkeypatch.setenv("HPCML_RUN_DIR", str(cluster.context.run.directory))
     scripts.start_ahead(cluster.context, KIND)
-    waiting = [*ahead.WAITING]
+    waiting = [*prestarted_role.WAITING]
     for one in waiting:
         stdin = Path(f"/proc/{one.process.pid}/fdinfo/0").read_text()
         assert int(stdin.partition("flags:")[2].split()[0], 8) & os.O_RDWR == os.O_RDONLY, "as every script has it"
         assert Path(f"/proc/{one.process.pid}/cwd").samefile(cluster.context.settings.code.cwd), "for sitecustomize"
-    while ahead.WAITING:
-        ahead.WAITING.pop().end()
+    while prestarted_role.WAITING:
+        prestarted_role.WAITING.pop().end()
     assert [one.process.returncode for one in waiting] == [-signal.SIGKILL] * count

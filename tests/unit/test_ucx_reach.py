@@ -14,7 +14,7 @@ import pytest
 from hpcml.kinds.dask.login import plan as dask_plan
 from hpcml.kinds.dask.node.security import tls
 from hpcml.node.hardware import dask_protocol, record, sysfs
-from hpcml.plan.plan import RunLocation, plan
+from hpcml.plan.make_plan import RunLocation, plan
 from hpcml.request.record import RunRequest
 from hpcml.settings import Settings
 from hpcml.sites import lookup, schema, settings_layers

@@ -11,12 +11,12 @@ from hpcml import typed_json
 from hpcml.cli import commands
 from hpcml.errors import HpcmlError
 from hpcml.options.reading import request_of
-from hpcml.plan import batch_script, plan
+from hpcml.plan import batch_script, make_plan
 from hpcml.request import variables
 from hpcml.request.record import Code, RunRequest
 from hpcml.sites import schema
 
-LOCATION = plan.RunLocation(Path("/runs/job-20261121-074500-1a2b"), "/usr/bin/python3", "0")
+LOCATION = make_plan.RunLocation(Path("/runs/job-20261121-074500-1a2b"), "/usr/bin/python3", "0")
 
 
 def request(*words: str) -> RunRequest:
@@ -47,14 +47,14 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
 
 def test_no_value_is_in_plan_script_or_record() -> None:
     spec = request("--env", "TOKEN=secret-word", "--env", "B=2", "--image", "/images/a.sif")
-    made = plan.plan(schema.Site(), spec, LOCATION)
+    made = make_plan.plan(schema.Site(), spec, LOCATION)
     assert made.variables == ("B", "TOKEN")
     script = batch_script.render(made)
     assert '"$HPCML_RUN_DIR/environment.sh"   # B TOKEN' in script
     assert dict(made.environment)["HPCML_CONTAINER_ENV"] == "B TOKEN"
     told = script + json.dumps(typed_json.plain(made)) + json.dumps(typed_json.plain(spec.given()))
     assert "secret-word" not in told
-    assert "environment.sh" not in batch_script.render(plan.plan(schema.Site(), request(), LOCATION))
+    assert "environment.sh" not in batch_script.render(make_plan.plan(schema.Site(), request(), LOCATION))
 
 
 def test_the_values_of_here_are_carried_to_another_machine(monkeypatch: pytest.MonkeyPatch) -> None:

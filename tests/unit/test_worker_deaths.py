@@ -16,7 +16,7 @@ from absences import absence_of
 from hpcml.errors import WORKERS_NEVER_CAME
 from hpcml.failures.rules import BY_NAME
 from hpcml.kinds.dask import KIND
-from hpcml.kinds.dask.node import losses
+from hpcml.kinds.dask.node import lost_workers
 from hpcml.node import agent, process_helpers
 from hpcml.node.settings import Context
 from hpcml.paths import RunPaths
@@ -41,7 +41,7 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> agent.Node:
 def die(node: agent.Node, code: int = -signal.SIGKILL) -> str:
     """Let the node's worker end so, and return what is then said of the node."""
     agent._judge(node, node.slots[0], code)
-    (missing,) = losses.missing_nodes(absence_of(node.context, KIND, losses.WORDS), set())
+    (missing,) = lost_workers.missing_nodes(absence_of(node.context, KIND, lost_workers.WORDS), set())
     return missing.why
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from hpcml.cli.top import live
 from hpcml.errors import ConfigError
-from hpcml.remote import answers, channel
+from hpcml.remote import answers, login_call
 from hpcml.remote.transfer import PIECE
 from hpcml.subprocesses import PIPE
 from hpcml.terminal import Raw
@@ -37,7 +37,7 @@ def watch(connection: Connection, options: Namespace) -> int:
     argv += ["--site", options.site] if options.site else []
     argv += [word for assignment in options.set or () for word in ("--set", assignment)]
     said: list[bytes] = []  # shown when the terminal is its user's again
-    call = channel.Call(connection, [*argv, "--", options.run], said.append, out=PIPE)
+    call = login_call.Call(connection, [*argv, "--", options.run], said.append, out=PIPE)
     assert call.child.out is not None
     reader = _Reader(call)
     status: list[int] = []
@@ -72,7 +72,7 @@ def watch(connection: Connection, options: Namespace) -> int:
 class _Reader:
     """Reads views, a line each, in a thread; of several only the newest is kept."""
 
-    def __init__(self, call: channel.Call) -> None:
+    def __init__(self, call: login_call.Call) -> None:
         self.call, self.host = call, call.connection.host
         self.wrong: ConfigError | None = None
         self._views: list[View] = []

@@ -43,9 +43,9 @@ class BatchKind(Kind):
         return Workers(per_node=0)
 
     def main_of(self, role: str) -> Callable[[], int]:
-        from hpcml.kinds.batch.node import agent
+        from hpcml.kinds.batch.node import observing_agent
 
-        return agent.main
+        return observing_agent.main
 
     def processes(self, state: RunState, folders: Any) -> Processes:
         from hpcml.kinds.batch.node import supervised

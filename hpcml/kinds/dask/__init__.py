@@ -149,22 +149,22 @@ class DaskKind(Kind):
 
     def main_of(self, role: str) -> Callable[[], int]:
         if role == SCHEDULER.name:
-            from hpcml.kinds.dask.node import scheduler_main
+            from hpcml.kinds.dask.node import scheduler_role
 
-            return scheduler_main.main
+            return scheduler_role.main
         from hpcml.kinds.dask.node import workers
 
         return workers.main
 
     def import_ahead(self, role: str, context: Any) -> Sequence[Path]:
-        from hpcml.kinds.dask.node import ahead
+        from hpcml.kinds.dask.node import prestarted_imports
 
-        return ahead.import_for(role, context, self)
+        return prestarted_imports.import_for(role, context, self)
 
     def processes(self, state: RunState, folders: Any) -> Processes:
-        from hpcml.kinds.dask.node import cluster
+        from hpcml.kinds.dask.node import supervised
 
-        return cluster.Processes(state, folders)
+        return supervised.Processes(state, folders)
 
 
 KIND = DaskKind()

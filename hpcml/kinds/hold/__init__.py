@@ -52,9 +52,9 @@ class HoldKind(Kind):
         return {"runs": fields.texts("runs"), "nodes_lost": fields.texts("lost"), **counts, **numbers}
 
     def main_of(self, role: str) -> Callable[[], int]:
-        from hpcml.kinds.hold.node import agent
+        from hpcml.kinds.hold.node import user_activity
 
-        return agent.main
+        return user_activity.main
 
     def processes(self, state: RunState, folders: Any) -> Processes:
         from hpcml.kinds.hold.node import supervised

@@ -123,9 +123,9 @@ class RanksKind(Kind):
             from hpcml.kinds.ranks.node import rank_agent
 
             return rank_agent.main
-        from hpcml.kinds.ranks.node import mpi_tasks
+        from hpcml.kinds.ranks.node import pmi_handover
 
-        return mpi_tasks.main
+        return pmi_handover.main
 
     def processes(self, state: RunState, folders: Any) -> Processes:
         from hpcml.kinds.ranks.node import supervised

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from hpcml.node import rendezvous_files
+from hpcml.node import shared_files
 from hpcml.node.hardware import record, sysfs
 from hpcml.node.settings import Context
 from hpcml.settings import Settings
@@ -83,8 +83,8 @@ def nodes_without_rdma(context: Context, deadline: float) -> tuple[str, ...]:
     lacking = []
     for node in context.node_names:
         path = context.attempt.probe_of(node)
-        is_there = rendezvous_files.wait_for(path, deadline, rendezvous_files.interval(context.settings.job.nodes))
-        table = (rendezvous_files.read_json(path) if is_there else None) or {}
+        is_there = shared_files.wait_for(path, deadline, shared_files.interval(context.settings.job.nodes))
+        table = (shared_files.read_json(path) if is_there else None) or {}
         if "schema" not in table or not _has_rdma(record.from_json(table)):
             lacking.append(node)
     return tuple(lacking)

@@ -6,7 +6,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from hpcml.node import rendezvous_files
+from hpcml.node import shared_files
 from hpcml.node.hardware import record
 from hpcml.node.hardware.troubles import Demand, find_troubles
 from hpcml.node.process_helpers import Question
@@ -50,7 +50,7 @@ class Inspection:
             return
         path = self.context.attempt.probe_of(self.context.node)
         path.parent.mkdir(mode=0o700, exist_ok=True)
-        rendezvous_files.write_json(path, table)
+        shared_files.write_json(path, table)
         troubles = find_troubles(record.from_json(table), demand_of(self.context.settings))
         for trouble in troubles:
             print(f"hpcml: {trouble.sentence}. {trouble.hint}", file=sys.stderr, flush=True)

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from hpcml.gpu_vendor import VENDOR
-from hpcml.node import rendezvous_files
+from hpcml.node import shared_files
 from hpcml.node.hardware import gpu_interface, python_environment, record, sysfs
 from hpcml.node.hardware.record import (
     Disk,
@@ -298,7 +298,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     node = probe(thorough=options.thorough, program=options.program, scratch=options.scratch)
     table = record.to_json(node._replace(job=ask_job()) if options.job else node)
     if options.file:
-        rendezvous_files.write_json(Path(options.file), table)
+        shared_files.write_json(Path(options.file), table)
     else:
         print(json.dumps(table, indent=2))
     return 0

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from hpcml import errors
-from hpcml.node import rendezvous_files
+from hpcml.node import shared_files
 from hpcml.node.hardware import record
 from hpcml.node.hardware.differences import differences
 from hpcml.node.interconnect.measurement import Measurement
@@ -30,7 +30,7 @@ def write(context: Context, measurement: Measurement, result: Result, seconds: f
     probes = {node: record.from_json(measured.probe) for node, measured in measurement.nodes.items() if measured.probe}
     check_record = {"differences": differences(probes), "seconds": round(seconds, 3)}
     table = {"verdict": result.to_json(), "measurement": asdict(measurement), **check_record}
-    rendezvous_files.write_json(context.attempt.interconnect, table)
+    shared_files.write_json(context.attempt.interconnect, table)
     return {
         "line": result.line,
         "ok": result.ok,

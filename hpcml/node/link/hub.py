@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from hpcml import listeners
-from hpcml.node import rendezvous_files
+from hpcml.node import shared_files
 from hpcml.node.link.connections import Entrance, Stranger
 from hpcml.node.link.line import MOST_UNSENT, Line, nonce, proof
 from hpcml.node.link.mailbox import Mailboxes, nodes_that_write
@@ -99,7 +99,7 @@ class Hub:
         """Return the messages of agents without a connection, and write again what a full disk did not take."""
         if self.folder is None:
             return []
-        for node in nodes_that_write(rendezvous_files.listed(self.folder)) - self.by_file.keys():
+        for node in nodes_that_write(shared_files.listed(self.folder)) - self.by_file.keys():
             self.by_file[node] = Mailboxes.of_supervisor(self.folder, node)
         news = []
         for node, boxes in self.by_file.items():

@@ -14,7 +14,7 @@ import threading
 import time
 from typing import Any
 
-from hpcml.node import rendezvous_files, versions
+from hpcml.node import shared_files, versions
 from hpcml.node.link.line import Line, connect
 from hpcml.node.link.mailbox import Mailboxes
 from hpcml.node.link.messages import sign_every
@@ -129,7 +129,7 @@ class Uplink:
         if self.boxes and time.monotonic() >= self.next_look:
             self.next_look = time.monotonic() + _LOOK
             self.boxes.out.append()
-            if self.boxes.into.path.name in rendezvous_files.listed(self.context.attempt.nodes):
+            if self.boxes.into.path.name in shared_files.listed(self.context.attempt.nodes):
                 orders += self.boxes.into.receive()
         return orders
 
@@ -159,7 +159,7 @@ class Uplink:
                 self.line.connection.flush()
                 time.sleep(0.01)
             attempt = self.context.attempt
-            if self.waiting and not self.role and attempt.ended.name not in rendezvous_files.listed(attempt.directory):
+            if self.waiting and not self.role and attempt.ended.name not in shared_files.listed(attempt.directory):
                 self._use_files()
             if self.line:
                 self.line.close()
@@ -189,10 +189,10 @@ class Uplink:
     def _find(self) -> bool:
         """Wait until the supervisor has said where it is; return False if this process's end comes before."""
         attempt, nodes = self.context.attempt, self.context.settings.job.nodes
-        while attempt.link.name not in rendezvous_files.listed(attempt.directory):
-            if self.over.wait(rendezvous_files.interval(nodes)):
+        while attempt.link.name not in shared_files.listed(attempt.directory):
+            if self.over.wait(shared_files.interval(nodes)):
                 return False
-        control = rendezvous_files.read_json(attempt.link) or {}
+        control = shared_files.read_json(attempt.link) or {}
         self.places = [(str(address), int(port)) for address, port in control["places"]]
         if self.context.node == self.context.node_names[0]:
             self.supervisor = Process(*control["supervisor"])

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 from hpcml.errors import STOPPED
 from hpcml.files import ForeignError, account, folder_is_ours
-from hpcml.node.rendezvous_files import write_json
+from hpcml.node.shared_files import write_json
 from hpcml.units import parse_seconds
 
 _LONGEST_NAME = 200  # bytes: file systems allow 255, and the name of what is being written is longer

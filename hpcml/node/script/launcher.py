@@ -136,9 +136,9 @@ def _of_script_that_comes() -> Any:
     global _CODE_OF, _NOTE
     if "HPCML_AHEAD" not in os.environ:
         return None
-    from hpcml.node.script import ahead
+    from hpcml.node.script import prestarted_script
 
-    kind = ahead.wait(BEGIN, ARGUMENTS, _tree)
+    kind = prestarted_script.wait(BEGIN, ARGUMENTS, _tree)
     _CODE_OF, _NOTE = os.environ.pop("HPCML_CODE_OF", ""), os.environ.pop("HPCML_SCRIPT_ERROR", "")
     return kind
 

@@ -15,7 +15,7 @@ from hpcml.failures import point as point_end
 from hpcml.failures.end import End
 from hpcml.failures.point import PointEnd
 from hpcml.files import tail
-from hpcml.node import rendezvous_files
+from hpcml.node import shared_files
 from hpcml.node.settings import Context
 from hpcml.node.tasks.process import OneProcess, signal_group
 from hpcml.paths import SCRIPT
@@ -69,7 +69,7 @@ class Plan(NamedTuple):
 
 def plan(path: Path) -> Plan:
     """Return the plan with which a run was submitted."""
-    table = rendezvous_files.read_json(path) or {}
+    table = shared_files.read_json(path) or {}
     points = tuple(Point(**point) for point in table["points"])
     study = Settings(**table["study"]) if table.get("study") else None
     return Plan(points, table["max_fails"], tuple(table.get("runs", ())), table.get("claims", ""), study)
@@ -168,7 +168,7 @@ def _why(context: Context, key: str, error: Path, end: End, began: float) -> dic
 
     log = context.run.log_of(key)
     cause_text = "out of memory" if end.memory_limit else _cause(error, end.exit_status, log)
-    cause = cause_of(context, log, rendezvous_files.read_json(error) or {}, end, began)
+    cause = cause_of(context, log, shared_files.read_json(error) or {}, end, began)
     if cause and cause.known and any(line.source not in _OF_THE_POINT for line in cause.evidence):
         cause_text = cause.what[:_LONGEST]  # what the script raised only followed from it
     rule, nodes = (cause.rule, cause.nodes) if cause else ("", ())
@@ -203,7 +203,7 @@ def _reports(path: Path) -> dict[str, Any]:
 
 def _cause(note: Path, status: int, log: Path) -> str:
     """Return the cause of a point's failure, in some words: its error, a signal, or its status and last line."""
-    table = rendezvous_files.read_json(note)
+    table = shared_files.read_json(note)
     if table and table["chain"]:
         error = table["chain"][0]
         place = f" ({Path(table['file']).name}:{table['line']})" if table.get("line") else ""

@@ -19,7 +19,7 @@ from hpcml.failures import point as point_end
 from hpcml.failures.end import End, FailedPoint, PointEnds
 from hpcml.failures.point import PointEnd
 from hpcml.kind import Processes, RunningTask
-from hpcml.node import rendezvous_files
+from hpcml.node import shared_files
 from hpcml.node.process_helpers import OwnTime, Process
 from hpcml.node.run_state import RunState
 from hpcml.node.script import interpreter_state
@@ -71,7 +71,7 @@ class Points(Queue):
         """Leave out what earlier attempts of this run have ended; a point with a damaged record has not."""
         run = self.context.run
         run.point_records.mkdir(mode=0o700, exist_ok=True)
-        names = rendezvous_files.listed(run.point_records)
+        names = shared_files.listed(run.point_records)
         for point in self.plan.points:
             path = run.record_of(point.key)
             with contextlib.suppress(ValueError):
@@ -304,7 +304,7 @@ class Points(Queue):
     def _keep(self, point: Point, record: PointEnd | None) -> None:
         """Write the record of a point, which then is done; without one it is given back."""
         if record:
-            rendezvous_files.write_json(self.context.run.record_of(point.key), plain(record, brief=True))
+            shared_files.write_json(self.context.run.record_of(point.key), plain(record, brief=True))
         self.counts[record.state if record else "interrupted"] += 1
         if study := self.plan.study:
             state, value = (record.state, record.metrics.get(study.metric)) if record else ("", None)

@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from hpcml import installed
-from hpcml.node import rendezvous_files
+from hpcml import installed_packages
+from hpcml.node import shared_files
 from hpcml.node.settings import Context
 
 _HINT_RULES = ("gpu-arrays", "no-keyboard")  # whose errors are the script's own, on this node
@@ -17,7 +17,7 @@ _HINT_RULES = ("gpu-arrays", "no-keyboard")  # whose errors are the script's own
 def next_step(context: Context, note: Path) -> str:
     """Return the next step after the error that a task's process has written down, empty if none is known."""
     try:
-        error = rendezvous_files.read_json(note)
+        error = shared_files.read_json(note)
     except (OSError, ValueError) as problem:
         return f"The reason for the script's end cannot be read: {problem}."
     hints = (_hint(error_of_chain, context.settings.job.image) for error_of_chain in (error or {}).get("chain", ()))
@@ -50,5 +50,5 @@ def _add_module(name: str, image: str) -> str:
     if name in sys.stdlib_module_names:
         return f"{sys.executable} was built without the standard module '{name}': use another Python (--python PATH)."
     lacks = f"{sys.executable}, which ran the script, has no module '{name}'"
-    add = installed.install(sys.executable, [name])
+    add = installed_packages.install(sys.executable, [name])
     return f"{lacks}. Install the module with: {add}; or use another Python (--python PATH)."

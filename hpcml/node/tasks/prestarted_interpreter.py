@@ -10,7 +10,7 @@ import termios
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from hpcml.node.script import ahead, launcher
+from hpcml.node.script import launcher, prestarted_script
 from hpcml.settings import Code
 
 ROOM = 1 << 20  # bytes that its pipe may hold: what it is sent fits, so that the supervisor never waits for it
@@ -30,7 +30,7 @@ class Ready(NamedTuple):
         ends: what goes wrong there would count as this script's.
         """
         variables = {**environment, **({launcher.BEGIN: str(self.number)} if waits else {})}
-        sent = ahead.message([*command], variables, code.cwd, code.umask)
+        sent = prestarted_script.message([*command], variables, code.cwd, code.umask)
         with contextlib.suppress(OSError):  # it has ended, or does not read
             is_able = self.process.poll() is None and self._has_imported() and os.access(code.cwd, os.X_OK)
             if is_able and os.write(self.pipe, sent) == len(sent):

@@ -17,10 +17,9 @@ from hpcml.errors import MEANING, STOPPED, signal_name, signal_of_status
 from hpcml.failures.note import read_note
 from hpcml.files import size_of
 from hpcml.kind import FailedProcess, Kind
-from hpcml.node import ahead, job, process_helpers, rendezvous_files, script_environment
+from hpcml.node import job, prestarted_role, process_helpers, script_environment, shared_files
 from hpcml.node.oom_and_hangs import oom_kills
-from hpcml.node.script import ahead as script_ahead
-from hpcml.node.script import interpreter_state, launcher, worlds_of_one
+from hpcml.node.script import interpreter_state, launcher, prestarted_script, worlds_of_one
 from hpcml.node.settings import Context
 from hpcml.node.tasks import prestarted_interpreter
 from hpcml.node.tasks.prestarted_interpreter import Ready
@@ -222,7 +221,7 @@ def _waiting(
     context: Context, programs: Mapping[Form, str], environment: Mapping[str, str], *, waits: bool
 ) -> Ready | None:
     """Return an interpreter that started ahead and becomes the script's now; None if there is none that can."""
-    waiting: Ready | None = ahead.WAITING.pop() if ahead.WAITING else None
+    waiting: Ready | None = prestarted_role.WAITING.pop() if prestarted_role.WAITING else None
     if waiting and not can_start_ahead(context, programs):
         waiting.end()
     elif waiting and waiting.take(
@@ -242,7 +241,7 @@ def start_ahead(context: Context, kind: Kind) -> None:
     environment = variables_of_task(
         context, of_run(context), {**os.environ, interpreter_state.IN_SCRIPT: kind.in_script}
     )
-    environment[ahead.VARIABLE] = code.script if code.form is Form.SCRIPT else ""
+    environment[prestarted_role.VARIABLE] = code.script if code.form is Form.SCRIPT else ""
     if not all(entry.startswith("/") for entry in environment["PYTHONPATH"].split(":")):
         return  # Python makes the others absolute as it starts, and the run's folder is not known
     reader, writer = os.pipe()
@@ -251,10 +250,10 @@ def start_ahead(context: Context, kind: Kind) -> None:
     try:
         fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, prestarted_interpreter.ROOM)
         os.set_blocking(writer, False)
-        os.write(writer, script_ahead.IMPORTS)
+        os.write(writer, prestarted_script.IMPORTS)
         with open(os.devnull) as nothing:  # only to read, as every script has it
             process = _started(command, code.cwd, environment, code.umask, (reader,), stdin=nothing.fileno())
-        ahead.WAITING.append(Ready(process, writer, reader))
+        prestarted_role.WAITING.append(Ready(process, writer, reader))
     except OSError:  # the run starts one itself, or says why it cannot
         os.close(writer)
     finally:
@@ -332,7 +331,7 @@ def world_of_one(context: Context, path: Path) -> str:
 
     ``path`` is the file that :mod:`hpcml.node.script.worlds_of_one` writes in the script's processes.
     """
-    if not (record := rendezvous_files.read_json(path)):
+    if not (record := shared_files.read_json(path)):
         return ""
     file = str(record.get("file", "")).removeprefix(f"{context.run.code}/")
     file = file.removeprefix(f"{context.settings.code.cwd}/")

@@ -12,7 +12,7 @@ from hpcml import config_trust, files, kinds, schedulers
 from hpcml.config_trust import TYPED
 from hpcml.errors import ScriptError, UsageError
 from hpcml.options import sbatch_tasks
-from hpcml.plan.plan import Plan
+from hpcml.plan.make_plan import Plan
 from hpcml.request.record import RunRequest
 from hpcml.runs import packages, script_or_program, uv_environments
 from hpcml.runs.checks import expects_ranks, script_checks, unsafe_rendezvous

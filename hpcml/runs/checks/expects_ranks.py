@@ -15,7 +15,7 @@ from typing import NamedTuple
 from hpcml import kinds, schedulers
 from hpcml.errors import ScriptError, UsageError
 from hpcml.options import sbatch_tasks
-from hpcml.plan.plan import Plan
+from hpcml.plan.make_plan import Plan
 from hpcml.request.record import RunRequest
 from hpcml.runs import modules_reached, script_or_program
 from hpcml.workload_forms import Form

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from hpcml import assets, installed
+from hpcml import assets, installed_packages
 from hpcml.config_trust import Named
 from hpcml.errors import NotFoundError, ScriptError, UsageError, did_you_mean, nearest
 from hpcml.runs import modules_reached, packages
@@ -497,7 +497,7 @@ def _tell_missing(
 
 def _is_missing(first: _Import, base: Path, python: str) -> ScriptError:
     """Return the error of a script that imports what its environment lacks, with how to get it."""
-    command = installed.install(python, [first.name])
+    command = installed_packages.install(python, [first.name])
     how = f"Install the package, usually with: {command}. To use another Python: --python PATH."
     folder = first.file.parent / ".venv"
     beside = packages.Environment(str(folder / "bin/python"))

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from hpcml import files, kinds
 from hpcml.errors import UsageError
-from hpcml.plan.plan import Plan
+from hpcml.plan.make_plan import Plan
 from hpcml.request.record import RunRequest
 from hpcml.runs import modules_reached
 from hpcml.sites import settings_layers

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
-from hpcml.node import job, rendezvous_files
+from hpcml.node import job, shared_files
 from hpcml.node.run_state import RunState
 from hpcml.node.settings import Context
 from hpcml.node.tasks.process import Script, become_script
@@ -141,7 +141,7 @@ class Signals:
         if now < self.next_look:
             return []
         self.next_look = now + _LOOK
-        came = [name for name in rendezvous_files.listed(self.context.attempt.directory) if name in self.numbers]
+        came = [name for name in shared_files.listed(self.context.attempt.directory) if name in self.numbers]
         for name in came:
             (self.context.attempt.directory / name).unlink(missing_ok=True)
         return [number for name in came if now - self.received.get(number := self.numbers[name], -_SAME) >= _SAME]

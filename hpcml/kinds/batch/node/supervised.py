@@ -11,13 +11,13 @@ import time
 from hpcml import errors
 from hpcml.failures.job_log import failed_task
 from hpcml.kind import Hindrance
-from hpcml.kinds.batch.node.observing_agents import Beside
+from hpcml.kinds.batch.node.observing_agents_supervised import Beside
 from hpcml.kinds.batch.node.script import BatchScript, Copies, Signals
 from hpcml.kinds.batch.roles import AGENT
 from hpcml.node import full_disk
 from hpcml.node.end_cause import LINE, role_end, why_ended
-from hpcml.node.rendezvous_files import listed
 from hpcml.node.run_state import TICK, RunState
+from hpcml.node.shared_files import listed
 from hpcml.node.tasks.task import Task
 from hpcml.run_files import Recorded
 

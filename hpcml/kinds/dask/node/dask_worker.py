@@ -8,10 +8,11 @@ import functools
 import importlib
 import logging
 import os
+import re
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,20 +23,19 @@ from distributed import Worker
 from distributed.system import MEMORY_LIMIT
 
 from hpcml import repairs
-from hpcml.kinds.dask.node import cuda_errors, gpus, interconnect, script_imports, state_samples
+from hpcml.kinds.dask.node import cuda_errors, gpus, interconnect, main_in_workers, script_imports, state_samples
+from hpcml.kinds.dask.node.clock import measure_clock
 from hpcml.kinds.dask.node.messages import (
     CLOCK_QUESTION,
     IMPORT,
     NO_GPU,
     TASK_OUTPUT,
     TOPIC,
-    measure_clock,
-    watch_output,
 )
 from hpcml.kinds.dask.node.security import tcp_auth, tls, ucx_auth
 from hpcml.kinds.dask.node.security.connection_limits import Guarded
 from hpcml.kinds.dask.own_settings import Own
-from hpcml.node import job, process_helpers, profilers, rendezvous_files, script_environment
+from hpcml.node import job, process_helpers, profilers, script_environment, shared_files
 from hpcml.node.agent import Slot
 from hpcml.node.hardware.dask_protocol import NoProtocolError, choose_address, choose_protocol, ucx_environment
 from hpcml.node.process_helpers import EndNote
@@ -50,6 +50,7 @@ UCX_CONNECT_EVERY = 0.01  # seconds between the starts of more than that
 PARENT_LOOK = 1.0  # seconds between looks at the worker task
 PARENT_STOPPED = 5  # looks that must find it stopped: a whole job that is suspended stops in no order
 _NOTES = {"scheduler-close": EndNote.RETIRED, "scheduler-close-worker": EndNote.RETIRED, NO_GPU: EndNote.NO_GPU}
+_NOT_OF_TASKS = re.compile(r"\s*(?:$|hpcml: |\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} - (?:distributed|hpcml)\b)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +157,7 @@ def run(context: Context, place: Slot, scratch: Path, share: Share) -> int:
         importlib.import_module("distributed_ucxx")  # before the user's own modules can be found
         importlib.import_module("ucxx")
     script_environment.take_up(context, say=slot == 0)  # functions of the script's own modules travel by name
+    main_in_workers.install(settings)
     os.umask(settings.code.umask)  # for tasks; what Dask spills lies in folders of mode 0700
     host, _ = choose_address(settings.network.interface, single_node=settings.single_node)
     options: dict[str, Any] = {
@@ -208,7 +210,7 @@ def _expected_protocol(context: Context) -> str:
 def _address(context: Context, path: Path, share: int) -> tuple[str, str]:
     """Wait for the address of a share's scheduler and the protocol of data, which this node's worker task passes on."""
     patience = context.settings.deadlines.scheduler + context.settings.deadlines.workers
-    if not rendezvous_files.wait_for(path, time.monotonic() + patience, 0.01):
+    if not shared_files.wait_for(path, time.monotonic() + patience, 0.01):
         raise TimeoutError("the Dask scheduler did not write its address in time")
     address, protocol = path.read_text().splitlines()[share].split()
     return address, protocol
@@ -237,9 +239,7 @@ def _data_key(context: Context) -> Path:
     """Wait for the file with the key of the data connections, and return its path."""
     settings = context.settings
     deadline = time.monotonic() + settings.deadlines.scheduler
-    if not rendezvous_files.wait_for(
-        context.attempt.data_key, deadline, rendezvous_files.interval(settings.worker_count)
-    ):
+    if not shared_files.wait_for(context.attempt.data_key, deadline, shared_files.interval(settings.worker_count)):
         raise TimeoutError("hpcml's supervisor process did not write the key of the data connections in time")
     return context.attempt.data_key
 
@@ -267,7 +267,7 @@ async def _serve(
         event |= {"node": context.node, "pid": os.getpid()}
         marked = holder.mark(pool=pool.wanted > 0) if holder else {}
         worker.log_event(TOPIC, event | marked | {"address": worker.address})
-    watch_output(lambda: worker.loop.add_callback(worker.log_event, TOPIC, {"event": TASK_OUTPUT}))
+    _watch_output(lambda: worker.loop.add_callback(worker.log_event, TOPIC, {"event": TASK_OUTPUT}))
     beside = [asyncio.create_task(_keep_parent_going(worker, context.node))]
     if context.node != context.node_names[0] and worker.name == context.worker_names(context.node)[0]:
         beside.append(asyncio.create_task(_tell_clock(worker, context.node)))
@@ -308,3 +308,21 @@ async def _keep_parent_going(worker: Worker, node: str) -> None:
             )
             worker.log_event(TOPIC, {"event": "worker-task-stopped", "node": node})
             stopped = 0
+
+
+def _watch_output(report: Callable[[], object]) -> None:
+    """Call ``report`` once, in the thread that writes, when this process writes what is not Dask's or hpcml's own."""
+    streams, process = (sys.stdout, sys.stderr), os.getpid()
+    waiting = [True]
+
+    def watched(write: Callable[[str], int]) -> Callable[[str], int]:
+        def new(text: str) -> int:
+            if waiting and not _NOT_OF_TASKS.match(text) and os.getpid() == process:
+                waiting.clear()
+                report()
+            return write(text)
+
+        return new
+
+    for stream in streams:
+        setattr(stream, "write", watched(stream.write))  # noqa: B010 - a method of an instance

@@ -22,7 +22,7 @@ from distributed.protocol import dask_deserialize, dask_serialize, to_serialize
 from distributed.protocol.cuda import cuda_deserialize, cuda_serialize
 
 from hpcml.kinds.dask.node.security import tcp_auth
-from hpcml.node import rendezvous_files
+from hpcml.node import shared_files
 from hpcml.node.interconnect import record
 from hpcml.node.interconnect.measurement import (
     Measurement,
@@ -120,7 +120,7 @@ async def measure(
         nodes={
             node: NodeFacts(
                 {} if "error" in {**before[node], **after[node]} else counter_difference(before[node], after[node]),
-                rendezvous_files.read_json(context.attempt.probe_of(node)),
+                shared_files.read_json(context.attempt.probe_of(node)),
             )
             for node in workers
         },

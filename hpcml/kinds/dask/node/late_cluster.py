@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import time
 
-from hpcml.node import rendezvous_files
+from hpcml.node import shared_files
 from hpcml.node.settings import Context, load
 
 VARIABLE = "DASK_SCHEDULER_ADDRESS"
@@ -30,7 +30,7 @@ def is_late() -> bool:
 def answer(context: Context, environment: dict[str, str]) -> None:
     """In the supervisor: say that the cluster is ready, with the variables by which clients find it."""
     changed = {name: value for name, value in environment.items() if os.environ.get(name) != value}
-    rendezvous_files.write_json(context.attempt.cluster, {"environment": changed})
+    shared_files.write_json(context.attempt.cluster, {"environment": changed})
 
 
 def have_started() -> bool:
@@ -51,13 +51,13 @@ def have_started() -> bool:
     attempt, deadlines = context.attempt, context.settings.deadlines
     is_first = not attempt.cluster_wanted.exists()
     if is_first:
-        rendezvous_files.write_json(attempt.cluster_wanted, {"pid": os.getpid()})
+        shared_files.write_json(attempt.cluster_wanted, {"pid": os.getpid()})
     longest = deadlines.scheduler + deadlines.workers + deadlines.interconnect + MARGIN
-    if not rendezvous_files.wait_for(
-        attempt.cluster, time.monotonic() + longest, rendezvous_files.interval(context.settings.job.nodes)
+    if not shared_files.wait_for(
+        attempt.cluster, time.monotonic() + longest, shared_files.interval(context.settings.job.nodes)
     ):
         raise TimeoutError(f"the run's Dask cluster did not start within {longest:g} s")
-    given: dict[str, str] = (rendezvous_files.read_json(attempt.cluster) or {})["environment"]
+    given: dict[str, str] = (shared_files.read_json(attempt.cluster) or {})["environment"]
     variables = {name: value for name, value in given.items() if name.startswith(_RUNS_OWN) or name not in os.environ}
     os.environ.update(variables)
     if interpreter_state.BEFORE:  # they are the run's, and no change of the script's

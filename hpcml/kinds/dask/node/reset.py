@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from hpcml.gpu_vendor import VENDOR
-from hpcml.node import rendezvous_files
+from hpcml.node import shared_files
 from hpcml.node.hardware.gpu_interface import vendor
 from hpcml.node.process_helpers import EndNote
 
@@ -36,7 +36,7 @@ def preload() -> None:
 
 def worker_groups(context: Context) -> list[str]:
     """Return the scheduler's address of each worker group, empty for that of the run itself."""
-    return ["", *(rendezvous_files.read_json(context.attempt.scheduler) or {}).get("shares", [])]
+    return ["", *(shared_files.read_json(context.attempt.scheduler) or {}).get("shares", [])]
 
 
 def use(address: str) -> None:

@@ -16,8 +16,8 @@ from hpcml.failures.end import End
 from hpcml.files import read_json
 from hpcml.kind import FailedProcess
 from hpcml.kinds.hold import END
-from hpcml.kinds.hold.node.ahead import Ahead, difference, launched, parts
-from hpcml.node import full_disk, rendezvous_files
+from hpcml.kinds.hold.node.prestarted_run import Ahead, difference, launched, parts
+from hpcml.node import full_disk, shared_files
 from hpcml.node.run_state import RunState
 from hpcml.node.settings import Context
 from hpcml.paths import AttemptPaths, RunPaths
@@ -53,7 +53,7 @@ class HeldRun:
     @property
     def attempt(self) -> AttemptPaths | None:
         """Its attempt, None before that has begun."""
-        numbers = [int(name) for name in rendezvous_files.listed(self.paths.directory / "attempts") if name.isdecimal()]
+        numbers = [int(name) for name in shared_files.listed(self.paths.directory / "attempts") if name.isdecimal()]
         return self.paths.attempt(max(numbers)) if numbers else None
 
     def keep_limit(self, hold_is_near: bool) -> None:
@@ -178,7 +178,7 @@ class Holding:
             return
         self.looked = now
         near = self.state.end_requests.time_limit_near
-        for name in rendezvous_files.listed(self.paths.told) & self.runs.keys():
+        for name in shared_files.listed(self.paths.told) & self.runs.keys():
             self.runs[name].tell_to_end(errors.CANCELLED, "the run was cancelled", by="user")
         for run in self.runs.values():
             run.keep_limit(near)
@@ -197,7 +197,7 @@ class Holding:
 
     def _take(self) -> bool:
         """Start the run that waits longest, if the nodes for it are free; return True to look again."""
-        waiting = sorted(rendezvous_files.listed(self.paths.queue), key=lambda name: name.rsplit("-", 3)[1:])
+        waiting = sorted(shared_files.listed(self.paths.queue), key=lambda name: name.rsplit("-", 3)[1:])
         self.waits = bool(waiting)
         if not waiting:
             return False
@@ -289,12 +289,12 @@ class Holding:
             try:
                 why = why or difference(ready.parts, parts(run, start, len(nodes)))
                 if not why:
-                    rendezvous_files.write_json(run.kept, {"not_ahead": ""})
+                    shared_files.write_json(run.kept, {"not_ahead": ""})
                     return HeldRun(self.context, name, ready.nodes, start, ready)
             except OSError as error:
                 why = str(error.strerror)
             self._give_up(ready)
-        rendezvous_files.write_json(run.kept, {"not_ahead": why})
+        shared_files.write_json(run.kept, {"not_ahead": why})
         return HeldRun(self.context, name, nodes, start, None)
 
     def _start_again(self, run: HeldRun) -> bool:
@@ -302,7 +302,7 @@ class Holding:
         with contextlib.suppress(BrokenPipeError):  # what is left of them does not watch this run any more
             os.write(run.lifeline, b"/dev/null\n")
         try:
-            rendezvous_files.write_json(run.paths.kept, {"not_ahead": "the processes that had started ended"})
+            shared_files.write_json(run.paths.kept, {"not_ahead": "the processes that had started ended"})
             shutil.rmtree(run.paths.directory / "attempts", ignore_errors=True)
             run.paths.script_log.unlink(missing_ok=True)
             self.runs[run.name] = HeldRun(self.context, run.name, run.nodes, run.start, None)
@@ -406,7 +406,7 @@ class Holding:
         self.is_closed = True
         with contextlib.suppress(FileNotFoundError):
             self.paths.queue.rename(self.paths.closed)
-        waiting = rendezvous_files.listed(self.paths.closed)
+        waiting = shared_files.listed(self.paths.closed)
         if waiting and if_empty:
             self.paths.closed.rename(self.paths.queue)
             self.is_closed = False

@@ -7,7 +7,7 @@ import os
 
 from hpcml import errors
 from hpcml.kind import Hindrance
-from hpcml.kinds.batch.node.observing_agents import Beside
+from hpcml.kinds.batch.node.observing_agents_supervised import Beside
 from hpcml.kinds.hold.node.holding import Holding
 from hpcml.node.run_state import TICK, RunState
 from hpcml.node.tasks.task import Task

@@ -1,6 +1,6 @@
-"""The interconnect of ranks: what NCCL's own logs say of it, or an all-reduce of all GPUs or CPU nodes before them.
+"""The check of the ranks' interconnect: an all-reduce of all GPUs or CPU nodes before them.
 
-By default the first rank of each node has NCCL write down its ways (:class:`Ways`), which costs no time. For
+By default NCCL's own logs in the ranks tell of it (:mod:`nccl_log`), and there is no check. For
 ``interconnect.require = "rdma"`` each agent starts the processes of a check (:mod:`all_reduce`) in the ranks' own
 Python and environment, before the ranks: importing torch and joining NCCL costs five to seven seconds. The supervisor
 judges both.
@@ -18,7 +18,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,7 @@ from hpcml.files import tail
 from hpcml.kinds.ranks.node import all_reduce
 from hpcml.kinds.ranks.roles import RANK
 from hpcml.kinds.ranks.variables import World
-from hpcml.node import process_helpers, rendezvous_files, scratch
+from hpcml.node import process_helpers, scratch, shared_files
 from hpcml.node.interconnect import record
 from hpcml.node.interconnect.measurement import (
     Measurement,
@@ -43,84 +42,31 @@ from hpcml.settings import Settings
 from hpcml.terminal import say
 from hpcml.workload_forms import Form
 
-_SUBSYSTEMS = "INIT,ENV,NET,P2P,SHM"  # of NCCL: what it read, and the way of each channel
-_LOOK, _LOOKS = 1.0, 0.1  # seconds between two looks at NCCL's logs, and as a share of the time since the start
-_LAST_LOOK = 600.0  # seconds after the start
-_LARGEST = 1 << 20  # bytes of a log that are read
+SUBSYSTEMS = "INIT,ENV,NET,P2P,SHM"  # of NCCL: what it read, and the way of each channel
 _ENDING = 5.0  # seconds for a killed process to give its GPU back
-_MOST_WARNINGS, _LONGEST = 4, 300
+MOST_WARNINGS, LONGEST = 4, 300
 
 
 def is_wanted(settings: Settings) -> bool:
     """Whether the settings ask for a check before the ranks, and the run has something between which to make it."""
-    if settings.job.nodes * _each(settings) < 2:
+    if settings.job.nodes * processes_each(settings) < 2:
         return False
     return settings.code.form is Form.INTERCONNECT or settings.interconnect.require == "rdma"
 
 
-def reads_logs(settings: Settings) -> bool:
-    """Whether the logs of NCCL in the ranks tell of the interconnect."""
-    check, count = settings.interconnect, settings.job.nodes * _each(settings)
-    return settings.gpus > 0 and count > 1 and check.require == "warn" and check.nccl
-
-
-def _each(settings: Settings) -> int:
+def processes_each(settings: Settings) -> int:
     """Return the number of processes of the check on a node."""
     return settings.gpus or 1
 
 
 def world_of_check(world: World, settings: Settings, port: int) -> World:
     """Return the world of the check's processes, which meet at a port of their own."""
-    return world._replace(each=_each(settings), port=port)
+    return world._replace(each=processes_each(settings), port=port)
 
 
 def backend(settings: Settings) -> str:
     """Return the library that makes the all-reduce: nccl or gloo."""
     return "nccl" if settings.gpus else "gloo"
-
-
-def logging(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables by which NCCL writes its ways into the run's logs; none where the user has set some."""
-    if {"NCCL_DEBUG", "NCCL_DEBUG_FILE", "NCCL_DEBUG_SUBSYS"} & os.environ.keys() or "NCCL_DEBUG_FILE" not in variables:
-        return {}
-    return {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": _SUBSYSTEMS}
-
-
-class Ways:
-    """The ways that NCCL took in this node's first rank, as its log in the run's folder ``logs`` tells."""
-
-    def __init__(self, logs: Path) -> None:
-        self.logs, self.began, self.next_look = logs, time.monotonic(), 0.0
-        self.earlier = {*rendezvous_files.listed(logs)}  # of the attempts before this one
-        self.size, self.is_reported = -1, False
-
-    def look(self) -> dict[str, Any] | None:
-        """Return once what the log says (:func:`parse_nccl_log`), when it has not grown since the last look."""
-        now = time.monotonic()
-        if self.is_reported or now < self.next_look or now - self.began > _LAST_LOOK:
-            return None
-        self.next_look = now + max(_LOOK, _LOOKS * (now - self.began))
-        begin = f"nccl-{os.uname().nodename.partition('.')[0]}."
-        names = [
-            name for name in rendezvous_files.listed(self.logs) if name.startswith(begin) and name not in self.earlier
-        ]
-        texts = [beginning_of(self.logs / name) for name in names]
-        is_whole, self.size = self.size == sum(map(len, texts)), sum(map(len, texts))
-        log = parse_nccl_log("\n".join(texts))
-        if not is_whole or not (log["within"] or log["across"]):
-            return None
-        self.is_reported = True
-        log["warnings"] = [warning[:_LONGEST] for warning in log["warnings"][:_MOST_WARNINGS]]
-        return log
-
-
-def beginning_of(path: Path) -> str:
-    """Return the beginning of a log, empty if it cannot be read."""
-    try:
-        with path.open(errors="replace") as file:
-            return file.read(_LARGEST)
-    except OSError:
-        return ""
 
 
 class Part:
@@ -151,7 +97,7 @@ class Part:
     ) -> subprocess.Popen[bytes]:
         seconds = f"{self.context.settings.deadlines.interconnect:g}"
         file = str(folder / f"{rank}.json")
-        logging = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": _SUBSYSTEMS, "NCCL_DEBUG_FILE": f"{folder}/nccl-%p.log"}
+        logging = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": SUBSYSTEMS, "NCCL_DEBUG_FILE": f"{folder}/nccl-%p.log"}
         with self.log.open("ab") as output:
             return subprocess.Popen(
                 [*python, str(self.program), self.backend, file, seconds],
@@ -169,10 +115,10 @@ class Part:
         for rank, child in self.children.items():
             if rank not in self.results and self.folder:
                 status = child.poll()
-                if result := rendezvous_files.read_json(self.folder.path / f"{rank}.json"):
+                if result := shared_files.read_json(self.folder.path / f"{rank}.json"):
                     self.results[rank] = result
                 elif status is not None:
-                    last = " ".join(tail(self.log, 1, _LONGEST))
+                    last = " ".join(tail(self.log, 1, LONGEST))
                     ended = f"the process of the interconnect check exited with status {status}"
                     self.results[rank] = {"error": f"{ended}: {last}"}
         has_failed = any("seconds" not in result for result in self.results.values())
@@ -181,7 +127,7 @@ class Part:
         self.is_reported = True
         logs = sorted(self.folder.path.glob("nccl-*.log")) if self.folder else []
         log = parse_nccl_log("\n".join(path.read_text(errors="replace") for path in logs))
-        log["warnings"] = [warning[:_LONGEST] for warning in log["warnings"][:_MOST_WARNINGS]]
+        log["warnings"] = [warning[:LONGEST] for warning in log["warnings"][:MOST_WARNINGS]]
         moved = counter_difference(self.before, read_counters())
         interfaces = (moved["interfaces"] or {}).items()  # a message is short, and a node may have hundreds of them
         moved["interfaces"] = {name: one for name, one in interfaces if (one["tx"] or 0) > all_reduce.MIB}
@@ -241,14 +187,6 @@ def judged(context: Context, answers: Mapping[str, Mapping[str, Any]], seconds: 
     return record.write(context, measured, decide(measured), seconds)
 
 
-def judged_by_logs(context: Context, logs: Mapping[str, Mapping[str, Any]], interface: str) -> dict[str, Any]:
-    """Judge the ways that NCCL took by node (:class:`Ways`); write ``interconnect.json``, without bandwidths."""
-    nodes = {node: NodeFacts({}, rendezvous_files.read_json(context.attempt.probe_of(node))) for node in logs}
-    collective = {"log": merge_nccl_logs(list(logs.values())), "error": ""}
-    measurement = Measurement(backend(context.settings), "cuda", (), {}, nodes, nccl=collective, interface=interface)
-    return record.write(context, measurement, decide(measurement), 0.0)
-
-
 def measurement(context: Context, answers: Mapping[str, Mapping[str, Any]]) -> Measurement:
     """Return the results of the nodes as one measurement; the slowest process counts."""
     settings = context.settings
@@ -264,7 +202,7 @@ def measurement(context: Context, answers: Mapping[str, Mapping[str, Any]]) -> M
         if not all(row["right"] for row in results):
             collective["error"] = "the all-reduce returned a wrong sum"
     nodes = {
-        node: NodeFacts(answer["moved"], rendezvous_files.read_json(context.attempt.probe_of(node)))
+        node: NodeFacts(answer["moved"], shared_files.read_json(context.attempt.probe_of(node)))
         for node, answer in answers.items()
     }
     memory = "cuda" if settings.gpus else "host"
@@ -282,8 +220,8 @@ def main() -> int:
     if not checked:
         say("A measurement needs two nodes or two GPUs. Use --nodes 2 or --gpus-per-node 2.")
         return 0
-    if (table := rendezvous_files.read_json(context.attempt.interconnect)) is not None:
-        rendezvous_files.write_json(context.run.out / "interconnect.json", table)
+    if (table := shared_files.read_json(context.attempt.interconnect)) is not None:
+        shared_files.write_json(context.run.out / "interconnect.json", table)
     for sentence in (checked[-1]["line"] or checked[-1]["problem"], *checked[-1].get("problems", ())):
         say(sentence)
     return 0 if table else 1

@@ -13,13 +13,13 @@ from typing import Any
 from hpcml.errors import WORKERS_NEVER_CAME
 from hpcml.failures.end import MemoryLimit
 from hpcml.files import size_of, stat_fields
-from hpcml.kinds.ranks.node import interconnect, unconnected
-from hpcml.kinds.ranks.node.mpi_tasks import Tasks
+from hpcml.kinds.ranks.node import interconnect, nccl_log, unconnected
+from hpcml.kinds.ranks.node.pmi_handover import Tasks
 from hpcml.kinds.ranks.node.rapidsmpf_server import token_of
 from hpcml.kinds.ranks.own_settings import Own
 from hpcml.kinds.ranks.roles import PROGRAMS, RANK
 from hpcml.kinds.ranks.variables import TOKEN, World, of_rank, with_users_own
-from hpcml.node import agent, job, process_helpers, rendezvous_files, script_environment, starts
+from hpcml.node import agent, job, process_helpers, script_environment, shared_files, starts
 from hpcml.node.hardware import sysfs
 from hpcml.node.hardware.preflight import Inspection, UnfitError
 from hpcml.node.link.messages import sign_every
@@ -67,7 +67,7 @@ class Ranks:
         self.world: World | None = None
         self.interface = ""  # the one that leads to the first node, as soon as a world is known
         self.check: interconnect.Part | None = None
-        self.nccl: interconnect.Ways | None = None
+        self.nccl: nccl_log.Ways | None = None
         self.tasks: Tasks | None = None
         self.told: object = None  # the line, or the files, by which the supervisor knows that this node is ready
 
@@ -180,8 +180,8 @@ class Ranks:
         self.node.slots = [agent.Slot(str(rank)) for rank in numbers_of(self.context, self.context.node)]
         self.log_begins = {int(slot.name): size_of(log_of(self.context, int(slot.name))) for slot in self.node.slots}
         self.looks = unconnected.Looks(wanted=world.size > 1 and not self.tasks)
-        if interconnect.reads_logs(self.context.settings):
-            self.nccl = interconnect.Ways(self.context.run.logs)
+        if nccl_log.reads_logs(self.context.settings):
+            self.nccl = nccl_log.Ways(self.context.run.logs)
         variables = of_rank(world, 0, interface=self.interface, threads=1, errors="")
         for note in with_users_own(variables, os.environ)[1]:
             self.link.send(event="note", text=f"{self.context.node}: {note}")
@@ -198,7 +198,7 @@ class Ranks:
         if self.tasks:
             environment = self.tasks.connected(rank, environment)
         if self.nccl and rank == numbers_of(context, context.node)[0]:
-            environment |= interconnect.logging(environment)
+            environment |= nccl_log.logging(environment)
         os.umask(0o077)
         log = os.open(log_of(context, rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         for standard in (1, 2):
@@ -212,7 +212,7 @@ class Ranks:
             hindered = starts.hindrance(error, program)
             print(f"hpcml: rank {rank} could not be started: {hindered.reason}", file=sys.stderr)
             with contextlib.suppress(OSError):  # the log says it too
-                rendezvous_files.write_json(error_of(context, rank), {"chain": [], "not_started": hindered._asdict()})
+                shared_files.write_json(error_of(context, rank), {"chain": [], "not_started": hindered._asdict()})
         return IN_VAIN
 
     def _variables(self, world: World, rank: int, threads: int, error: Path) -> dict[str, str]:

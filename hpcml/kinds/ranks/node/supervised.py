@@ -16,7 +16,7 @@ from hpcml.failures.rule import Role, Where
 from hpcml.failures.rules import meaning
 from hpcml.files import tail
 from hpcml.kind import FailedProcess, Hindrance
-from hpcml.kinds.ranks.node import interconnect, losses, ports, unconnected
+from hpcml.kinds.ranks.node import interconnect, lost_nodes, nccl_log, tcp_ports, unconnected
 from hpcml.kinds.ranks.node.rank_agent import error_of, log_of, numbers_of
 from hpcml.kinds.ranks.node.rapidsmpf_server import Server, token_of
 from hpcml.kinds.ranks.roles import RANK
@@ -67,8 +67,8 @@ class Processes:
         self.versions = Comparison(state.context, (RANK,), shown=("python", "torch", "jax", "mpi4py"))
         self.agents = Agents(state, folders, self._addresses(), self.versions, EVENTS)
         self.hub, self.heard, self.lost = self.agents.hub, self.agents.heard, self.agents.lost
-        self.absence = Absence(state, self.agents, losses.WORDS)
-        self.folders, self.ports = folders, ports.Ports(folders, state.context.node)
+        self.absence = Absence(state, self.agents, lost_nodes.WORDS)
+        self.folders, self.ports = folders, tcp_ports.Ports(folders, state.context.node)
         self.world = World()
         self.lost_at: dict[str, float] = {}  # by node that was lost while the script ran, by the supervisor's clock
         self.tries = _TRIES
@@ -132,7 +132,7 @@ class Processes:
         state.phase = "interconnect"
         state.events.write("interconnect-checking")
         began = state.clock.seconds
-        port = ports.Ports(self.folders, self.context.node).reserve(listeners.MASTER_PORT)
+        port = tcp_ports.Ports(self.folders, self.context.node).reserve(listeners.MASTER_PORT)
         world = interconnect.world_of_check(self.world, self.settings, port)
         self.hub.send(do="check", world=world._asdict())
         while not (is_complete := interconnect.is_complete(self.measured, len(self.context.node_names))):
@@ -151,7 +151,7 @@ class Processes:
 
     def _tell_ways(self, interface: str) -> None:
         """Write down by which ways NCCL goes in the ranks, and warn if it is TCP."""
-        answer = interconnect.judged_by_logs(self.context, self.measured, interface)
+        answer = nccl_log.judged_by_logs(self.context, self.measured, interface)
         self.state.events.write("interconnect-seen", **answer)
         if problem := answer["problem"]:
             self.state.warn(f"{problem}{f'. Remedy: {remedy}' if (remedy := answer['remedy']) else ''}.")
@@ -159,7 +159,7 @@ class Processes:
     def _end_without_nodes(self, *, late: bool) -> None:
         """End the run if a node cannot come any more, or with the deadline if one has not come."""
         missing = [node for node in self.context.node_names if node not in self.ready]
-        if end := losses.end_without(self.absence, missing, late=late):
+        if end := lost_nodes.end_without(self.absence, missing, late=late):
             raise RunEndedError(end)
 
     def _common(self) -> list[str]:
@@ -240,12 +240,12 @@ class Processes:
                 continue
             if node in self.lost and self.script:
                 since = self.lost_at.setdefault(node, now)
-                self._end(losses.after_loss(self.absence, node, since), self.lost)
+                self._end(lost_nodes.after_loss(self.absence, node, since), self.lost)
             elif node in self.lost and self.state.time_to_look():
                 self._end_without_nodes(late=False)  # if its agent has written why
             if self.agents.is_silent(node):
                 silent = self.agents.recently_silent()
-                self._end(losses.by_silence(self.state, silent, node, self.hub.places[0][0]), silent)
+                self._end(lost_nodes.by_silence(self.state, silent, node, self.hub.places[0][0]), silent)
         if self.script is None:
             return
         if is_alone := self.script.alone.hindrance():
@@ -279,7 +279,7 @@ class Processes:
     def run(self, task: Task, environment: dict[str, str]) -> Ranks:  # noqa: ARG002 - the agents know both
         """Start the task in the ranks of all nodes; RunEndedError if another program has taken a port."""
         if taken := self.ports.reserve_again():
-            raise self.state.end(errors.PORT_TAKEN, taken.clause, ports.HINT)
+            raise self.state.end(errors.PORT_TAKEN, taken.clause, tcp_ports.HINT)
         numbers = self.ports.numbers
         self.world = self.world._replace(port=numbers[listeners.MASTER_PORT], coordinator=numbers[listeners.JAX_PORT])
         self.script = Ranks(self)
@@ -325,7 +325,7 @@ class Ranks:
         self.told = self.is_noted = False
         self.counted, self.counted_at = self.world.size, 0.0  # ranks that run, by the events, and when it was written
         self.alone = unconnected.Alone(processes.state.context, self.world.size, log_of)
-        self.taken: ports.Taken | None = None  # a port on which rank 0 could not listen
+        self.taken: tcp_ports.Taken | None = None  # a port on which rank 0 could not listen
 
     def take(self, node: str, end: dict[str, Any]) -> None:
         """Take in a rank's end."""
@@ -337,7 +337,7 @@ class Ranks:
             self.first, self.first_end = rank, now
         if status not in _GOOD and not self.told:
             self.failures.append((rank, end))
-            if rank == 0 and ports.IN_USE.search("\n".join(tail(self.state.context.run.script_log, _SHOWN))):
+            if rank == 0 and tcp_ports.IN_USE.search("\n".join(tail(self.state.context.run.script_log, _SHOWN))):
                 self.taken = self.processes.ports.taken()
             if not self.first_failure:
                 self.first_failure = now
@@ -457,7 +457,7 @@ class Ranks:
         if hindrance := self.alone.hindrance():
             return hindrance
         if self.taken:
-            return Hindrance(errors.PORT_TAKEN, f"{self.taken.clause}; {self.describe_end(1)}", ports.HINT)
+            return Hindrance(errors.PORT_TAKEN, f"{self.taken.clause}; {self.describe_end(1)}", tcp_ports.HINT)
         return None
 
     def rest(self) -> str:

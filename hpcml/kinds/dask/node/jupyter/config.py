@@ -153,7 +153,7 @@ def server_extensions() -> dict[str, bool]:
 def write_kernel(data: Path) -> None:
     """Write the run's kernel. It bears Python's usual name, so notebooks open in it and open elsewhere too."""
     kernel = {
-        "argv": [sys.executable, "-P", "-m", "hpcml.kinds.dask.node.jupyter.kernel", "-f", "{connection_file}"],
+        "argv": [sys.executable, "-P", "-m", "hpcml.kinds.dask.node.jupyter.private_kernel", "-f", "{connection_file}"],
         "display_name": "hpcml (this run)",
         "language": "python",
         "metadata": {"debugger": False},  # the debugger's server would listen on a port of loopback, open to all

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from hpcml.errors import START_FAILED
 from hpcml.kinds.dask.node.jupyter import config
 from hpcml.kinds.dask.node.security import tls
-from hpcml.node import rendezvous_files, script_environment
+from hpcml.node import script_environment, shared_files
 from hpcml.node.outcome import leave_note
 from hpcml.node.settings import Context, load
 from hpcml.paths import SCRIPT
@@ -134,7 +134,7 @@ class Session:
         settings, attempt = self.context.settings, self.context.attempt
         while self.ending is None:
             try:
-                names = rendezvous_files.listed(attempt.directory)
+                names = shared_files.listed(attempt.directory)
             except OSError as error:  # the shared file system may hang or be stale for a while
                 print(f"hpcml: the run's folder cannot be read: {error}", file=sys.stderr, flush=True)
                 names = set()
@@ -313,9 +313,7 @@ async def _announce(session: Session, socket: Path, token: str) -> None:
                 return
             await asyncio.sleep(0.2)
     page = {"path": "/lab", "probe": PROBE, "token_file": str(context.attempt.jupyter_token)}
-    rendezvous_files.write_service(
-        context.attempt.service_of("jupyter"), context.node, socket, identity["started"], **page
-    )
+    shared_files.write_service(context.attempt.service_of("jupyter"), context.node, socket, identity["started"], **page)
 
 
 if __name__ == "__main__":

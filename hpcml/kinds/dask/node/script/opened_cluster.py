@@ -18,8 +18,8 @@ from dask.utils import format_bytes, parse_bytes
 from distributed.core import Status
 from distributed.protocol.pickle import dumps
 
+from hpcml.kinds.dask.node import main_in_workers
 from hpcml.kinds.dask.node.script import state_to_workers
-from hpcml.node import script_module
 from hpcml.node.settings import load
 
 Place = tuple[str, int, bool]  # a file, its line, and whether it is the script's own
@@ -125,17 +125,17 @@ def module_for_workers(frame: types.FrameType | None) -> str:
     if frame is None or path is None or not is_script:
         return ""
     line, body = frame.f_lineno, _body(path)
-    guards = [node for node in body if script_module.is_guard(node)]
+    guards = [node for node in body if main_in_workers.is_guard(node)]
     if not any(node.lineno <= line <= (node.end_lineno or 0) for node in guards):
         return ""
-    if any(map(script_module.has_effects, body)):
+    if any(map(main_in_workers.has_effects, body)):
         return "now"
-    return "" if all(map(script_module.is_definition, (node for node in body if node not in guards))) else "asked"
+    return "" if all(map(main_in_workers.is_definition, (node for node in body if node not in guards))) else "asked"
 
 
 @functools.cache
 def _body(path: str) -> list[ast.stmt]:
-    return script_module.read(path).body
+    return main_in_workers.read(path).body
 
 
 def move_to_main() -> None:

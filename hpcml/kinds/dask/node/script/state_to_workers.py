@@ -24,8 +24,7 @@ from distributed import WorkerPlugin
 from distributed.core import clean_exception
 from distributed.protocol.pickle import dumps
 
-from hpcml.kinds.dask.node import worker_environment
-from hpcml.node import script_module
+from hpcml.kinds.dask.node import main_in_workers, worker_environment
 from hpcml.node.job import node_name
 from hpcml.node.script import interpreter_state
 
@@ -293,7 +292,7 @@ def _of_process(handover: Handover, undo: contextlib.ExitStack, problems: list[s
               and value and value.isdigit()}  # fmt: skip
     if limits and _has_threadpoolctl():  # an optional package, which scikit-learn brings
         undo.enter_context(importlib.import_module("threadpoolctl").threadpool_limits(limits))
-    if handover.module and (problem := script_module.load_whole(now=handover.module == "now")):
+    if handover.module and (problem := main_in_workers.load_whole(now=handover.module == "now")):
         problems.append(problem)
 
 

@@ -13,7 +13,7 @@ from hpcml.failures.end import End
 from hpcml.failures.note import read_note
 from hpcml.failures.role_end import RoleEnd
 from hpcml.kinds.dask.roles import SCHEDULER, WORKER
-from hpcml.node import rendezvous_files
+from hpcml.node import shared_files
 from hpcml.node.end_cause import role_end
 from hpcml.node.missing_processes import Absence, Words
 from hpcml.node.settings import Context
@@ -102,7 +102,7 @@ def sentences(nodes: Sequence[Missing]) -> str:
 
 def _scheduler_end(context: Context) -> RoleEnd | None:
     """Return the end of the scheduler's role, None while its step has not recorded its exit status."""
-    return role_end(context, SCHEDULER, context.node, rendezvous_files.listed(context.attempt.exits))
+    return role_end(context, SCHEDULER, context.node, shared_files.listed(context.attempt.exits))
 
 
 def of_the_scheduler(context: Context, closed: bool, late: float, *, step_gone: bool = False) -> End | None:
@@ -217,7 +217,7 @@ class Losses:
         if are_back and self.ends == self.agents.ends:
             return
         self.ends = self.agents.ends if are_back else self.ends
-        names = {name for name in rendezvous_files.listed(self.context.attempt.exits) if name.startswith("killed@")}
+        names = {name for name in shared_files.listed(self.context.attempt.exits) if name.startswith("killed@")}
         for name in sorted(names - self.killed):
             _, node, which = name.split("@")
             status = (self.context.attempt.exits / name).read_text().strip()

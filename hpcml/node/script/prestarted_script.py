@@ -11,7 +11,7 @@ import marshal
 import os
 import sys
 
-from hpcml.node import ahead
+from hpcml.node import prestarted_role
 from hpcml.node.script import interpreter_state
 
 TYPE_CHECKING = False
@@ -36,10 +36,10 @@ def wait(begin: str, first: int, tree_of: Callable[[str], Any]) -> Any:
     ``begin`` is the variable with the pipe's descriptor, ``first`` the place of the script in the command. If the
     supervisor ends, this process ends. The first byte in the pipe stays there until all is imported.
     """
-    pipe, last = int(os.environ[begin]), os.environ[ahead.VARIABLE]
+    pipe, last = int(os.environ[begin]), os.environ[prestarted_role.VARIABLE]
     kind = interpreter_state.install_kind()
     names = kind.import_early(*_script(last, tree_of)) if last else []
-    before, stamps, place = dict(os.environ), ahead.stamps(kind.settings_files()), os.stat(".")  # noqa: PTH116
+    before, stamps, place = dict(os.environ), prestarted_role.stamps(kind.settings_files()), os.stat(".")  # noqa: PTH116
     _received(pipe, len(IMPORTS))
     length = int.from_bytes(_received(pipe, _LENGTH), "little")
     command, environment, folder, umask = marshal.loads(_received(pipe, length))  # noqa: S302 - the supervisor's
@@ -50,7 +50,7 @@ def wait(begin: str, first: int, tree_of: Callable[[str], Any]) -> Any:
     if (
         _differs(before, environment, changed)
         or moved  # what Python runs as it starts, such as sitecustomize, has seen another folder
-        or ahead.stamps(kind.settings_files()) != stamps
+        or prestarted_role.stamps(kind.settings_files()) != stamps
         or not _would_import(command[first:], kind, names, tree_of)
     ):
         os.execve(command[0], command, environment)  # noqa: S606 - this program

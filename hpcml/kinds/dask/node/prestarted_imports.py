@@ -16,8 +16,8 @@ from hpcml.paths import SUPERVISOR
 
 # By role, as imports of functions; the supervisor's make the keys, the scheduler's the dashboard's pages.
 _MODULES = {
-    "supervisor": ("hpcml.kinds.dask.node.cluster", "cryptography.x509", "distributed"),
-    "scheduler": ("hpcml.kinds.dask.node.scheduler",),
+    "supervisor": ("hpcml.kinds.dask.node.supervised", "cryptography.x509", "distributed"),
+    "scheduler": ("hpcml.kinds.dask.node.dask_scheduler",),
     "worker": ("hpcml.kinds.dask.node.dask_worker",),
 }
 

@@ -23,5 +23,5 @@ def main() -> int:
     if context.settings.workers.late and not link.wait_for(START):
         return 0
     with long_import():
-        scheduler = importlib.import_module("hpcml.kinds.dask.node.scheduler")
+        scheduler = importlib.import_module("hpcml.kinds.dask.node.dask_scheduler")
     return int(scheduler.main(context, link))

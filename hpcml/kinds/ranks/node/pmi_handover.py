@@ -21,7 +21,7 @@ from typing import NamedTuple
 from hpcml import listeners, socket_relay
 from hpcml.errors import WORKERS_NEVER_CAME
 from hpcml.kinds.ranks.roles import MPI
-from hpcml.node import job, rendezvous_files
+from hpcml.node import job, shared_files
 from hpcml.node.outcome import leave_note
 from hpcml.node.settings import Context, load
 
@@ -38,9 +38,7 @@ def main() -> int:
         signal.signal(number, signal.SIG_IGN)  # the ranks answer them, and need Slurm until they have ended
     context = load()
     deadline = time.monotonic() + context.settings.deadlines.workers
-    if not rendezvous_files.wait_for(
-        context.attempt.link, deadline, rendezvous_files.interval(context.settings.worker_count)
-    ):
+    if not shared_files.wait_for(context.attempt.link, deadline, shared_files.interval(context.settings.worker_count)):
         leave_note(context, MPI.name, "the run's supervisor did not write its address (link.json) in time")
         return WORKERS_NEVER_CAME
     agent = _call(_place(context), deadline)

@@ -16,7 +16,7 @@ POINTS: dict[str, tuple[str, ...]] = {
     "check of a plan": ("hpcml.runs.checks.before_submission.check_plan",),
     "check of an image": ("hpcml.images.sif.check",),
     "check of arguments": ("hpcml.cli.misplaced.check",),
-    # in a plan: hpcml.plan.plan
+    # in a plan: hpcml.plan.make_plan
     "site's advice": ("hpcml.report.advice.of_site",),
     # of a run: hpcml.cli.submit, status, cancel_rm
     "cause of a state": ("hpcml.cli.why.cause_of",),

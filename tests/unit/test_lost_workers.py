@@ -14,10 +14,10 @@ import pytest
 
 from absences import absence_of
 from hpcml.kinds.dask import KIND
-from hpcml.kinds.dask.node.losses import WORDS, Losses
-from hpcml.node import process_helpers, rendezvous_files
+from hpcml.kinds.dask.node.lost_workers import WORDS, Losses
+from hpcml.node import process_helpers, shared_files
+from hpcml.node.job_steps import LAST_WORDS, Steps
 from hpcml.node.process_helpers import MOST, OwnTime
-from hpcml.node.run_state import LAST_WORDS, Steps
 from hpcml.node.settings import Context
 from hpcml.paths import RunPaths
 from node_settings import settings as settings_of
@@ -51,7 +51,7 @@ def told(context: Context) -> list[dict[str, object]]:
 
 def mark(context: Context, node: str, state: str) -> None:
     facts = {"refused": "", "failed": [], "deaths": {}, "state": state}
-    rendezvous_files.write_json(context.attempt.mark_of(node), facts)
+    shared_files.write_json(context.attempt.mark_of(node), facts)
 
 
 def test_workers_that_the_script_retires_are_no_loss(context: Context) -> None:
@@ -60,7 +60,7 @@ def test_workers_that_the_script_retires_are_no_loss(context: Context) -> None:
     present = {*context.worker_names("n1")}
     assert [node.node for node in losses(context).look(present)] == ["n2"]
     path = context.attempt.mark_of("n2")
-    rendezvous_files.write_json(path, {**(rendezvous_files.read_json(path) or {}), "retired": list(names)})
+    shared_files.write_json(path, {**(shared_files.read_json(path) or {}), "retired": list(names)})
     assert losses(context).look(present) == []
     (context.attempt.exits / "worker@n2").write_text("0\n")
     assert losses(context).look(present) == []

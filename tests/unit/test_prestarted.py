@@ -17,9 +17,8 @@ import pytest
 from hpcml import assets, hold_queue
 from hpcml.kinds.dask import KIND
 from hpcml.kinds.hold import END
-from hpcml.kinds.hold.node import ahead
-from hpcml.node.script import ahead as script_ahead
-from hpcml.node.script import interpreter_state, launcher
+from hpcml.kinds.hold.node import prestarted_run
+from hpcml.node.script import interpreter_state, launcher, prestarted_script
 from hpcml.node.tasks import process as tasks
 from hpcml.node.tasks.prestarted_interpreter import Ready
 from hpcml.paths import RunPaths
@@ -32,14 +31,14 @@ sys.prefix = os.path.dirname(os.path.abspath(__file__))  # an installed module c
 import settled
 print("imported", settled.VALUE, flush=True)
 if os.environ.get("HPCML_AHEAD"):
-    from hpcml.node import ahead
-    line = ahead._line
-    ahead._line = lambda: print("waits", flush=True) or line()
+    from hpcml.node import prestarted_role
+    line = prestarted_role._line
+    prestarted_role._line = lambda: print("waits", flush=True) or line()
     class Child:
         def end(self):
             print("ends its child", flush=True)
-    ahead.WAITING.append(Child())
-    ahead.wait()
+    prestarted_role.WAITING.append(Child())
+    prestarted_role.wait()
 print(os.environ["HPCML_RUN_DIR"], settled.VALUE, sys.stdin.read(), os.environ.get("HPCML_AHEAD"), flush=True)
 """
 
@@ -55,12 +54,14 @@ def made(folder: Path, text: str = "echo\n") -> RunPaths:
 
 
 def parts(run: RunPaths, nodes: int = 1, **variables: str) -> dict[str, str]:
-    return dict(ahead.parts(run, hold_queue.Start(("bash",), {"PATH": "/bin", **variables}), nodes))
+    return dict(prestarted_run.parts(run, hold_queue.Start(("bash",), {"PATH": "/bin", **variables}), nodes))
 
 
 def test_two_runs_of_one_shell_start_in_the_same_way(tmp_path: Path) -> None:
     first, second = made(tmp_path / "a-20260101-000000-0000"), made(tmp_path / "b-20260101-000001-0000")
-    assert ahead.difference(parts(first, _="/bin/ls", SHLVL="1"), parts(second, _="/bin/cat", OLDPWD="/")) == ""
+    assert (
+        prestarted_run.difference(parts(first, _="/bin/ls", SHLVL="1"), parts(second, _="/bin/cat", OLDPWD="/")) == ""
+    )
 
 
 @pytest.mark.parametrize(
@@ -77,7 +78,7 @@ def test_what_would_start_in_another_way_is_named(tmp_path: Path, change: dict[s
     second = made(tmp_path / "a-20260101-000001-0000", str(change.get("text", "echo\n")))
     second.library.write_bytes(change.get("library", b"modules"))  # type: ignore[arg-type]
     now = parts(second, change.get("nodes", 1), **change.get("variables", {}))  # type: ignore[arg-type]
-    assert ahead.difference(parts(first), now) == said
+    assert prestarted_run.difference(parts(first), now) == said
 
 
 def test_a_variable_that_is_not_utf_8_is_compared_like_any_other(tmp_path: Path) -> None:
@@ -85,8 +86,8 @@ def test_a_variable_that_is_not_utf_8_is_compared_like_any_other(tmp_path: Path)
     first, second, third = (made(tmp_path / f"a-20260101-00000{index}-0000") for index in range(3))
     for run, value in ((first, b"\xff"), (second, b"\xff"), (third, b"\xfe")):
         run.variables.write_bytes(b"export NAME='" + value + b"'\n")
-    assert ahead.difference(parts(first), parts(second)) == ""
-    assert ahead.difference(parts(first), parts(third)) == f"options or settings {SINCE}"
+    assert prestarted_run.difference(parts(first), parts(second)) == ""
+    assert prestarted_run.difference(parts(first), parts(third)) == f"options or settings {SINCE}"
 
 
 def test_a_batch_script_that_is_not_utf_8_starts_ahead_as_it_is(tmp_path: Path) -> None:
@@ -94,7 +95,7 @@ def test_a_batch_script_that_is_not_utf_8_starts_ahead_as_it_is(tmp_path: Path) 
     run.plan.touch()
     run.script.write_bytes(b"# \xff a-20260101-000000-0000\n")
     start = hold_queue.Start(("true",), {"PATH": os.environ["PATH"]})
-    ready = ahead.Ahead(tmp_path / "1", run, start, ("n1",))
+    ready = prestarted_run.Ahead(tmp_path / "1", run, start, ("n1",))
     ready.end()
     assert ready.process.wait() == 0
     assert ready.paths.script.read_bytes() == b"# \xff 1\n"
@@ -144,7 +145,7 @@ def test_a_batch_script_that_waits_reads_its_run_whole() -> None:
 def test_a_hold_does_not_wait_long_for_processes_that_do_not_end(ignores: bool) -> None:
     """Else their node is paid for until the time limit of the hold, which has no run and takes none."""
     stays = f"{'trap : TERM; ' if ignores else ''}echo here; while :; do sleep 0.1; done"
-    ready = ahead.Ahead.__new__(ahead.Ahead)
+    ready = prestarted_run.Ahead.__new__(prestarted_run.Ahead)
     with subprocess.Popen(["bash", "-c", stays], stdout=subprocess.PIPE, start_new_session=True) as ready.process:
         try:
             assert ready.process.stdout
@@ -159,7 +160,7 @@ def test_a_hold_does_not_wait_long_for_processes_that_do_not_end(ignores: bool) 
 
 
 def test_a_process_for_which_no_run_comes_ends(tmp_path: Path) -> None:
-    done = subprocess.run([sys.executable, "-c", "from hpcml.node import ahead; ahead.wait(); print('runs')"],
+    done = subprocess.run([sys.executable, "-c", "from hpcml.node import prestarted_role; prestarted_role.wait(); print('runs')"],
                           env={**os.environ, "HPCML_AHEAD": "1"}, stdin=subprocess.DEVNULL, capture_output=True,
                           text=True, timeout=60, check=False, cwd=tmp_path)  # fmt: skip
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
@@ -176,7 +177,7 @@ with open("/proc/self/environ") as file:
 def waiting(last: str = "", folder: Path | None = None) -> Ready:
     """Start an interpreter that waits for a script; ``last`` is that of the run before, ``folder`` where it ran."""
     reader, writer = os.pipe()
-    os.write(writer, script_ahead.IMPORTS)
+    os.write(writer, prestarted_script.IMPORTS)
     variables = {"HPCML_RUN_DIR": "/runs/before", "HPCML_AHEAD": last, launcher.BEGIN: str(reader)}
     environment = {**os.environ, **variables, interpreter_state.IN_SCRIPT: KIND.in_script, "MINE": "/runs/before/x"}
     command = [sys.executable, "-u", "-c", tasks._START]

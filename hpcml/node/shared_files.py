@@ -1,4 +1,4 @@
-"""Write and read the small files through which roles meet: whole or not at all, and for the user alone."""
+"""Write, read and wait for the small files that roles share: whole or not at all, and for the user alone."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from hpcml import schedulers, units
-from hpcml.doctor import nodes as judgement
+from hpcml.doctor import node_findings as judgement
 from hpcml.doctor.finding import Examination, Finding, clause, green, not_applicable, red, yellow
 from hpcml.errors import HpcmlError
 from hpcml.request.record import NOT_SAID, RunRequest

@@ -1,4 +1,4 @@
-"""The laptop's part of ``hpcml --host``: calls of the login node's hpcml, or a file put where no hpcml need be."""
+"""The laptop's part of ``hpcml --host``: a call of the login node's hpcml."""
 
 from __future__ import annotations
 
@@ -7,12 +7,10 @@ import json
 import os
 import secrets
 import select
-import socket
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path, PurePosixPath
 from typing import IO, Any, Literal, TextIO
 
 from hpcml import __version__, earlier_names, subprocesses
@@ -23,16 +21,14 @@ from hpcml.errors import (
     HpcmlError,
     LinkError,
     NotFoundError,
-    StorageError,
-    UsageError,
 )
-from hpcml.remote import answers, fetched, receiver
+from hpcml.remote import answers
 from hpcml.remote.answers import GO, PROTOCOL, SERVE, CallFacts, StreamDemux
 from hpcml.remote.ssh import Connection
-from hpcml.remote.transfer import PIECE, Entry, listing, send
+from hpcml.remote.transfer import PIECE, send
+from hpcml.remote.upload import Upload
 from hpcml.runs import notes
-from hpcml.runs.snapshot import take
-from hpcml.sites.schema import Code, Login
+from hpcml.sites.schema import Login
 from hpcml.terminal import Raw, noted, say
 from hpcml.units import format_bytes
 
@@ -47,9 +43,6 @@ MOST_BEFORE = 1 << 20  # bytes that a shell may say before that
 MOST_GREETING = 100  # lines that are shown of that
 MOST_SAID = 64 << 20  # bytes of both its streams, of a command whose output is an answer
 MOST_KEPT = 1 << 16  # characters of what it says that nobody is shown
-
-# Constant, and on one line: the login shell there may be any. What runs is read from standard input.
-_READ = "import sys; exec(sys.stdin.buffer.read(int(sys.argv[1])))"
 
 
 def _inert(header: Mapping[str, Any]) -> bytes:
@@ -78,39 +71,6 @@ class Guard:
         self.stream.flush()
         while data:
             data = data[os.write(self.stream.fileno(), data) :]
-
-
-class Upload:
-    """The script and the small files around it, copied as a run's snapshot is, ready to be sent.
-
-    Parameters
-    ----------
-    folder
-        An empty folder of the laptop's, for the copy.
-    module
-        Whether ``script`` is a folder and the name of a module in it.
-    root
-        The folder of the project that is sent instead of the script's own; empty: the script's.
-
-    Raises
-    ------
-    NotFoundError, UsageError
-        If the script cannot run; StorageError if it cannot be read or copied.
-    """
-
-    def __init__(self, script: Path, folder: Path, code: Code, *, module: bool = False, root: str = "") -> None:
-        self.script, self.folder = script.name, folder
-        self.place = {"script": script.name}  # what the other end is told
-        if root:
-            here, own = Path.cwd().resolve(), script.relative_to(root)
-            cwd = here.relative_to(root) if here.is_relative_to(root) else own.parent
-            self.place = {"script": str(own), "cwd": str(cwd)}
-        self.source = f"{socket.gethostname()}:{script.parent}"  # by which the other end knows a folder again
-        self.taken = take(script, folder, code, linked=False, module=module, root=root, without=fetched.folders())
-        self.entries: list[Entry] = listing(folder)[0]
-        tree = list(os.walk(folder))  # an empty folder may be where a script writes
-        self.folders = [os.path.relpath(top, folder) for top, folders, names in tree[1:] if not (folders or names)]
-        self.size = sum(entry.size for entry in self.entries)
 
 
 class Call:
@@ -492,129 +452,3 @@ def marked_line(source: IO[bytes], mark: bytes, longest: int, host: str) -> byte
 def talks_on(host: str) -> ConfigError:
     """Return the error for a login node that says more before its hpcml begins than a shell does."""
     return answers.wrong(host, "too much other text (for example from shell startup files) comes before the message")
-
-
-def unsent(arguments: Sequence[str], here: Path, sent: Sequence[Entry]) -> list[str]:
-    """Return the script's arguments that name something on this laptop which the run will not find by that name.
-
-    The run begins in its copy of the script's folder, so a file that was sent is found there by its relative name.
-    """
-    names = {entry.name for entry in sent}
-    names |= {"/".join(name.split("/")[:end]) for name in names for end in range(1, name.count("/") + 1)}
-    missing = []
-    for argument in arguments:
-        name = argument.partition("=")[2] if argument.startswith("-") else argument
-        if not name or name in (".", "..", "/"):
-            continue
-        with contextlib.suppress(OSError, ValueError):  # too long for a name, or with a zero byte: it names no file
-            path = here / name
-            if path.exists() and (Path(name).is_absolute() or str(Path(name)) not in names):
-                missing.append(argument)
-    return missing
-
-
-# -- a file ---------------------------------------------------------------------------------------------------------
-
-
-class Delivery:
-    """What is put somewhere on the login node.
-
-    Parameters
-    ----------
-    command
-        The command that sends it, for errors.
-    path
-        Where; a relative path begins at the user's home there.
-    replace
-        Whether an existing file is replaced.
-    """
-
-    def __init__(self, connection: Connection, command: str, path: str, *, replace: bool = False) -> None:
-        self.connection, self.host, self.command = connection, connection.host, command
-        self.path, self.replace = str(PurePosixPath(path)), replace
-
-    def send(self, folder: Path, sent: Callable[[int], None]) -> None:
-        """Send the files of a folder, which holds nothing else: they come whole or not at all, for the user alone.
-
-        ``sent`` is called with the number of bytes of each piece.
-
-        Raises
-        ------
-        UsageError, StorageError
-            If they cannot be put there.
-        NotFoundError
-            If there is no Python 3; LinkError if the link breaks.
-        """
-        entries = listing(folder)[0]
-        with self._asked(entries) as (child, mark), patience(child, self.host) as heard:
-            self._answer(child, mark)
-
-            def write(piece: bytes) -> None:
-                child.write(piece)
-                sent(len(piece))
-                heard()
-
-            with contextlib.suppress(OSError):  # the other side has ended: its answer follows
-                send(folder, entries, write)
-                child.write(receiver.GO)
-            self._answer(child, mark)
-
-    @contextlib.contextmanager
-    def _asked(self, entries: Sequence[Entry]) -> Iterator[tuple[subprocesses.Child, bytes]]:
-        """Start what takes it in, and ask; with the block it ends, and removes what is not in its place."""
-        mark, program = secrets.token_hex(8), Path(receiver.__file__).read_bytes()
-        files = [(entry.name, entry.size, entry.mode) for entry in entries]
-        ask = {"mark": mark, "path": self.path, "replace": self.replace}
-        command = ("-IS", "-c", _READ, str(len(program)))
-        self.connection.check_shell()  # which would else run the lines of the program
-        child = subprocesses.Child(self.connection.python(*command), out=subprocesses.PIPE, program=HPCML)
-        try:
-            with contextlib.suppress(OSError), patience(child, self.host):
-                child.write(program + json.dumps({**ask, "files": files}).encode() + b"\n")
-            yield child, mark.encode() + b" "
-        finally:
-            child.stop()
-
-    def _answer(self, child: subprocesses.Child, mark: bytes) -> dict[str, Any]:
-        """Return the next answer; what a shell says as it starts is skipped."""
-        assert child.out is not None
-        line = marked_line(child.out, mark, answers.LONGEST, self.host)
-        if line is None:
-            raise self._why(child)
-        delivery = answers.of_delivery(line, self.host)
-        if "refused" in delivery:
-            raise self._refusal(delivery)
-        return delivery
-
-    def _refusal(self, answer: dict[str, Any]) -> HpcmlError:
-        path, host = self.path, self.host
-        if answer["refused"] == "there":
-            hint = "Choose another path with -o, or replace the file with --force."
-            return UsageError(f"{path} already exists on {host}", place=self.command, hint=hint)
-        if answer["refused"] == "folder":
-            hint = "Create the folder, or choose another folder with -o."
-            hint += f" Relative paths start in your home folder on {host}."
-            return StorageError(f"The folder for {path} does not exist on {host}", place=self.command, hint=hint)
-        if answer["refused"] == "open":
-            hint = "Choose your own folder with -o. "
-            hint += "Its parent folders must belong to you or root, and not be group-writable."
-            problem = f"Other users may replace files in the folder of {path} on {host}"
-            return StorageError(problem, place=self.command, hint=hint)
-        hint = f"Free space on {host}, or choose another folder with -o."
-        if answer["refused"] == "room":
-            why = f"only {format_bytes(answer.get('free', 0))} are free"
-            return StorageError(f"There is not enough space for {path} on {host}: {why}", place=self.command, hint=hint)
-        why = answer.get("why") or answer["refused"]
-        return StorageError(f"{path} cannot be written on {host}: {why}", place=self.command, hint=hint)
-
-    def _why(self, child: subprocesses.Child) -> HpcmlError:
-        """Return the error for its end without an answer."""
-        code, quote = child.wait(10.0), tuple(child.errors.strip().splitlines()[-3:])
-        if not self.connection.alive():
-            hint = f"Try again. If hpcml then reports that {self.path} already exists, the file is complete."
-            return LinkError(f"The connection to {self.host} was lost", place=self.host, hint=hint, quote=quote)
-        if code in (126, 127):
-            hint = f"Add python3 to the PATH of your login shell on {self.host}."
-            return NotFoundError(f"python3 is not on PATH on {self.host}", place=self.host, hint=hint, quote=quote)
-        message = f"{self.host} did not accept the data: python3 exited with status {code}"
-        return ConfigError(message, place=self.host, hint=f"Try: ssh {self.host} python3 --version", quote=quote)

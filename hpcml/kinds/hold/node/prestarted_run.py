@@ -18,7 +18,7 @@ from pathlib import Path
 
 from hpcml import hold_queue
 from hpcml.kinds.hold import END
-from hpcml.node import rendezvous_files
+from hpcml.node import shared_files
 from hpcml.paths import RunPaths
 
 _OF_SHELL = {"_", "OLDPWD", "SHLVL"}  # variables that differ between two commands of one shell
@@ -104,7 +104,7 @@ class Ahead:
         here.rename(there)
         try:
             here.symlink_to(there)
-            for name in rendezvous_files.listed(self.paths.logs):
+            for name in shared_files.listed(self.paths.logs):
                 (self.paths.logs / name).rename(run.logs / name)
             self.paths.logs.rmdir()
             self.paths.logs.symlink_to(run.logs)

@@ -22,7 +22,7 @@ from hpcml.doctor.finding import Examination, Finding, clause, green, not_applic
 from hpcml.errors import HpcmlError
 from hpcml.images import sif
 from hpcml.plan.container import image_of
-from hpcml.plan.plan import ADAPTERS, named_adapters
+from hpcml.plan.make_plan import ADAPTERS, named_adapters
 from hpcml.remote import ssh
 from hpcml.runs import bad_nodes, directories
 from hpcml.sites.schema import Login

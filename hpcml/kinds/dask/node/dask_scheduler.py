@@ -20,12 +20,14 @@ from distributed.scheduler import heartbeat_interval
 from hpcml import listeners
 from hpcml.errors import START_FAILED
 from hpcml.failures.end import Reason
-from hpcml.kinds.dask.node import dashboard, interconnect, losses, script_imports, state_samples
+from hpcml.kinds.dask.node import dashboard, interconnect, lost_workers, main_in_workers, script_imports, state_samples
 from hpcml.kinds.dask.node.activity import Activity, TaskEnds, task_remarks
-from hpcml.kinds.dask.node.messages import CLOCK_QUESTION, IMPORT, NO_GPU, START, TASK_OUTPUT, TOPIC, time_here
+from hpcml.kinds.dask.node.clock import time_here
+from hpcml.kinds.dask.node.messages import CLOCK_QUESTION, IMPORT, NO_GPU, START, TASK_OUTPUT, TOPIC
+from hpcml.kinds.dask.node.performance_report import PerformanceReport
 from hpcml.kinds.dask.node.security import connection_limits, tcp_auth, tls, ucx_auth
 from hpcml.kinds.dask.roles import SCHEDULER
-from hpcml.node import rendezvous_files, scratch, script_environment
+from hpcml.node import scratch, script_environment, shared_files
 from hpcml.node.hardware.dask_protocol import (
     NoAddressError,
     NoProtocolError,
@@ -187,6 +189,7 @@ async def _serve(context: Context, link: Uplink, host: str, interface: str) -> i
         if protocol == "tcp":  # by which it asks workers
             tcp_auth.install(context.attempt.data_key)
         script_environment.take_up(context)  # the scheduler unpickles task graphs too
+        main_in_workers.install(settings)
     dashboard.configure()
     # Dask puts this folder first on sys.path; by default it is /tmp/dask-scratch-space, which anybody can make.
     folder = context.sockets
@@ -199,17 +202,17 @@ async def _serve(context: Context, link: Uplink, host: str, interface: str) -> i
             schedulers[share].add_plugin(Reporter(link.send))
     except Exception as error:  # noqa: BLE001 - whatever Dask or UCX raised, its cause is the last word in the log
         traceback.print_exc()
-        leave_note(context, SCHEDULER.name, f"the Dask scheduler could not start: {losses.root_of(error)}")
+        leave_note(context, SCHEDULER.name, f"the Dask scheduler could not start: {lost_workers.root_of(error)}")
         return START_FAILED
     scheduler = schedulers[0]
     gpus = settings.workers.gpu is not None
     security = "" if protocol == "ucx" else tls.explanation(protocol, set(), gpus=gpus)
     where = {"address": scheduler.address, "node": context.node, "pid": os.getpid(), "interface": interface}
     record = {**where, **chosen, "security": security, "shares": [other.address for other in schedulers[1:]]}
-    rendezvous_files.write_json(context.attempt.scheduler, record)
+    shared_files.write_json(context.attempt.scheduler, record)
     service = context.attempt.service_of("dashboard")
     page = {"path": "/status", "probe": dashboard.IDENTITY, "token_file": None}
-    rendezvous_files.write_service(service, context.node, folder / "dashboard.sock", scheduler.id, **page)
+    shared_files.write_service(service, context.node, folder / "dashboard.sock", scheduler.id, **page)
     os.umask(settings.code.umask)  # for functions that the script runs here
     link.send(event="scheduler-up", **record)
     activity = Activity(context, schedulers, link.send)
@@ -219,7 +222,7 @@ async def _serve(context: Context, link: Uplink, host: str, interface: str) -> i
     beside = [asyncio.create_task(activity.watch()), asyncio.create_task(state_samples.watch(context, schedulers))]
     if protocol == "ucx":
         beside.append(asyncio.create_task(_open_ucx(context, link)))
-    profile = dashboard.PerformanceReport(context, scheduler, folder) if "dask" in settings.report.profilers else None
+    profile = PerformanceReport(context, scheduler, folder) if "dask" in settings.report.profilers else None
     await asyncio.wait({*ended, orders}, return_when=asyncio.FIRST_COMPLETED)
     if profile:
         await profile.write()
@@ -277,10 +280,11 @@ async def _open_ucx(context: Context, link: Uplink) -> None:
             await asyncio.to_thread(importlib.import_module, "ucxx")  # half of the time, and the event loop goes on
         finally:
             script_environment.take_up(context)  # after the last import of its own, and before there is a script
+            main_in_workers.install(context.settings)
         ucx_auth.start_ucx()
     except Exception as error:  # noqa: BLE001 - whatever UCX raised, the first question to a worker will say it again
         traceback.print_exc()
-        link.send(event="ucx-failed", problem=losses.root_of(error))
+        link.send(event="ucx-failed", problem=lost_workers.root_of(error))
         return
     tcp, rdma = ucx_auth.tcp_devices(), ucx_auth.rdma_devices()
     reached = tcp - {"lo"} if context.settings.job.whole_nodes else tcp

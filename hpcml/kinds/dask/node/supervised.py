@@ -11,24 +11,25 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from hpcml import errors, installed
+from hpcml import errors, installed_packages
 from hpcml.failures import job_log
 from hpcml.failures.end import End, Reason
 from hpcml.kind import Hindrance
-from hpcml.kinds.dask.node import gpus, late_cluster, losses, temporary_directory
+from hpcml.kinds.dask.node import gpus, late_cluster, lost_workers, temporary_directory
 from hpcml.kinds.dask.node import messages as dask_messages
-from hpcml.kinds.dask.node.losses import Losses
+from hpcml.kinds.dask.node.lost_workers import Losses
 from hpcml.kinds.dask.node.security import tls
 from hpcml.kinds.dask.own_settings import Own
 from hpcml.kinds.dask.roles import NEEDS, SCHEDULER
-from hpcml.node import rendezvous_files, scratch
+from hpcml.node import scratch, shared_files
 from hpcml.node.agents import Agents
 from hpcml.node.hardware.dask_protocol import own_addresses, ucx_environment
 from hpcml.node.interconnect import record
+from hpcml.node.job_steps import LAST_WORDS
 from hpcml.node.missing_processes import Absence
 from hpcml.node.outcome import RunEndedError
 from hpcml.node.process_helpers import OwnTime
-from hpcml.node.run_state import LAST_WORDS, TICK, RunState
+from hpcml.node.run_state import TICK, RunState
 from hpcml.node.settings import Context
 from hpcml.node.silent_supervisor import warn_after
 from hpcml.node.tasks.process import Script, can_wait, world_of_one
@@ -59,7 +60,7 @@ class Processes:
         addresses = own_addresses(self.settings.network.interface, single_node=self.settings.single_node)
         self.agents = Agents(state, folders, addresses, self.versions, dask_messages.EVENTS)
         self.scheduler = f"{SCHEDULER.name}@{state.context.node}"  # its line
-        self.losses = Losses(Absence(state, self.agents, losses.WORDS))
+        self.losses = Losses(Absence(state, self.agents, lost_workers.WORDS))
         self.hangs = Hangs(state.context, state.clock, state.warn)
         self.address = self.protocol = ""  # the scheduler's address; auto, tls or ucx as the scheduler chose
         self.present: set[str] = set()  # the names of the workers that have registered
@@ -131,7 +132,7 @@ class Processes:
 
     def _make_keys(self) -> None:
         if missing := [name for name in NEEDS if find_spec(name) is None]:
-            reason, hint = installed.lacking(sys.executable, missing)
+            reason, hint = installed_packages.lacking(sys.executable, missing)
             if image := self.settings.job.image:
                 hint = f"Build the image {image} with these packages (hpcml image build --help)."
             raise self.state.end(errors.START_FAILED, reason, hint, reason=Reason.LACKS_PACKAGES)
@@ -140,7 +141,7 @@ class Processes:
             tls.make_certificate(self.context.attempt, lifetime)
             tls.make_data_key(self.context.attempt)
         except ImportError as error:
-            hint = f"Install it again: {installed.install(sys.executable, ['cryptography'])}."
+            hint = f"Install it again: {installed_packages.install(sys.executable, ['cryptography'])}."
             reason = f"the run's Python ({sys.executable}) cannot import cryptography: {error}"
             raise self.state.end(errors.START_FAILED, reason, hint, reason=Reason.LACKS_PACKAGES) from error
 
@@ -192,11 +193,11 @@ class Processes:
         if closed and not self.closed_at:
             self.closed_at = time.monotonic()
         silent = closed and time.monotonic() - self.closed_at > LAST_WORDS
-        outcome = losses.of_the_scheduler(self.context, silent, late, step_gone=step_gone)
+        outcome = lost_workers.of_the_scheduler(self.context, silent, late, step_gone=step_gone)
         return None if outcome and not late and self.state.steps.still_writes(SCHEDULER.name) else outcome
 
     def _workers_missing(self, late: float) -> End | None:
-        return losses.of_the_workers(self.losses.absence, self.present, late)
+        return lost_workers.of_the_workers(self.losses.absence, self.present, late)
 
     def _interconnect_missing(self, late: float) -> End | None:
         if late:
@@ -281,7 +282,7 @@ class Processes:
         if event == "gpu-pool":
             if message["node"] == self.context.node:
                 self.pools[str(message["worker"])] = {"pid": int(message["pid"]), "pool": int(message["pool"])}
-                rendezvous_files.write_json(self.context.attempt.gpu_pools, self.pools)
+                shared_files.write_json(self.context.attempt.gpu_pools, self.pools)
             return
         if event == "ucx-failed":
             sentence = "UCX did not start in the Dask scheduler, so the scheduler cannot reach the workers"
@@ -320,12 +321,12 @@ class Processes:
     def _check_scheduler(self) -> None:
         """End the run if the scheduler is gone, and the script did not close it."""
         if self.silent and not self.released:
-            reason = f"the Dask scheduler on {self.context.node} was lost{losses.scheduler_end(self.context)}"
+            reason = f"the Dask scheduler on {self.context.node} was lost{lost_workers.scheduler_end(self.context)}"
             raise self.state.end(
                 errors.ROLE_LOST,
                 reason,
                 quote=job_log.of_role(self.context.run, SCHEDULER, self.context.node),
-                **losses.of_scheduler(self.context),
+                **lost_workers.of_scheduler(self.context),
             )
 
     def _check_workers(self) -> None:
@@ -339,8 +340,8 @@ class Processes:
         absent = sum(len(node.workers) for node in missing)
         self.hangs.look(absent, final=len(final) == len(missing))
         if final and (self.context.settings.own(Own).on_loss == "fail" or none_left):
-            reason = f"workers were lost: {losses.sentences(final)}"
-            raise self.state.end(errors.ROLE_LOST, reason, quote=final[0].quote, **losses.of_nodes(final))
+            reason = f"workers were lost: {lost_workers.sentences(final)}"
+            raise self.state.end(errors.ROLE_LOST, reason, quote=final[0].quote, **lost_workers.of_nodes(final))
 
     # -- its end --------------------------------------------------------------------------------------------------
 
@@ -433,7 +434,7 @@ class Hangs:
             reason = f"{sentence} {deadline:g} s"
             hint = "The scheduler is suspended (SIGSTOP), or busy with a very large task graph."
             hint += " To wait longer, increase deadlines.answer."
-            raise _ended(errors.ROLE_LOST, reason, hint, **losses.of_scheduler(self.context))
+            raise _ended(errors.ROLE_LOST, reason, hint, **lost_workers.of_scheduler(self.context))
         if silent > warn_after(deadline):
             self.warn(f"{sentence} {warn_after(deadline):g} s; the run ends after {deadline:g} s without an answer.")
 
