@@ -42,10 +42,13 @@ def advice_of(run: directories.Run, status: run_status.Status) -> list[tuple[str
 
 
 def commands_of(run: directories.Run) -> list[tuple[str, str]]:
-    """Return the commands that open an ended run's profiles, with a title."""
+    """Return the commands that make an ended run's report if it has none, and open its profiles, with a title."""
     from hpcml.report import ending
+    from hpcml.runs import record, report
 
-    return [("profile", command) for command in ending.profile_commands(run.paths)]
+    missing = record.newest_attempt(run.paths) is not None and report.page_of(run) is None
+    page = [("report", f"hpcml report {run.id}")] if missing else []
+    return page + [("profile", command) for command in ending.profile_commands(run.paths)]
 
 
 def run(options: Namespace) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import subprocess
 import sys
 
@@ -40,6 +41,8 @@ class ReportProcess:
     def __init__(self, context: Context) -> None:
         self.context = context
         self.process: subprocess.Popen[bytes] | None = None
+        if importlib.util.find_spec("jinja2") is None:  # this environment need not have it: hpcml report makes the page
+            return
         command = [
             sys.executable,
             "-P",

@@ -137,7 +137,7 @@ def _is_stuck(wait: Wait) -> bool:
 def feed(run: directories.Run, say: Callable[[RunFacts], None], name: str = "", patience: float = math.inf) -> None:
     """Say how the run is whenever that changes, and at least every 10 s, until it has ended.
 
-    The run's own files are looked at often, Slurm as seldom as :func:`hpcml.runs.status.follow` does. Errors are those
+    The run's own files are looked at often, Slurm as seldom as :func:`hpcml.runs.waiting.follow` does. Errors are those
     of :class:`Sought`, whose parameters ``name`` and ``patience`` are.
     """
     sought = Sought(run, name, patience)

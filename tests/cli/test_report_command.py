@@ -37,7 +37,7 @@ def test_a_run_that_failed(world: World) -> None:
     )
     (directory / "logs").mkdir(exist_ok=True)
     (directory / "logs/script.log").write_text(f"<script>{planted.ESCAPES}</script>\n")
-    assert "report " not in world.run("status").stdout
+    assert f"report     hpcml report {directory.name}\n" in world.run("status").stdout
     done = world.run("report")
     assert (done.returncode, done.stdout) == (0, f"{directory}/report.html\n"), done.stderr
     assert f"report     {directory}/report.html" in world.run("status").stdout
@@ -92,7 +92,7 @@ def test_a_file_in_the_place_of_the_report_is_not_written_through(world: World) 
     other = world.top / "other"
     other.write_text("mine")
     (directory / "report.html").symlink_to(other)
-    assert "report " not in world.run("status").stdout
+    assert f"report     hpcml report {directory.name}\n" in world.run("status").stdout
     assert world.run("report").returncode == 0
     assert other.read_text() == "mine"
     assert not (directory / "report.html").is_symlink()

@@ -22,6 +22,19 @@ def context(paths: RunPaths, monkeypatch: pytest.MonkeyPatch) -> Context:
     return Context(paths, paths.attempt(0), 0, None, "n1", ("n1",))  # type: ignore[arg-type] # it needs no settings
 
 
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report_at_end, "REPORT_LONGEST", 120.0)
+
+
+def test_a_python_without_jinja2_makes_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "jinja2" else object())
+    made = report_at_end.ReportProcess(context(report_samples.write(tmp_path / "run", Shape(seconds=60)), monkeypatch))
+    made.begin()
+    made.end()
+    assert (made.process, made.missed) == (None, "")
+
+
 def test_it_is_made_when_it_is_told_to_begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     paths = report_samples.write(tmp_path / "run", Shape(seconds=60))
     made = report_at_end.ReportProcess(context(paths, monkeypatch))
