@@ -92,7 +92,7 @@ def show(run: directories.Run, *, as_json: bool, all_notes: bool, host: str) -> 
         for title, path in feature_hooks.collected("files of an end", run):
             say(f"{title:<10} {common.typed(path, sys.stdout)}")
         for title, command in feature_hooks.collected("commands of an end", run):
-            say(f"{title:<10} {command}")  # whole: it is to be copied
+            say(f"{title:<10} {common.from_host(host, command)}")  # whole: it is to be copied
     if status.phase == Phase.PREPARED and run.submission:
         say("Submit the run with:")
         say(run.submission.line)  # whole, also on a narrow terminal: it is to be copied

@@ -355,7 +355,7 @@ def _tell_files(run: directories.Run, last: run_status.Status, host: str) -> Non
     if "task-output" in last.progress.times:
         say(f"  tasks      output of the Dask tasks: hpcml logs {run.id} worker", sys.stderr)
     for title, command in feature_hooks.collected("commands of an end", run):
-        say(f"  {title:<11}{command}", sys.stderr)  # whole: it is to be copied
+        say(f"  {title:<11}{common.from_host(host, command)}", sys.stderr)  # whole: it is to be copied
 
 
 def _tell_end(run: directories.Run, last: run_status.Status, *, as_json: bool) -> None:

@@ -183,9 +183,9 @@ SLURM = (
          "Set --cpus-per-task for each srun inside the script. "
          "Without --cpus-per-task, srun requests as many CPUs per task as the job step that runs the script.",
          "step requests too many CPUs"),
-    Rule("step-unconfirmed", ROOT, r"Unable to confirm allocation for job \d+: Unable to contact slurm controller",
+    Rule("step-unconfirmed", ROOT, r"(?:allocation|create step) for job \d+: (?:Unable to contact|Socket timed out)",
          "Slurm's controller did not respond when a job step started", "Start the run again.", "Slurm was silent"),
-    Rule("slurm-silent", WARNING, r"(?<!\d: )Unable to contact slurm controller|Socket timed out on send/recv",
+    Rule("slurm-silent", WARNING, r"(?<!\d: )(?:Unable to contact slurm controller|Socket timed out on send/recv)",
          "Slurm's controller did not respond for some time"),
     Rule("rate-limit", WARNING, r"Rate limit exceeded, please retry", "Slurm received too many requests"),
     Rule("time-limit", ROOT, r"\*\*\* (?:JOB|STEP) \S+ ON \S+ CANCELLED AT \S+ DUE TO TIME LIMIT \*\*\*",

@@ -150,8 +150,9 @@ def who_may_change(python: Path) -> str:
     """Return the other account that may change an interpreter, a clause; empty if only this user, root or hpcml's."""
     try:
         real, settings = Path(os.path.realpath(python)), python.parent.parent / installed_packages.SETTINGS
-        folders = [*settings.parent.glob("lib*/python3*/site-packages")]  # who adds a file there can run code
-        for path in (real, settings, *folders) if os.path.lexists(settings) else (real, *folders):
+        own = [settings] if os.path.lexists(settings) else []  # else a link may lead to the Python of another folder
+        folders = [*(settings if own else real.parent).parent.glob("lib*/python3*/site-packages")]  # files there run
+        for path in (real, *own, *folders):
             status = path.stat()
             if not files.is_obeyed(status):
                 return f"{path} belongs to {files.account(status.st_uid)}"

@@ -65,6 +65,8 @@ def choose(loaded: LoadedSite, spec: RunRequest, late: bool, *, dry_run: bool) -
     if site.runtime.python:
         chosen = Path(site.runtime.python)
         by = f"the run uses {chosen} ({loaded.layers.origin(KEY)})"
+        if loaded.layers.origin(KEY) == OPTION:  # of the run that this one repeats
+            spec = _laid(loaded, spec, chosen, OPTION, Origin.LINE).spec
         return _placed(Chosen(loaded, spec), _unused(environment, needed, chosen, by))._replace(always=())
     notes: list[str] = []
     if spec.code.form.traits.is_script:

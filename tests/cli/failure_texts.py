@@ -36,7 +36,11 @@ TEXTS: dict[str, list[str]] = {
     "step-busy": ["srun: Job 31 step creation temporarily disabled, retrying (Requested nodes are busy)"],
     "step-cpus": ["srun: error: Unable to create step for job 31: More processors requested than permitted"],
     "step-unconfirmed": ["srun: error: Unable to confirm allocation for job 16008: "
-                         "Unable to contact slurm controller (connect failure)"],
+                         "Unable to contact slurm controller (connect failure)",
+                         "srun: error: Unable to create step for job 16008: "
+                         "Unable to contact slurm controller (connect failure)",
+                         "srun: error: Unable to confirm allocation for job 16008: "
+                         "Socket timed out on send/recv operation"],
     "slurm-silent": ["slurm_load_jobs error: Unable to contact slurm controller (connect failure)",
                      "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation"],
     "rate-limit": ["squeue: error: Rate limit exceeded, please retry momentarily"],

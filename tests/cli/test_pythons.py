@@ -58,6 +58,18 @@ def test_a_named_python_is_shown_recorded_and_kept_by_rerun(world: World) -> Non
     assert f"Python {python} (--python)" in " ".join(world.run("status", first.name).stdout.split())
 
 
+def test_a_repeated_program_has_the_environment_first_on_path(world: World) -> None:
+    mine, other = (environment(world.project / name) / "bin" for name in ("mine", "other"))
+
+    def programs(*words: str) -> str:
+        return str(json.loads((world.made(*words) / "plan.json").read_text())["inside"]["code"]["programs"])
+
+    assert programs("submit", *SLURM, "--ranks", "1", "--python", "mine", "--", "bash", "x.sh") == str(mine)
+    assert programs("rerun", "last") == str(mine)
+    assert programs("rerun", "last", "--python", "other") == str(other)
+    assert programs("rerun", "last", "--set", f"runtime.python={mine}/python") == ""
+
+
 def test_the_active_environment_is_kept_by_rerun_in_another_shell(world: World) -> None:
     mine = environment(world.project / "mine")
     world.environment["VIRTUAL_ENV"] = str(mine)

@@ -10,6 +10,9 @@ import pytest
 
 import planted
 from hpcml import errors
+from hpcml.cli import submit
+from hpcml.runs import directories
+from hpcml.runs import status as run_status
 from world import World, write_end, write_events
 
 
@@ -102,3 +105,9 @@ def test_a_file_in_the_place_of_the_report_is_not_written_through(world: World) 
     done = world.run("report")
     assert done.returncode == errors.STORAGE
     assert "cannot be written" in done.stderr
+
+
+def test_the_command_for_a_missing_report_is_the_laptop_s(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    directory = ended(world)
+    submit._tell_files(*run_status.now(directories.find(directory.parent, directory.name)), "cluster")
+    assert f"  report     hpcml --host cluster report {directory.name}\n" in capsys.readouterr().err

@@ -21,6 +21,8 @@ def test_the_cause_of_a_run_there_is_told_here(laptop: Laptop) -> None:
     said = laptop.run("why").stdout
     assert "A GPU's memory is faulty (ECC) (on n3)." in said
     assert f"again      hpcml --host cluster rerun {run} --exclude n3\n" in said
+    (directory / "attempts/0").mkdir(parents=True, exist_ok=True)
+    assert f"report     hpcml --host cluster report {run}\n" in laptop.run("status", run).stdout
     found = json.loads(laptop.run("why", run, "--json").stdout)
     assert (found["rule"], found["options"]) == ("ecc", ["--exclude", "n3"])
     packed = laptop.run("why", "--bundle")

@@ -135,18 +135,20 @@ def notebook(here: Here, *cells: str) -> None:
     common: dict[str, Any] = {"cell_type": "code", "metadata": {}, "execution_count": None, "outputs": []}
     table = {"nbformat": 4, "nbformat_minor": 4, "cells": [{**common, "source": text} for text in cells],
              "metadata": {"kernelspec": {"name": "conda-env-x", "display_name": "x", "language": "python"}}}  # fmt: skip
-    put(here.folder, {"n.ipynb": json.dumps(table), "beside.py": "def h(x):\n    return 10 * x\n"})
+    beside = "import warnings\ndef h(x):\n    return 10 * x\ndef w():\n    warnings.warn('old')\n"
+    put(here.folder, {"n.ipynb": json.dumps(table), "beside.py": beside})
 
 
 def test_a_notebook_is_executed_in_the_run_s_cluster_and_kept_where_a_cell_fails(here: Here) -> None:
     notebook(
         here, "from dask.distributed import Client, LocalCluster\nimport beside\nclient = Client(LocalCluster(n_workers=7))",
-        "import os\nprint(sum(client.gather(client.map(beside.h, [1, 2]))), len(client.ncores()), os.getcwd())", "1 + 1",
+        "import os\nprint(sum(client.gather(client.map(beside.h, [1, 2]))), len(client.ncores()), os.getcwd())\nbeside.w()", "1 + 1",
         "import nowhere_here", "print('never')",
     )  # fmt: skip
     done = submit(here, "--nodes", "2", "n.ipynb")
     assert done.returncode == 1
     assert f"30 2 {here.folder}" in done.stdout.splitlines()
+    assert f"{here.folder}/beside.py:5: UserWarning: old" in done.stdout.splitlines(), "the original, not the copy"
     assert "cell 4 failed" in done.stdout
     assert re.search(in_order("ModuleNotFoundError", "named 'nowhere_here'"), done.stdout)
     assert "never" not in done.stdout.replace("print('never')", "")

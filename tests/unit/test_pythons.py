@@ -224,6 +224,10 @@ def test_an_environment_that_another_account_may_change(world: Path, monkeypatch
         assert f"everybody can {how} {place}" in choose(python=str(mine)).always[0]
         place.chmod(0o755)
     assert choose().notes == ()
+    conda = environment(world / "conda", conda=True)
+    (world / "python").symlink_to(conda / f"bin/python{VERSION}")
+    (conda / f"lib/python{VERSION}/site-packages").chmod(0o777)
+    assert f"everybody can write to {conda}/lib" in environments.who_may_change(world / "python")
     if os.geteuid() == 0:
         os.chown(mine / "pyvenv.cfg", 12345, 12345)
         assert f"{mine}/pyvenv.cfg belongs to uid 12345" in choose().notes[0]

@@ -266,6 +266,14 @@ with open("alive", "w") as file:
 """
 
 
+def test_a_program_finds_those_of_the_chosen_environment_first(cluster: Broken) -> None:
+    context, task = cluster.context, of_run(cluster.context)
+    code = context.settings.code._replace(programs="/own/bin")
+    context = context._replace(settings=context.settings._replace(code=code))
+    environment = scripts.variables_of_task(context, task, dict(os.environ))
+    assert environment["PATH"] == f"/own/bin:{os.environ['PATH']}"
+
+
 def test_the_script_ends_with_a_supervisor_that_is_killed(cluster: Broken) -> None:
     code = cluster.context.settings.code
     Path(code.script).parent.mkdir()

@@ -55,6 +55,7 @@ def main() -> None:
         0, os.environ.pop("HPCML_NOTEBOOK_FOLDER", "")
     )  # modules beside the notebook, which -P kept away while the kernel itself was imported
     interpreter_state.install_kind()  # what a cell opens as a cluster is the run's
+    interpreter_state.name_originals(os.environ.pop("HPCML_CODE_OF", ""))
     kernelapp.IOPubThread = PrivateIOPubThread
     umask = os.umask(0o077)  # for its sockets
     kernel = kernelapp.IPKernelApp.instance()
