@@ -271,7 +271,9 @@ def attempt(label, act):
         return
     won.append(label)
 def look(path):
-    with open(path, "rb") as file: file.read(64)
+    with open(path, "rb") as file: return file.read(64)
+def look_in(path):
+    if not look(path): raise OSError("a process that ends has no memory: everybody may open these files, which are empty")
 for path in sys.argv[1:at]:
     attempt(f"read {path}", lambda: look(path) if not os.path.isdir(path) else os.listdir(path))
     attempt(f"wrote {path}", lambda: os.close(os.open(path, os.O_WRONLY | os.O_NOFOLLOW)))
@@ -279,7 +281,7 @@ for path in sys.argv[1:at]:
     attempt(f"opened to all {path}", lambda: os.chmod(path, 0o777))
 for pid in sys.argv[at + 1:]:
     for name in ("environ", "mem", "maps", "io", "auxv", "stack"):
-        attempt(f"read {name} of {pid}", lambda: look(f"/proc/{pid}/{name}"))
+        attempt(f"read {name} of {pid}", lambda: look_in(f"/proc/{pid}/{name}"))
     for name in ("cwd", "exe", "root", "fd/0", "fd/1", "fd/2", "fd/3", "fd/4", "fd/5"):
         attempt(f"followed {name} of {pid}", lambda: os.stat(f"/proc/{pid}/{name}"))
     for name in ("fd", "map_files"):
