@@ -101,6 +101,8 @@ def name_originals(folder: str) -> None:
 
     The lines that they show are still the copy's, as the original may have changed.
     """
+    if not folder:
+        return
     from hpcml.node.script.after_import import AfterImport
 
     copy, original = f"{os.environ.get('HPCML_RUN_DIR')}/code/", f"{folder}/"
@@ -109,20 +111,18 @@ def name_originals(folder: str) -> None:
         is_of_copy = isinstance(text, str) and text.startswith(begin + copy)
         return begin + original + text[len(begin + copy) :] if is_of_copy else text
 
-    def named_in_cache(function: tuple[list[str], str]) -> tuple[list[str], str]:
-        folders = ".".join(function[0]).replace(copy.replace("/", "-"), original.replace("/", "-"))
-        return folders.split("."), function[1]
+    def named_in_cache(found: tuple[list[str], str]) -> tuple[list[str], str]:
+        return ".".join(found[0]).replace(copy.replace("/", "-"), original.replace("/", "-")).split("."), found[1]
 
     def follow(name: str, module: Any) -> None:
         if name == "traceback":
-            owner = getattr(module, "StackSummary", None)
-            _rename(owner, "format_frame_summary", lambda text: named(text, '  File "'))
+            _rename(getattr(module, "StackSummary", None), "format_frame_summary", lambda text: named(text, '  File "'))
         elif name == "warnings":  # formatwarning, which is public, gets no source
             _rename(module, "_formatwarnmsg_impl", lambda text: named(text, ""))
         else:
             _rename(module, "get_func_name", named_in_cache)
 
-    names = ("traceback", "warnings", "joblib.func_inspect") if folder else ()
+    names = ("traceback", "warnings", "joblib.func_inspect")
     for name in sys.modules.keys() & names:
         follow(name, sys.modules[name])
     sys.meta_path.insert(0, AfterImport(names, follow))
