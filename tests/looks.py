@@ -8,6 +8,8 @@ import socket
 from collections.abc import Iterable
 from pathlib import Path
 
+from hpcml import files
+
 
 def whole_lines(path: Path) -> list[str]:
     """Return a file's whole lines, none if there is no file: of the last line a part may be written so far."""
@@ -17,16 +19,8 @@ def whole_lines(path: Path) -> list[str]:
 
 def by_age(pids: Iterable[int]) -> list[int]:
     """Return processes, the oldest first: Linux gives numbers again, so a child may have a lower one than its parent."""
-    began = {pid: ticks for pid in pids if (ticks := _began(pid)) is not None}
+    began = {pid: int(ticks) for pid in pids if (ticks := files.state_and_start(pid)[1])}
     return sorted(began, key=lambda pid: (began[pid], pid))
-
-
-def _began(pid: int) -> int | None:
-    """Return the clock ticks since boot at which a process began, None if it has gone."""
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
-    except OSError:
-        return None
 
 
 def free_port() -> int:
