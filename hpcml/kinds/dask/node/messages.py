@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hpcml.kinds.dask.samples import QUERIES
 from hpcml.node.link.messages import NUMBER, Events
 
 TOPIC = "hpcml"  # of Dask's events: what workers and clients tell the supervisor by way of the scheduler
@@ -26,6 +27,7 @@ EVENTS: Events = {  # of the scheduler, beside those of every kind
     "gpu-pool": {"worker": str, "node": str, "pid": int, "pool": int},
     "memory-reduced": {"worker": str, "pool": int, "wanted": int},
     "remarks": {"sentences": list},  # on tasks for which the script did not wait
+    QUERIES: {},
     NO_GPU: {"worker": str, "node": str, "error": str},
     TASK_OUTPUT: {},
 }
