@@ -52,6 +52,7 @@ client.wait_for_workers(4, timeout=120)
 names = client.run(lambda dask_worker: dask_worker.name)
 one, other, *rest = sorted(names)
 facts = {"names": sorted(names.values())}
+facts["ahead"] = [b"\\0HPCML_AHEAD=" in open("/proc/self/environ", "rb").read(), "HPCML_AHEAD" in os.environ]
 seen = lambda: [entry for entry in __import__("sys").path if __import__("os").environ["TMPDIR"] in entry]
 with LocalCluster(n_workers=1, processes=False, dashboard_address=None) as mine:
     facts["folders"] = [mine.scheduler.local_directory, mine.workers[0].local_directory]
@@ -148,6 +149,7 @@ def test_what_script_and_tasks_find(well: Well) -> None:
     """No folder that others can plant: Dask's own is $TMPDIR/dask-scratch-space, whoever it belongs to."""
     assert well.facts["names"] == ["local-0", "local-1", "local-2", "local-3"]
     assert well.facts["inside"]
+    assert well.facts["ahead"] == [True, False]  # its interpreter began before the scheduler had an address
     assert "have no Nanny" in well.facts["nanny plugin"]
     assert well.facts["afterwards"] == 3
     assert b"lost" not in well.done.stderr, "workers that the script retires are no loss"
@@ -164,7 +166,7 @@ def test_what_script_and_tasks_find(well: Well) -> None:
 def test_output_passes_byte_for_byte(well: Well) -> None:
     """Bytes that are no text, long lines, progress bars, no line break at the end; one line is hpcml's."""
     note, _, output = well.done.stdout.partition(b"\n")
-    assert note.startswith(b"hpcml: LocalCluster(n_workers=1, processes=False, dashboard_address=None) in line 34: ")
+    assert note.startswith(b"hpcml: LocalCluster(n_workers=1, processes=False, dashboard_address=None) in line 35: ")
     # A LocalCluster may log while it closes that a worker's connection is closed.
     output = re.sub(
         rb"\A\d{4}-[^\n]* - distributed\.batched - INFO - .*?CommClosedError\n", b"", output, flags=re.DOTALL

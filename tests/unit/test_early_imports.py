@@ -162,6 +162,8 @@ def test_scheduler_and_workers_import_what_a_gpu_script_imports(
     ("import distributed", ("queue.py",), False),
     ("import dask.array as da", (), True),
     ("import numpy", (), False),
+    ("import numpy\nimport seconds_long.part", (), True),
+    ("import seconds_long.part", ("seconds_long.py",), False),
 ])  # fmt: skip
 def test_a_script_s_interpreter_imports_dask_early_where_that_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, beside: tuple[str, ...], is_early: bool
@@ -171,6 +173,8 @@ def test_a_script_s_interpreter_imports_dask_early_where_that_changes_nothing(
         "user/of_the_user.py",
         "modules/of_a_module_system/__init__.py",
         "modules/any-1.dist-info/RECORD",
+        "modules/seconds_long/__init__.py",
+        "modules/seconds_long/part.py",
     ]
     for name in (*files, *(f"code/{name}" for name in beside), "code/script.py"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -179,8 +183,10 @@ def test_a_script_s_interpreter_imports_dask_early_where_that_changes_nothing(
     monkeypatch.syspath_prepend(tmp_path / "user")
     monkeypatch.delitem(sys.modules, "imported_early_c", raising=False)
     monkeypatch.setattr(replacements, "_EARLY", dict.fromkeys(replacements._EARLY, "imported_early_c"))
+    monkeypatch.setattr(replacements, "_SLOW", {"seconds_long"})
+    monkeypatch.delitem(sys.modules, "seconds_long.part", raising=False)
     replacements.import_early(ast.parse(text), str(tmp_path / "code"))
-    assert ("imported_early_c" in sys.modules) == is_early
+    assert bool({"imported_early_c", "seconds_long.part"} & sys.modules.keys()) == is_early
 
 
 @pytest.mark.parametrize("begins", [True, False])

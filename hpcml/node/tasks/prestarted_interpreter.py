@@ -1,4 +1,4 @@
-"""The interpreter that waits for its script, as the supervisor has it, in a hold that keeps processes ready."""
+"""The interpreter that waits for its script, as the supervisor has it: in a hold for the next run's, else for the run's own."""
 
 from __future__ import annotations
 
@@ -22,12 +22,13 @@ class Ready(NamedTuple):
     process: subprocess.Popen[bytes]
     pipe: int
     number: int  # the pipe's descriptor in that process
+    is_of_run: bool  # whether it imports for the script that it becomes
 
     def take(self, command: Sequence[str], environment: Mapping[str, str], code: Code, *, waits: bool) -> bool:
         """Have it become a script's; return False if that cannot be, and end it then.
 
-        With ``waits`` the script's first line runs when another byte comes. One that still imports for the last script
-        ends: what goes wrong there would count as this script's.
+        With ``waits`` the script's first line runs when another byte comes. One that still imports for the script of
+        another run ends: what goes wrong there would count as this script's.
         """
         variables = {**environment, **({launcher.BEGIN: str(self.number)} if waits else {})}
         sent = prestarted_script.message([*command], variables, code.cwd, code.umask)
@@ -39,8 +40,8 @@ class Ready(NamedTuple):
         return False
 
     def _has_imported(self) -> bool:
-        """Whether it has read what was in its pipe from the start."""
-        return fcntl.ioctl(self.pipe, termios.FIONREAD, bytes(4)) == bytes(4)
+        """Whether it has read what was in its pipe from the start, or may still import."""
+        return self.is_of_run or fcntl.ioctl(self.pipe, termios.FIONREAD, bytes(4)) == bytes(4)
 
     def end(self) -> None:
         """End it."""

@@ -231,8 +231,8 @@ def _waiting(
     return None
 
 
-def start_ahead(context: Context, kind: Kind) -> None:
-    """In a supervisor that starts before its run: start an interpreter for a script like that of the run before."""
+def start_ahead(context: Context, kind: Kind, *, is_of_run: bool) -> None:
+    """Start an interpreter before its script's variables are known: for the run's own script, or for one like it."""
     from hpcml.node.tasks.task import of_run
 
     if not can_start_ahead(context, kind.programs):
@@ -253,11 +253,17 @@ def start_ahead(context: Context, kind: Kind) -> None:
         os.write(writer, prestarted_script.IMPORTS)
         with open(os.devnull) as nothing:  # only to read, as every script has it
             process = _started(command, code.cwd, environment, code.umask, (reader,), stdin=nothing.fileno())
-        prestarted_role.WAITING.append(Ready(process, writer, reader))
+        prestarted_role.WAITING.append(Ready(process, writer, reader, is_of_run))
     except OSError:  # the run starts one itself, or says why it cannot
         os.close(writer)
     finally:
         os.close(reader)
+
+
+def end_waiting() -> None:
+    """End an interpreter that has started ahead and becomes no script's."""
+    while prestarted_role.WAITING:
+        prestarted_role.WAITING.pop().end()
 
 
 def can_start_ahead(context: Context, programs: Mapping[Form, str]) -> bool:

@@ -37,7 +37,7 @@ def import_for(role: str, context: Context, kind: Kind) -> Sequence[Path]:
         script_imports.import_libraries(imported, settings.workers.gpu)
         script_imports.import_all(script_imports.early(imported), "before the run")
     if role == SUPERVISOR:
-        process.start_ahead(context, kind)
+        process.start_ahead(context, kind, is_of_run=False)
     import dask.config
 
     return [path for folder in map(Path, dask.config.paths) for path in (folder, *folder.glob("*.y*ml"))]

@@ -21,7 +21,7 @@ from hpcml.kinds.dask.node.lost_workers import Losses
 from hpcml.kinds.dask.node.security import tls
 from hpcml.kinds.dask.own_settings import Own
 from hpcml.kinds.dask.roles import NEEDS, SCHEDULER
-from hpcml.node import scratch, shared_files
+from hpcml.node import prestarted_role, scratch, shared_files
 from hpcml.node.agents import Agents
 from hpcml.node.hardware.dask_protocol import own_addresses, ucx_environment
 from hpcml.node.interconnect import record
@@ -32,6 +32,7 @@ from hpcml.node.process_helpers import OwnTime
 from hpcml.node.run_state import TICK, RunState
 from hpcml.node.settings import Context
 from hpcml.node.silent_supervisor import warn_after
+from hpcml.node.tasks import process
 from hpcml.node.tasks.process import Script, can_wait, world_of_one
 from hpcml.node.tasks.task import Task, of_run
 from hpcml.node.versions import Comparison
@@ -94,6 +95,9 @@ class Processes:
         state.phase = "keys"
         self._make_keys()
         self.agents.order(do=dask_messages.START)
+        if not (self.script or prestarted_role.WAITING or settings.workers.gpu):  # UCX gives the script other variables
+            process.start_ahead(self.context, state.kind, is_of_run=True)
+            self.folders.callback(process.end_waiting)
         state.phase = SCHEDULER.name
         self._until(lambda: bool(self.address), settings.deadlines.scheduler, self._scheduler_missing)
         environment = self._environment()  # now, because it imports Dask's settings: the workers need longer

@@ -33,6 +33,8 @@ NAMES = {
 _PICKLES = "cloudpickle"  # it makes the script's functions travel
 _EARLY = {"dask": "dask", "distributed": "distributed", "dask.distributed": "distributed", "hpcml": "distributed",
           "dask.array": "dask.array", "dask.dataframe": "dask.dataframe"}  # fmt: skip
+# Packages whose import takes seconds; none of them makes a CUDA context then.
+_SLOW = {"cudf", "cuml", "cupy", "dask_cudf", "dask_ml", "numpy", "pandas", "sklearn", "xgboost"}
 _MOST_BESIDE = 200  # files beside the script that are looked at
 _installed_into: dict[str, bool] = {}  # folders of modules, and whether pip has installed into them
 # Packages that do nothing else: a script may import them where they are not installed.
@@ -47,7 +49,7 @@ def install() -> None:
 
 
 def import_early(tree: Any, folder: str) -> list[str]:
-    """Import Dask while the cluster starts, where the script's first statements do that; return the names.
+    """Import Dask and other large packages while the cluster starts, if the script's first statements do so; return the names.
 
     An import that fails is left to the script, which then says it.
     """
@@ -73,7 +75,8 @@ def early_imports(tree: Any, folder: str) -> list[str]:
         return []
     if not tree or len(beside) > _MOST_BESIDE or any(_is_installed(name) for name in beside if name.isidentifier()):
         return []
-    return [_EARLY[name] for name in _first_imports(tree, beside) if name in _EARLY]
+    names = _first_imports(tree, beside)
+    return [_EARLY.get(name, name) for name in names if name in _EARLY or name.partition(".")[0] in _SLOW]
 
 
 def settings_files() -> list[str]:
