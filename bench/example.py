@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The seconds of an example of jobs/, by runs of hpcml on the local site, for a row of docs/seeds.md.
 
-    python3 bench/example.py zarr_svd --rounds 5 --gpus 1 -- --rows 1250000 --columns 20000
+    python3 bench/example.py zarr_svd --rounds 5 --gpus 1 --set workers.threads=16 -- --rows 156250 --columns 20000
 
 It writes docs/benchmarks/example-NAME.json: the result.json of each run, the machine, and the digest of the example.
 """
@@ -35,6 +35,7 @@ def main() -> int:
     parser.add_argument("name")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--gpus", type=int, default=0)
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="for the runs")
     parser.add_argument("--python", type=Path, help="the runs' Python (default: this one)")
     parser.add_argument("--folder", type=Path, help="for data and runs (default: for temporary files)")
     parser.add_argument("--out", type=Path, help="default: docs/benchmarks/example-NAME.json")
@@ -47,6 +48,7 @@ def main() -> int:
         submit = [sys.executable, "-m", "hpcml", "submit", "--site", "local", "--wait", "--set", f"paths.runs={folder}"]
         submit += ["--gpus-per-node", str(options.gpus)] if options.gpus else []
         submit += ["--python", str(options.python)] if options.python else []
+        submit += [word for setting in options.set for word in ("--set", setting)]
         for number in range(options.rounds):
             name = f"round{number}"
             command = [*submit, "--name", name, str(ROOT / script), *given]

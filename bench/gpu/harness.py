@@ -151,10 +151,10 @@ class World:
         made.mkdir(parents=True)
         return made
 
-    def shape(self, nodes: int, gpus: int) -> None:
-        """Have Slurm divide the machine so; on a site's own Slurm this does nothing."""
+    def shape(self, nodes: int, gpus: int, cpus: int = 0) -> None:
+        """Have Slurm divide the machine so (``cpus`` of a node: default an equal share); on a site's own Slurm this does nothing."""
         if self.lab:
-            cpus = max(1, (os.cpu_count() or 1) // nodes)
+            cpus = cpus or max(1, (os.cpu_count() or 1) // nodes)
             Lab(self.top).up(Shape(nodes, gpus, cpus), Path(self.slurm) if self.slurm else None, fake=self.cpu_only)
 
     def shapes(self) -> list[tuple[int, int]]:

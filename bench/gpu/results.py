@@ -15,7 +15,7 @@ from figures import read_figures
 SCHEMA = 1
 # In the order in which they run.
 SECTIONS = ("smoke", "kernels", "topology", "verdict", "kmeans", "auth", "bringup", "merge", "image", "gallery",
-            "headlines", "memory", "killed", "tasks", "idioms", "examples", "sweep", "polars", "samples", "rates", "chunks", "jobs", "lloyd", "estimators", "first", "failures")  # fmt: skip
+            "headlines", "memory", "killed", "tasks", "idioms", "examples", "sweep", "polars", "samples", "rates", "chunks", "jobs", "lloyd", "estimators", "first", "startup", "failures")  # fmt: skip
 # What a section measures, by place: its documents have the digests of it (figures.measured).
 _BY_HAND, _WORKLOADS = "bench/gpu/scripts/by_hand.py", "bench/workloads"
 MEASURED = {

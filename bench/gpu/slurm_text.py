@@ -65,7 +65,7 @@ def slurm_conf(shape: Shape, top: Path, plugins: Path) -> str:
     ]
     lines += [
         f"NodeName={node} NodeAddr={address(node)} CPUs={shape.cpus} CoresPerSocket={shape.cpus} RealMemory=16000"
-        f" Gres=gpu:{shape.gpus} State=UNKNOWN"
+        f"{f' Gres=gpu:{shape.gpus}' if shape.gpus else ''} State=UNKNOWN"
         for node in shape.names
     ]
     lines.append(f"PartitionName={PARTITION} Nodes={','.join(shape.names)} Default=YES MaxTime=INFINITE State=UP")
@@ -74,8 +74,8 @@ def slurm_conf(shape: Shape, top: Path, plugins: Path) -> str:
 
 def gres_conf(shape: Shape, devices: str) -> str:
     """Return gres.conf: the first node has the first GPUs, and so on. ``devices`` is a path without its number."""
-    lines = []
-    for place, node in enumerate(shape.names):
+    lines: list[str] = []
+    for place, node in enumerate(shape.names if shape.gpus else ()):
         first, last = place * shape.gpus, (place + 1) * shape.gpus - 1
         numbers = str(first) if first == last else f"[{first}-{last}]"
         lines.append(f"NodeName={node} Name=gpu File={devices}{numbers}")

@@ -53,7 +53,8 @@ NOTES: dict[str, tuple[str, str]] = {
         "Time from the job's start until the script has all workers, against a batch script by hand.",
         "*usable*: the script's client has seen all workers. hpcml's time includes authentication and the check of the "
         "interconnect; *no check* and *tls, no check* show their cost. The script does not use cuDF. On two GPUs "
-        "hpcml's workers therefore did not import cuDF, which the workers of dask-cuda by hand always do.",
+        "hpcml's workers therefore did not import cuDF, which the workers of dask-cuda by hand always do. *beside cuDF*: the same by a script "
+        "that uses cuDF, usable when each worker has computed with it, beside one that does not.",
     ),
     "merge": (
         "A merge of two tables on hpcml and on a LocalCUDACluster with the same memory pool.",
@@ -131,6 +132,11 @@ NOTES: dict[str, tuple[str, str]] = {
         "Medians of each step's seconds, since the step before. *usable*: a client with its worker. *data*: the first tasks. "
         "*cuml*: its import in the script. In a run the scheduler and the worker import cuML while the script starts, "
         "with a LocalCUDACluster the worker does so in its first fit.",
+    ),
+    "startup": (
+        "Start on nodes without GPUs, and runs on many nodes.",
+        "All nodes are one machine's: 16 nodes share its cores. One worker of two threads per node, or one rank. *usable*: from the job's "
+        "start until a script has seen all workers, or until all ranks have exchanged a number.",
     ),
     "failures": (
         "What hpcml says of 22 failures on a GPU, caused in runs on the local site.",
@@ -249,6 +255,11 @@ COLUMNS: dict[str, list[tuple[str, str, Format]]] = {
     "failures": [("verdict", "verdict", str), ("exit status", "status", str), ("cause", "cause", beginning(110)), ("next step", "remedy", beginning(70)),
                  ("rank", "rank", str), ("node", "node", str), ("took", "seconds", number(1, " s")),
                  ("script began after", "start_s", number(1, " s")), ("cancelled in", "cancel_s", number(1, " s"))],
+    "startup": [("runs", "runs", str), ("registered", "registered", number(2, " s")), ("usable", "usable", number(2, " s")),
+                ("least", "usable_least", number(2, " s")), ("most", "usable_most", number(2, " s")),
+                ("submit to usable", "submit_to_usable", number(2, " s")), ("workers", "workers", str), ("nodes that computed", "nodes", str),
+                ("status says", "state", str), ("stacks", "stacks", str), ("nodes without stacks", "silent", str), ("exit status", "status", str),
+                ("why: rank", "rank", str), ("node", "node", str)],
     "first": [("runs", "runs", str), ("first line", "first_line", number(1, " s")), ("imports", "imported", number(1, " s")),
               ("usable", "usable", number(1, " s")), ("data", "data", number(1, " s")), ("cuml", "cuml", number(1, " s")),
               ("first fit", "fit1", number(1, " s")), ("second", "fit2", number(1, " s")), ("third", "fit3", number(1, " s")),
@@ -264,7 +275,7 @@ COLUMNS: dict[str, list[tuple[str, str, Format]]] = {
 }  # fmt: skip
 RATIO = {"kmeans": "CPU fit / fit", "auth": "authenticated / plain", "bringup": "usable / by hand",
          "merge": "hpcml / Local", "image": "to workers, inside / outside", "gallery": "CPU / GPU",
-         "headlines": "by hand (search: scikit-learn) / hpcml", "chunks": "as published / this", "lloyd": "cuml.dask / this", "estimators": "CPU / GPU", "first": "in all / Local", "tasks": "300 tasks / Local", "memory": "a pass of dask-cuda's / a pass", "sweep": "12 runs / sweep", "polars": "dask_cudf, or the better other way / cuDF-Polars in a run", "samples": "counter / power, sampled / moved, with / without"}  # fmt: skip
+         "headlines": "by hand (search: scikit-learn) / hpcml", "chunks": "as published / this", "lloyd": "cuml.dask / this", "estimators": "CPU / GPU", "first": "in all / Local", "startup": "usable / SLURMRunner, or torchrun", "tasks": "300 tasks / Local", "memory": "a pass of dask-cuda's / a pass", "sweep": "12 runs / sweep", "polars": "dask_cudf, or the better other way / cuDF-Polars in a run", "samples": "counter / power, sampled / moved, with / without"}  # fmt: skip
 
 
 def cell(value: Any, form: Format) -> str:
