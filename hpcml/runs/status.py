@@ -266,13 +266,13 @@ class Status(NamedTuple):
             return False
         return self.over and (self.phase == Phase.REFUSED or bool(self.exit_status))
 
-    def silences(self, step: int = 1) -> tuple[str, ...]:
-        """Return for how many seconds workers are silent (a sentence a node) or ranks idle, in whole ``step``."""
+    def silences(self) -> tuple[str, ...]:
+        """Return for how many seconds workers are silent (a sentence a node) or ranks idle."""
         if self.phase != Phase.RUNNING:
             return ()
 
         def seconds(since: float) -> int:
-            return max(0, int(time.time() - since)) // step * step
+            return max(0, int(time.time() - since))
 
         silent = tuple(
             f"{node}: a {self.noun} sent no heartbeat for {seconds(since)} s"
