@@ -292,7 +292,7 @@ MOST_LINES = {
     "kinds": 12145,
     "node": 12183,
     "options": 2434,
-    "plan": 898,
+    "plan": 902,
     "remote": 3994,
     "repairs": 984,
     "report": 2350,

@@ -91,8 +91,8 @@ def sized(site: Site, spec: RunRequest) -> tuple[Site, RunRequest]:
 
 
 def _time(text: str) -> TimeLimit:
-    """Return the time limit of a line in whole minutes, as Slurm has it; none if Slurm will refuse it."""
+    """Return the time limit of a line; none if Slurm will refuse it."""
     try:
-        return TimeLimit(str(-(-TimeLimit(text) // 60)))
+        return TimeLimit(text)
     except ValueError:
         return TimeLimit()
