@@ -17,7 +17,7 @@ from hpcml.request.record import NOT_SAID, RunRequest, job_name
 from hpcml.schedulers import JobLayout, JobRequest, Launcher
 from hpcml.settings import Attempts, Code, Job, Report, Settings, Workers
 from hpcml.sites.schema import Site
-from hpcml.units import TimeLimit
+from hpcml.units import TimeLimit, counted
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _MOST_RESTARTS = 20  # of a run that goes on until it is done, where the user says nothing
@@ -354,6 +354,8 @@ def _notices(site: Site, spec: RunRequest) -> tuple[str, ...]:
             "Slurm may warn the script 60 s early, which leaves a short attempt no time to work: "
             "use a time limit of 5 minutes or more"
         )
+    if 0 < (cpus := spec.size.cpus_per_node) < (gpus := spec.size.gpus_per_node):
+        notes.append(f"each node has {gpus} GPUs but only {counted(cpus, 'CPU')} (--cpus-per-node)")
     if count := site.doubts():
         notes.append(f"profile {site.name} has {count} unconfirmed values ({_FACTS} {site.name})")
     return tuple(notes)
