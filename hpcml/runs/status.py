@@ -270,17 +270,15 @@ class Status(NamedTuple):
         """Return for how many seconds workers are silent (a sentence a node) or ranks idle."""
         if self.phase != Phase.RUNNING:
             return ()
-
-        def seconds(since: float) -> int:
-            return max(0, int(time.time() - since))
-
+        now = time.time()
         silent = tuple(
-            f"{node}: a {self.noun} sent no heartbeat for {seconds(since)} s"
+            f"{node}: a {self.noun} sent no heartbeat for {max(0, int(now - since))} s"
             for node, since in self.cluster.silent_workers.items()
         )
         if not (since := self.cluster.idle_since):
             return silent
-        return (*silent, f"no {self.noun} has used a CPU for {seconds(since)} s: hpcml stacks {self.run} shows where")
+        idle = f"no {self.noun} has used a CPU for {max(0, int(now - since))} s"
+        return (*silent, f"{idle}: hpcml stacks {self.run} shows where")
 
     def seconds(self, now: float | None = None) -> int | None:
         """Return the time for which it has had its nodes, in seconds until its end or until now; None if unknown."""
