@@ -289,7 +289,7 @@ MOST_LINES = {
     "doctor": 1539,
     "failures": 3178,
     "images": 1053,
-    "kinds": 12145,
+    "kinds": 12163,
     "node": 12183,
     "options": 2434,
     "plan": 904,
