@@ -297,7 +297,7 @@ MOST_LINES = {
     "repairs": 984,
     "report": 2350,
     "request": 584,
-    "runs": 9858,
+    "runs": 9863,
     "schedulers": 3827,
     "sites": 1544,
     "survey": 1210,

@@ -291,7 +291,7 @@ class Status(NamedTuple):
         """Return the status as a JSON-ready mapping, without the groups."""
         values = {"run": self.run, "state": self.state, "seconds": self.seconds(), **self.fields()}
         values |= {"in_image": self.planned.in_image, "service": self.planned.form.service}
-        session = (line for line in self.progress.services if line.name == "jupyter")  # an earlier key
+        session = (line for line in self.progress.services if line.name == "jupyter" and line.ready)
         values["jupyter"] = next((f"running on {line.node}; to open it: {line.command}" for line in session), "")
         values["times"] = earlier_names.with_earlier(self.progress.times)
         values |= {"idle_seconds": round(self.idle_seconds, 1)}
@@ -439,9 +439,14 @@ def _from_files(run: directories.Run) -> Status:
     if end := record.end:
         current = _with_end(current, end)
     current = _with_files(current, outputs_brought_back.of(run.paths))
-    if current.phase == Phase.RUNNING and (services := records.services(run.paths)):
+    own = current.planned.form.traits.web_service
+    if current.phase == Phase.RUNNING and ((services := records.services(run.paths)) or own):
         host = "" if schedulers.get(current.planned.scheduler).ONE_MACHINE else f"--host {_login_host(run)} "
-        lines = (_service_line(name, known, f"hpcml {host}tunnel", run.id) for name, known in services.items())
+        way = f"hpcml {host}tunnel"
+        lines = [_service_line(name, known, way, run.id) for name, known in services.items()]
+        if own and own not in services:
+            current = current._replace(message=f"{current.planned.form.traits.title} starts")
+            lines.insert(0, ServiceLine(own, "", False, "not ready yet", f"{way} --service {own} {run.id}"))
         return current.changed(services=tuple(lines))
     return current
 
