@@ -443,13 +443,9 @@ def _where(run: directories.Run) -> tuple[str, ...]:
     places = [
         f"hpcml logs {run.id} {role}"
         for role in dict.fromkeys(("job", SCRIPT, *handle.LOGS.values()))
-        if any(map(_has_text, handle.log_files(run, role)))
+        if any(piece.text.strip() for path in handle.log_files(run, role) for piece in evidence.pieces(path))
     ]
     if run.job:
         cluster = f" -M {run.submission.cluster}" if run.submission and run.submission.cluster else ""
         places.append(f"sacct{cluster} -j {run.job} --format=JobID,State,ExitCode,DerivedExitCode,NodeList,Elapsed")
     return tuple(places)
-
-
-def _has_text(path: Path) -> bool:
-    return any(piece.text.strip() for piece in evidence.pieces(path))

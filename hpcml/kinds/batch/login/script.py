@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 from pathlib import Path
@@ -94,7 +95,8 @@ def sized(site: Site, spec: RunRequest) -> tuple[Site, RunRequest]:
     if size.gpus_per_node == NOT_SAID:
         size = size._replace(gpus_per_node=sbatch_lines.gpus(stated))
     if not size.time and "--time" in stated:
-        size = size._replace(time=_time(stated["--time"].value))
+        with contextlib.suppress(ValueError):  # Slurm will refuse it
+            size = size._replace(time=TimeLimit(stated["--time"].value))
     said = {
         name: stated[f"--{name}"].value for name in ("account", "partition", "qos", "clusters") if f"--{name}" in stated
     }
@@ -106,11 +108,3 @@ def sized(site: Site, spec: RunRequest) -> tuple[Site, RunRequest]:
     )
     place = {name: value for name, value in said.items() if not spec.value(name)}
     return site, spec._replace(size=size).changed(**place)
-
-
-def _time(text: str) -> TimeLimit:
-    """Return the time limit of a line; none if Slurm will refuse it."""
-    try:
-        return TimeLimit(text)
-    except ValueError:
-        return TimeLimit()
