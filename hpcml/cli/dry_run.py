@@ -64,13 +64,15 @@ def _python(prepared: Prepared) -> str:
     code, made = prepared.spec.code, prepared.plan
     if code.form is Form.BATCH:
         return "the batch script's own"
-    is_program = code.form is Form.PROGRAM and script_or_program.is_python(code.script)
+    is_program = code.form is Form.PROGRAM
+    is_other = is_program and not script_or_program.is_python(code.script)  # it chooses its own Python
     program = code.interpreter[0] if code.interpreter else str(code.script) if is_program else made.python
-    if program == made.python:
+    if program == made.python or (is_other and made.python_from):
         return python_of(made)
     keys = [key for key in ("setup", "modules") if getattr(made, key)]
     after = " and ".join(f"runtime.{key} ({prepared.loaded.layers.origin(f'runtime.{key}')})" for key in keys)
     text = program if "/" in program else f'"{program}" after {after}' if after else f'"{program}" on the job\'s PATH'
+    text = f"the program's own{', after ' * bool(after)}{after}" if is_other else text
     return f"{text}; workers: {python_of(made)}" if kinds.get(made.inside.kind).has_cluster else text
 
 

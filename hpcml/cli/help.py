@@ -111,7 +111,7 @@ def run(topic: str) -> int:
     lines = list(_rendered(_text(page), width))
     lines = [line for before, line in itertools.pairwise(["", *lines]) if before or line]  # one empty line at a time
     others = [verb for word in topic.split() if (verb := commands.MEANT.get(word, word)) in commands.COMMANDS]
-    if others := [f"hpcml help {page_name}" for page_name in (*others, *(_name(page) for page, _ in answers[1:4]))]:
+    if others := [f"hpcml help {name}" for name in (*others, *(_name(page) for page, _ in answers[not heading : 4]))]:
         lines += folded(f"See also: {', '.join(others)}.", width)
     _show(lines, lines.index(heading) if heading in lines else 0)
     return 0
@@ -239,10 +239,10 @@ def _folded(block: str, width: int) -> list[str]:
 
 
 def _show(lines: list[str], first: int) -> None:
-    """Print a page; on a terminal that is too small for it by the user's pager, less from the best section on."""
+    """Print a page from the best section on; on a terminal that is too small for it by the user's pager."""
     pager = shlex.split(process_environment().get("PAGER") or "less")
     if not sys.stdout.isatty() or len(lines) < os.get_terminal_size().lines or not shutil.which(pager[0]):
-        say_lines("\n".join(lines))
+        say_lines("\n".join([*lines[:2], *lines[first:]] if first else lines))  # below the page's title
         return
     with tempfile.NamedTemporaryFile("w", encoding="utf-8", prefix="hpcml-help-") as file:
         file.write("\n".join([*lines, ""]))

@@ -168,7 +168,7 @@ def cells(row: run_status.Status, now: float) -> tuple[str, ...]:
         row.run,
         row.state,
         row.exit_status,
-        len(row.allocation.nodes) or row.planned.node_count or None,
+        max(len(row.allocation.nodes), row.planned.node_count) or None,
         None if submitted is None else format_age(now - submitted),
         None if seconds is None else _duration(seconds + row.progress.seconds_before),
         row.allocation.job,

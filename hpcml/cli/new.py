@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import sys
 from difflib import SequenceMatcher
 from pathlib import Path
@@ -63,12 +64,12 @@ def run(options: Namespace) -> int:
     say_fitted(f"Wrote {path}: {_does(text.decode())}", sys.stdout)
     for package in packages:
         say_fitted(f"Wrote the folder {package.name}: {path} imports it.", sys.stdout)
-    ranks = "--ranks 2 " if b"--ranks" in text else ""
-    here = f"hpcml submit --site local {ranks}{path}" if ranks else f"python {path}"
+    words = f"{'--ranks 2 ' * (b'--ranks' in text)}{shlex.quote(str(path))}"
+    here = f"hpcml submit --site local {words}" if b"--ranks" in text else f"python {words}"
     say_fitted(
         f"Edit the script's first lines. To run the script on this machine: {here}. "
-        f"To run the script on the cluster: hpcml submit {ranks}{path}, "
-        f"or from a laptop: hpcml --host HOST submit {ranks}{path}",
+        f"To run the script on the cluster: hpcml submit {words}, "
+        f"or from a laptop: hpcml --host HOST submit {words}",
         sys.stdout,
     )
     return 0
@@ -78,7 +79,7 @@ def _check(name: str, stem: str, example: str, shipped: Collection[str]) -> None
     """Refuse an unknown example, and a name alone that is nearly that of an example: minimal would take its place."""
     near = nearest(example or stem, shipped)
     if example and example not in shipped:
-        meant = f"hpcml new {example} {stem}" if stem in shipped else near and f"hpcml new {name} {near}"
+        meant = f"hpcml new {example} {stem}" if stem in shipped else near and f"hpcml new {shlex.quote(name)} {near}"
         hint = did_you_mean(meant, "hpcml new lists the examples.")
         raise UsageError(f"There is no example '{example}'", place="hpcml new", hint=hint)
     is_typo = not example and stem not in shipped and near and SequenceMatcher(None, stem, near).ratio() >= _A_TYPO

@@ -64,7 +64,7 @@ def run(options: Namespace) -> int:
         f"Wrote {path}: hpcml {__version__} with all files that a login node needs, {format_bytes(len(data))}.",
         sys.stdout,
     )
-    say_fitted(f"Copy the file to the login node. On the login node, type: python3 {path.name} --help", sys.stdout)
+    say_fitted(f"Copy the file to the login node. There, type: python3 {shlex.quote(path.name)} --help", sys.stdout)
     return 0
 
 

@@ -12,6 +12,7 @@ from hpcml.errors import StorageError
 from hpcml.paths import SCRIPT
 from hpcml.states import Phase, State
 from hpcml.terminal import say, say_facts, say_fitted, say_message
+from hpcml.units import format_age
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -56,7 +57,7 @@ def run(options: Namespace) -> int:
         return 0
     if first:
         say_fitted(first, sys.stdout)
-    _show(answer, status.planned.command, common.host_of(options))
+    _show(answer, status, common.host_of(options))
     return 0
 
 
@@ -129,14 +130,16 @@ def tell_end(run: directories.Run, status: run_status.Status) -> None:
         say_message(f"hpcml: to run the script again: {answer.again}")
 
 
-def _show(answer: Answer, command: str, host: str) -> None:
+def _show(answer: Answer, status: run_status.Status, host: str) -> None:
     say(f"{'run':<10} {answer.run}")
     rows = [("cause", answer.sentence) if answer.failed else ("state", f"{answer.state}. {answer.sentence}")]
     if answer.rank is not None:
         log = f"{answer.log}: {common.from_host(host, f'hpcml logs {answer.run} rank:{answer.rank}')}"
         rows.append(("rank", f"{answer.rank} on {answer.node}, {log}"))
     rows += [("also", other.sentence) for other in answer.others]
-    say_facts([*rows, ("command", command)] if command else rows)
+    if status.over and (times := status.progress.times):
+        rows.append(("ended", f"{format_age(time.time() - max(times.values()))} ago"))
+    say_facts([*rows, ("command", status.planned.command)] if status.planned.command else rows)
     evident = {line.text for line in answer.evidence}
     later = [line for line in answer.followed if line.text not in evident]
     for title, lines in (("evidence", answer.evidence), ("then", later), ("warning", answer.warnings)):

@@ -37,6 +37,8 @@ _KILLED = re.compile(
     r"\bSIGKILL\b|\bsignal:? 9\b|exit(?:code| code| status|ed with)?(?: with)?(?: code| status)?[ :=]+(?:-9|137)\b|"
     r"^(?:.{0,200}: line \d+: +\d+ )?Killed\b"
 )
+_KERNEL = Line("the kernel's count of processes killed for memory rose (oom_kill)", "record", "status.json")
+_COUNTED: dict[str, tuple[Line, ...]] = {MemoryLimit.NODE: (_KERNEL,)}  # what showed an end to be for memory
 _OTHER_PROCESS = re.compile(r"Process (\d+) has ")  # PyTorch's word for another process that uses the GPU
 _ANOTHER_ATTEMPT = 90.0  # seconds before the attempt began; the clocks of nodes may differ
 
@@ -204,7 +206,8 @@ def _out_of_memory(case: Case, hits: Sequence[Hit]) -> Cause:
     rule, end = BY_NAME["oom-kill"], case.end
     confirmed = [hit for hit in hits if hit.rule.role is Role.CONFIRMATION or hit.rule.name == "worker-oom"]
     if not confirmed:
-        return Cause.by_rule(rule, end.message, evidence=case.quoted)._replace(occurrences=0)
+        shown = (*case.quoted, *_COUNTED.get(end.memory_limit, ()))
+        return Cause.by_rule(rule, end.message, evidence=shown)._replace(occurrences=0)
     cause = Cause.of_hit(min(confirmed, key=lambda hit: hit.line.time or math.inf), hits, rule.cause)
     # Slurm says it of a role's step in that role's log.
     lines_of_roles = [hit.line for hit in confirmed if hit.rule.name == "oom-kill" and hit.line.source not in _NO_ROLES]

@@ -17,6 +17,7 @@ from hpcml.request.record import NOT_SAID, RunRequest, job_name
 from hpcml.schedulers import JobLayout, JobRequest, Launcher
 from hpcml.settings import Attempts, Code, Job, Report, Settings, Workers
 from hpcml.sites.schema import Site
+from hpcml.units import TimeLimit, counted
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _MOST_RESTARTS = 20  # of a run that goes on until it is done, where the user says nothing
@@ -233,6 +234,9 @@ def _filled(site: Site, asked: RunRequest) -> RunRequest:
         hint = "Remove the value to use the site's default. For all memory of a node, use 0."
         raise UsageError(f"'{memory.text}' is less than 1 MiB", place="--memory-per-node", hint=hint)
     gpus = _count(asked.size.gpus_per_node, defaults.gpus_per_node, "--gpus-per-node", "defaults.gpus_per_node")
+    time = asked.size.time or defaults.time
+    if time % 60 and schedulers.get(site.scheduler).BATCH_SCRIPTS:  # Slurm's limits are whole minutes
+        time = TimeLimit(str(-(-time // 60)))
     return asked.changed(
         name=job_name(asked),
         nodes=_count(asked.size.nodes, defaults.nodes, "--nodes", "defaults.nodes", least=1),
@@ -241,7 +245,7 @@ def _filled(site: Site, asked: RunRequest) -> RunRequest:
             asked.size.cpus_per_node, resources.cpus_per_node, "--cpus-per-node", "resources.cpus_per_node"
         ),
         memory_per_node=memory,
-        time=asked.size.time or defaults.time,
+        time=time,
         account=asked.place.account or defaults.account,
         partition=asked.place.partition or defaults.partition,
         image=image_of(site, asked),
@@ -350,6 +354,8 @@ def _notices(site: Site, spec: RunRequest) -> tuple[str, ...]:
             "Slurm may warn the script 60 s early, which leaves a short attempt no time to work: "
             "use a time limit of 5 minutes or more"
         )
+    if 0 < (cpus := spec.size.cpus_per_node) < (gpus := spec.size.gpus_per_node):
+        notes.append(f"each node has {gpus} GPUs but only {counted(cpus, 'CPU')} (--cpus-per-node)")
     if count := site.doubts():
         notes.append(f"profile {site.name} has {count} unconfirmed values ({_FACTS} {site.name})")
     return tuple(notes)

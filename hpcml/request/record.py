@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -71,6 +72,11 @@ class Code(NamedTuple):
     lines: tuple[str, ...] = ()  # of a batch script: those for the scheduler, as they are
     batch_words: tuple[str, ...] = ()  # the batch script, with its arguments, whose translation this is
     programs: str = ""  # folder that is first on the PATH of a program: the chosen environment's
+
+    @property
+    def typed(self) -> str:
+        """The script's name as a shell takes it, for a command that a user types."""
+        return shlex.quote(self.script.name)
 
     @property
     def copied(self) -> bool:

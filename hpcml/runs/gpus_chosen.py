@@ -93,7 +93,7 @@ def lines(because: tuple[str, ...]) -> list[tuple[str, str]]:
 def _ways(site: Site, spec: RunRequest, python: str, lacking: list[str], *, is_image: bool) -> str:
     """Return the lines that give the run the packages: an image, or an extra of hpcml in its Python."""
     cuda = site.gpu.cuda if site.gpu.cuda in ("12", "13") else "12"
-    image = f"hpcml image build rapids-cu{cuda}; hpcml submit --image rapids-cu{cuda}.sif {spec.code.script.name}"
+    image = f"hpcml image build rapids-cu{cuda}; hpcml submit --image rapids-cu{cuda}.sif {spec.code.typed}"
     extra = f"hpcml[{'polars-' * ('cudf_polars' in lacking)}cuda{cuda}]"
     packages = installed_packages.install(python, [extra, *({"xgboost"} & {*lacking})])
     if not set(lacking) <= _OF_IMAGES:

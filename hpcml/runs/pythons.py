@@ -211,7 +211,7 @@ def _described(
     runs = directories.runs_folder(loaded.site.paths.runs, settings_layers.process_environment())
     if found := uv_environments.of_script(spec.code, runs, dry_run=dry_run):
         if found.complete and (lacks := Environment(str(found.python)).lacking(needed.of_run)):
-            hint = f"Add them to the script's metadata: uv add --script {spec.code.script.name} {' '.join(lacks)}."
+            hint = f"Add them to the script's metadata: uv add --script {spec.code.typed} {' '.join(lacks)}."
             message, _ = installed_packages.lacking(str(found.python), lacks)
             raise ScriptError(f"{message[:1].upper()}{message[1:]}", place=found.origin, hint=hint)
         return found

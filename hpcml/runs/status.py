@@ -266,21 +266,19 @@ class Status(NamedTuple):
             return False
         return self.over and (self.phase == Phase.REFUSED or bool(self.exit_status))
 
-    def silences(self, step: int = 1) -> tuple[str, ...]:
-        """Return for how many seconds workers are silent (a sentence a node) or ranks idle, in whole ``step``."""
+    def silences(self) -> tuple[str, ...]:
+        """Return for how many seconds workers are silent (a sentence a node) or ranks idle."""
         if self.phase != Phase.RUNNING:
             return ()
-
-        def seconds(since: float) -> int:
-            return max(0, int(time.time() - since)) // step * step
-
+        now = time.time()
         silent = tuple(
-            f"{node}: a {self.noun} sent no heartbeat for {seconds(since)} s"
+            f"{node}: a {self.noun} sent no heartbeat for {max(0, int(now - since))} s"
             for node, since in self.cluster.silent_workers.items()
         )
         if not (since := self.cluster.idle_since):
             return silent
-        return (*silent, f"no {self.noun} has used a CPU for {seconds(since)} s: hpcml stacks {self.run} shows where")
+        idle = f"no {self.noun} has used a CPU for {max(0, int(now - since))} s"
+        return (*silent, f"{idle}: hpcml stacks {self.run} shows where")
 
     def seconds(self, now: float | None = None) -> int | None:
         """Return the time for which it has had its nodes, in seconds until its end or until now; None if unknown."""
@@ -293,7 +291,7 @@ class Status(NamedTuple):
         """Return the status as a JSON-ready mapping, without the groups."""
         values = {"run": self.run, "state": self.state, "seconds": self.seconds(), **self.fields()}
         values |= {"in_image": self.planned.in_image, "service": self.planned.form.service}
-        session = (line for line in self.progress.services if line.name == "jupyter")  # an earlier key
+        session = (line for line in self.progress.services if line.name == "jupyter" and line.ready)
         values["jupyter"] = next((f"running on {line.node}; to open it: {line.command}" for line in session), "")
         values["times"] = earlier_names.with_earlier(self.progress.times)
         values |= {"idle_seconds": round(self.idle_seconds, 1)}
@@ -441,9 +439,14 @@ def _from_files(run: directories.Run) -> Status:
     if end := record.end:
         current = _with_end(current, end)
     current = _with_files(current, outputs_brought_back.of(run.paths))
-    if current.phase == Phase.RUNNING and (services := records.services(run.paths)):
+    own = current.planned.form.traits.web_service
+    if current.phase == Phase.RUNNING and ((services := records.services(run.paths)) or own):
         host = "" if schedulers.get(current.planned.scheduler).ONE_MACHINE else f"--host {_login_host(run)} "
-        lines = (_service_line(name, known, f"hpcml {host}tunnel", run.id) for name, known in services.items())
+        way = f"hpcml {host}tunnel"
+        lines = [_service_line(name, known, way, run.id) for name, known in services.items()]
+        if own and own not in services:
+            current = current._replace(message=f"{current.planned.form.traits.title} starts")
+            lines.insert(0, ServiceLine(own, "", False, "not ready yet", f"{way} --service {own} {run.id}"))
         return current.changed(services=tuple(lines))
     return current
 

@@ -308,7 +308,7 @@ def check(prepared: Prepared) -> str:
 def submit(prepared: Prepared, *, by_hand: bool = False) -> directories.Run:
     """Submit one run as :func:`submit_all` does; UsageError for a job array."""
     if prepared.plan.array:
-        hint = f"Use the command: hpcml submit {prepared.spec.code.script.name}."
+        hint = f"Use the command: hpcml submit {prepared.spec.code.typed}."
         raise UsageError("The script asks for a job array, which is several runs", place="--array", hint=hint)
     [run] = submit_all(prepared, by_hand=by_hand)
     return run

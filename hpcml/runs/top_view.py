@@ -20,7 +20,6 @@ from hpcml.states import HAS_NODES, Phase
 LINES = 40  # of the script's output
 MOST_WARNINGS = 50
 _SILENT = 20.0, 4  # a node is silent whose last sample is so many seconds and intervals older than the newest of all
-_SILENCE = 30  # seconds, after which the silence of a worker is a new line
 _LOG_TAIL = 16384  # bytes
 _FIRST, _NEWS = 1 << 16, 1 << 14  # bytes at the end of a node's file that are read at first, and for what is new
 _ESCAPES = re.compile(
@@ -60,6 +59,7 @@ class Node(NamedTuple):
     ib: float | None = None  # bytes per second of InfiniBand, both directions together
     disk: float | None = None  # bytes per second, read and written
     gpus: tuple[Gpu, ...] = ()
+    whole: bool = False  # whether ``cpu`` is of all processes of the machine, not only of the job
 
 
 class View(NamedTuple):
@@ -76,8 +76,8 @@ class View(NamedTuple):
 
     @property
     def node_count(self) -> int:
-        """How many nodes it has, or has asked for."""
-        return len(self.status.allocation.nodes) or self.status.planned.node_count
+        """How many nodes it has, or has asked for: on one machine, all of them are this machine."""
+        return max(len(self.status.allocation.nodes), self.status.planned.node_count)
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> View:
@@ -222,7 +222,7 @@ def view(status: Status, look: Look, now: float, cause: str = "") -> View:
         elapsed=elapsed,
         left=left,
         cause=cause,
-        warnings=(*status.progress.warnings, *_events(look.nodes), *status.silences(_SILENCE))[-MOST_WARNINGS:],
+        warnings=(*status.progress.warnings, *_events(look.nodes), *status.silences())[-MOST_WARNINGS:],
         output=look.output,
         work=progress.work if progress else None,
         nodes=_nodes(names, look, progress),
@@ -306,4 +306,5 @@ def _node(name: str, series: NodeSeries | None, newest: float) -> Node:
         ib=_both_ways(before.ib, last.ib, passed),
         disk=_both_ways(before.disk, last.disk, passed),
         gpus=tuple(gpus),
+        whole=header.scope.cpu == "host",
     )

@@ -125,7 +125,7 @@ def of_status(run: directories.Run, status: Status) -> Answer:
     waiting = stack_groups.waits(groups) if status.cluster.idle_since or status.exit_status == IDLE else ()
     judged = _with_waiting(status, judged, stack_groups.wait_sentence(waiting))
     judged, kill_wait = _cut_short(run, status, judged)
-    retry, remedy = _within_limits(run, options(run, judged), judged.remedy)
+    retry, remedy = _again(run, judged)
     sentences = status.progress.setup_warnings
     if status.progress.blocked_on and judged.rule != "frozen":
         sentences += (f"the script was blocked on a file system: {status.progress.blocked_on}",)
@@ -346,6 +346,18 @@ def options(run: directories.Run, cause: Cause) -> tuple[str, ...]:
     return ()
 
 
+def _again(run: directories.Run, cause: Cause) -> tuple[tuple[str, ...], str]:
+    """Return the options to try again with, and the next step; if the only machine's memory was full, with less."""
+    plan = Record(run.paths).plan
+    kind, workers, of_worker = kinds.get(plan.kind), plan.inside.workers, cause.rule.startswith("worker-")
+    if cause.retry is not Retry.MEMORY or not plan.inside.job.one_machine or (of_worker and workers.memory_limit):
+        return _within_limits(run, options(run, cause), cause.remedy)
+    if (few := workers.per_node // 2) and (kind.ranks or of_worker):
+        option = ("--ranks", f"{few}") if kind.ranks else ("--set", f"workers.per_node={few}")
+        return option, f"This machine has no more memory. Start fewer {kind.noun}s ({' '.join(option)})."
+    return (), "This machine has no more memory. Use smaller chunks or less data, or a site with more memory (--site)."
+
+
 def _within_limits(run: directories.Run, wanted: tuple[str, ...], remedy: str) -> tuple[tuple[str, ...], str]:
     """Return options that the run's site takes, and the next step: other ones where it gives no more."""
     record = Record(run.paths)
@@ -431,13 +443,9 @@ def _where(run: directories.Run) -> tuple[str, ...]:
     places = [
         f"hpcml logs {run.id} {role}"
         for role in dict.fromkeys(("job", SCRIPT, *handle.LOGS.values()))
-        if any(map(_has_text, handle.log_files(run, role)))
+        if any(piece.text.strip() for path in handle.log_files(run, role) for piece in evidence.pieces(path))
     ]
     if run.job:
         cluster = f" -M {run.submission.cluster}" if run.submission and run.submission.cluster else ""
         places.append(f"sacct{cluster} -j {run.job} --format=JobID,State,ExitCode,DerivedExitCode,NodeList,Elapsed")
     return tuple(places)
-
-
-def _has_text(path: Path) -> bool:
-    return any(piece.text.strip() for piece in evidence.pieces(path))

@@ -66,7 +66,7 @@ def check_line_breaks(script: Path, text: str) -> None:
     """Refuse a batch script that has a line break of Windows anywhere, as sbatch does."""
     if "\r\n" in text:
         problem = "The batch script has line breaks of Windows, which Slurm refuses"
-        raise UsageError(problem, place=str(script), hint=f"Convert the file: dos2unix {script.name}.")
+        raise UsageError(problem, place=str(script), hint=f"Convert the file: dos2unix {shlex.quote(script.name)}.")
 
 
 def first_comments(text: str) -> Iterator[tuple[int, str]]:

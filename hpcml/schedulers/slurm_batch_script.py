@@ -119,7 +119,7 @@ def _array(request: JobRequest) -> sbatch_lines.Array:
     try:
         return sbatch_lines.array(text)
     except ValueError as error:
-        hint = f"hpcml makes a run of each task. For larger arrays: sbatch {spec.code.script.name}."
+        hint = f"hpcml makes a run of each task. For larger arrays: sbatch {spec.code.typed}."
         raise UsageError(f"hpcml cannot submit the job array {text}: {error}", place=place, hint=hint) from error
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from hpcml.errors import NotFoundError, UsageError
-from hpcml.sweeps.points import typed
+from hpcml.sweeps.points import Typed
 from hpcml.sweeps.record import Progress, Sweep
 from hpcml.terminal import shown
 
@@ -21,7 +21,7 @@ class Row(NamedTuple):
     """A point as the table shows it."""
 
     key: str
-    values: dict[str, str]
+    texts: dict[str, str]  # of the values, as the script got them
     state: str  # one of STATES
     metrics: dict[str, float | None]
     seconds: float | None  # None for a point that has not ended
@@ -31,28 +31,30 @@ class Row(NamedTuple):
     kind: str = ""  # of a failure
     running: bool = False  # it is under way, and has begun
     number: int = 0  # of the point in the sweep, from 1 on
+    values: Mapping[str, Typed] = {}  # as hpcml.run.point has them
 
     @property
     def point(self) -> str:
         """The values on one line."""
-        return " ".join(f"{name}={text}" for name, text in self.values.items())
+        return " ".join(f"{name}={text}" for name, text in self.texts.items())
 
 
 def rows(sweep: Sweep, progress: Progress, runs: str, metric: str, *, maximize: bool) -> list[Row]:
     """Return the rows: by the metric, then what has none, then what was pruned, failed, is under way and missing."""
     table = []
     for number, planned in enumerate(sweep.points, 1):
-        values = {value.name: value.text for value in planned.point}
+        texts = {value.name: value.text for value in planned.point}
+        values = {value.name: value.typed for value in planned.point}
         if one := progress.ended.get(planned.key):
             out = f"{runs}/{one.run}/out/{planned.key}"
             if "draw" in one.values:  # of a search, which chose the values when the point began
-                values = {name: str(value) for name, value in one.values.items()}
-            row = Row(planned.key, values, one.state, dict(one.metrics), one.seconds, one.cause, one.run, out, one.kind)
+                values, texts = dict(one.values), {name: str(value) for name, value in one.values.items()}
+            row = Row(planned.key, texts, one.state, dict(one.metrics), one.seconds, one.cause, one.run, out, one.kind)
         else:
             run = progress.under_way.get(planned.key, "")
-            row = Row(planned.key, values, "under way" if run else "missing", {}, None, "", run, "")
+            row = Row(planned.key, texts, "under way" if run else "missing", {}, None, "", run, "")
             row = row._replace(running=planned.key in progress.running)
-        table.append(row._replace(number=number))
+        table.append(row._replace(number=number, values=values))
 
     def place(row: Row) -> tuple[int, bool, float]:
         value = row.metrics.get(metric)
@@ -80,12 +82,12 @@ def counts(table: Sequence[Row]) -> str:
 
 def grid(table: Sequence[Row]) -> list[list[str]]:
     """Return all rows as texts below a line of names, with every value and metric in a column of its own."""
-    names = list(dict.fromkeys(name for row in table for name in row.values))
+    names = list(dict.fromkeys(name for row in table for name in row.texts))
     metrics = list(dict.fromkeys(name for row in table for name in row.metrics))
     head = [*names, *metrics, "state", "seconds", "cause", "kind", "key", "run", "out"]
     body = [
         [
-            *(row.values.get(name, "") for name in names),
+            *(row.texts.get(name, "") for name in names),
             *(_number(row.metrics, name) for name in metrics),
             row.state,
             "" if row.seconds is None else str(row.seconds),
@@ -101,10 +103,8 @@ def grid(table: Sequence[Row]) -> list[list[str]]:
 
 
 def _number(metrics: dict[str, float | None], name: str) -> str:
-    if name not in metrics:
-        return ""
-    value = metrics[name]
-    return "nan" if value is None else repr(value)
+    value = metrics.get(name, "")
+    return "nan" if value is None else f"{value}"
 
 
 def as_csv(table: Sequence[Row]) -> str:
@@ -165,8 +165,8 @@ def picture(name: str, rows: Sequence[Row], metric: str, *, maximize: bool, form
 
 def _varied(measured: Sequence[Row]) -> list[str]:
     """Return the parameters that differ between points, as many as a picture has panels."""
-    names = dict.fromkeys(name for row in measured for name in row.values if name != "draw")
-    return [candidate for candidate in names if len({row.values.get(candidate) for row in measured}) > 1][:_MOST]
+    names = dict.fromkeys(name for row in measured for name in row.texts if name != "draw")
+    return [candidate for candidate in names if len({row.texts.get(candidate) for row in measured}) > 1][:_MOST]
 
 
 def _no_picture(name: str, metric: str, measured: Sequence[Row]) -> UsageError:
@@ -181,10 +181,10 @@ def _no_picture(name: str, metric: str, measured: Sequence[Row]) -> UsageError:
 
 def _draw_panel(axes: Any, name: str, rows: Sequence[Row], values: Mapping[str, float], best: Row) -> None:
     """Draw the metric over one parameter; points that were pruned or failed are hollow."""
-    chosen = [typed(row.values[name]) for row in rows]
+    chosen = [row.values[name] for row in rows]
     numbers = [value for value in chosen if isinstance(value, int | float) and not isinstance(value, bool)]
     is_number = len(numbers) == len(chosen)
-    places = numbers if is_number else [shown(row.values[name]) for row in rows]
+    places = numbers if is_number else [shown(row.texts[name]) for row in rows]
     faces = ["C0" if row.state == "ok" else "none" for row in rows]
     edges = ["C3" if row is best else "C0" for row in rows]
     axes.scatter(places, [values[row.key] for row in rows], c=faces, edgecolors=edges, linewidths=2)

@@ -345,3 +345,24 @@ def test_gpus_for_a_script_that_can_use_them(world: World) -> None:
     (packages / "other").rename(packages / "cuml")
     assert "dcgp_usr_prod, time" in world.run("rerun", "last").stderr, "a repeated run asks for what the first had"
     assert "16 GPUs" in world.run("rerun", first.name).stderr
+
+
+NEEDS_RANKS = "import torch.distributed as dist\ndist.init_process_group('gloo', init_method='env://')\n"
+
+
+def test_a_command_to_type_has_its_file_s_name_quoted(world: World, subtests: pytest.Subtests) -> None:
+    """A name with blanks is one word of the command."""
+    for name, text, words in (
+        ("my run.sh", "echo\n", "bash 'my run.sh'"),
+        ("my tool", "#!/usr/bin/perl\n", "perl 'my tool'"),
+        ("my own.py", "#!/usr/bin/python3 -O\n", "/usr/bin/python3 -O 'my own.py'"),
+        ("my job.sh", "#!/bin/bash\r\n#SBATCH -n 1\r\nls\r\n", "dos2unix 'my job.sh'"),
+        ("my array.sh", "#!/bin/bash\n#SBATCH --array=0-100000\nls\n", "sbatch 'my array.sh'"),
+        ("my ranks.py", NEEDS_RANKS, "python 'my ranks.py'"),
+    ):
+        (world.project / name).write_text(text)
+        with subtests.test(name=name):
+            assert words in world.run("submit", "--site", "slurm", "--dry-run", name).stderr
+    (world.project / "my program").write_text("ls\n")
+    assert "bash 'my program'" in world.run("submit", "--site", "slurm", "--dry-run", "--", "./my program").stderr
+    assert "hpcml submit 'my new.py'" in world.run("new", "my new").stdout

@@ -200,7 +200,10 @@ def test_an_old_sweep_continues_with_what_is_missing(old_runs: OldRuns) -> None:
             old = old_runs.answers[f"{verb} {name}"]
             status, out, error = old_runs.run("sweep", verb, name, "--json", "--site", "local")
             assert status == old["status"] == 0, error
-            assert not lost(json.loads(old["out"]), json.loads(out))
+            before = json.loads(old["out"])
+            for row in before if verb == "table" else ():
+                row["texts"] = row.pop("values")  # as they are called now; values are typed
+            assert not lost(before, json.loads(out))
     words = ("sweep", "point.py", "--grid", "k=1,2,3,4,5", "--site", "local", "--dry-run", "--json", "--name")
     for name, more, points in (("half", (), [4, 5]), ("half", ("--only-failed",), [3]), ("complete", (), [])):
         status, out, error = old_runs.run(*words, f"sweep-{name}", *more)

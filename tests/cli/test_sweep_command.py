@@ -243,7 +243,8 @@ def test_the_table(world: World) -> None:
     assert (world.project / "job.svg").read_text() == sweep(world, "plot", "job", "-o", "-")[0]
     assert sorted(path.name for path in world.project.iterdir()) == ["job.py", "job.svg", "t.csv"]
     out, _ = sweep(world, "table", "job", "--json")
-    assert json.loads(out)[0]["values"] == {"k": "8", "lr": "0.1"}
+    first = json.loads(out)[0]
+    assert (first["values"], first["texts"]) == ({"k": 8, "lr": 0.1}, {"k": "8", "lr": "0.1"})
     assert "1 failed: ValueError: \\x1b[2J no (e.g. k=16 lr=0.1)" in sweep(world, "status", "job")[0]
     (run / f"points/{points[3]['key']}.log").touch()
     assert sweep(world, "status")[0].startswith("job  4 points: 2 ok, 1 failed, 1 running")

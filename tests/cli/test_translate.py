@@ -91,6 +91,25 @@ def test_a_python_that_a_line_prepares_is_found_in_the_job(world: World, job: Pa
         assert ("python runs the script" in done.stderr) == bool(row)
 
 
+TORCHRUN = "#!/bin/bash\n#SBATCH -N 2 --ntasks-per-node=1 --gpus-per-node=4\nsource /x/bin/activate\n"
+TORCHRUN += "srun torchrun --nnodes=2 --nproc_per_node=4 job.py\n"
+
+
+def test_the_python_of_another_program_is_its_own(world: World, job: Path) -> None:
+    """Not hpcml's: torchrun is found in the environment that a line activates."""
+    job.write_text(TORCHRUN)
+    done = world.run("submit", "--site", "slurm", "--dry-run", "--translate", "job.sh")
+    assert "own, after runtime.setup (line 3" in done.stdout
+    assert "4 GPUs but only 1 CPU" in done.stderr
+    done = world.run("submit", "--site", "slurm", "--dry-run", "--translate", "--cpus-per-node", "4", "job.sh")
+    assert "CPU" not in done.stderr
+    tool = world.project / "tool"
+    tool.write_text("#!/bin/sh\n")
+    tool.chmod(0o755)
+    done = world.run("submit", "--site", "slurm", "--dry-run", "--ranks", "node", "--", "./tool")
+    assert "python     the program's own\n" in done.stdout
+
+
 def test_a_dry_run_names_each_reason_why_a_script_has_no_line(world: World, job: Path) -> None:
     """Those of --translate, also of the Python that Dask's workers would not have; and the option of the shell."""
     (world.project / "own.py").write_text(CLUSTER)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import shutil
 import tarfile
 from pathlib import Path
@@ -50,6 +51,7 @@ def test_a_faulty_node_is_named_with_the_command_to_do_without_it(world: World) 
     (directory / "logs/worker-n1.log").write_text(f"{TEXTS['comm-closed'][0]}\n")
     lines = world.run("why").stdout.splitlines()
     assert lines[:2] == [f"run        {directory.name}", says("A GPU's memory is faulty (ECC) (on n3)")]
+    assert re.fullmatch(r"ended      \d+d ago", lines.pop(2))
     assert lines[2] == "command    job.py"
     assert lines[3].startswith("evidence   logs/worker-n3.log, line 2, ")
     assert lines[3].endswith(" on n3")
@@ -138,6 +140,28 @@ def test_a_rank_s_memory_is_not_cured_by_more_nodes(world: World) -> None:
         if expected:
             again = world.run(*found["again"].split()[1:], "--dry-run")
             assert again.returncode == 0, again.stderr
+
+
+def test_the_only_machine_has_no_more_memory(world: World) -> None:
+    """On the local site --memory-per-node has no effect: fewer processes are what helps."""
+    end = {**RANK, "exit_status": 137, "state": "OUT_OF_MEMORY", "message": "rank 2 was killed", "memory_limit": "node"}
+    script = {name: value for name, value in end.items() if name not in ("rank", "node", "log")}
+    for asked, facts, expected in (
+        (("--ranks", "4"), end, ["--ranks", "2"]),
+        (("--ranks", "node"), end, []),
+        (("--set", "workers.per_node=4"), script, []),
+        (("--set", "workers.per_node=4"), {"memory_limit": "process"}, ["--set", "workers.per_node=2"]),
+    ):
+        directory = failed(world, "--cpus-per-node", "8", "--memory-per-node", "4G", *asked, **facts)
+        plan = json.loads((directory / "plan.json").read_text())
+        plan["inside"]["job"]["one_machine"], plan["inside"]["workers"]["memory_limit"] = True, 0
+        (directory / "plan.json").write_text(json.dumps(plan))
+        found = why(world, directory.name)
+        assert found["options"] == expected
+        assert "Request" not in found["next_step"]
+        assert facts.get("memory_limit") != "node" or "oom_kill" in found["evidence"][0]["text"]
+        if expected:
+            assert found["again"] == " ".join(("hpcml rerun", directory.name, *expected))
 
 
 def test_a_collective_operation_that_waits_is_named_while_the_run_lives(world: World) -> None:

@@ -113,8 +113,8 @@ def test_twenty_points_with_all_that_goes_wrong(cluster: Cluster) -> None:
     rows = sweep.told("table")
     assert len(rows) == 20
     failed = {row["values"]["k"]: row["cause"] for row in rows if row["state"] == "failed"}
-    assert failed["5"].startswith("ValueError: five")
-    assert "memory" in failed["6"]
+    assert failed[5].startswith("ValueError: five")
+    assert "memory" in failed[6]
     assert Counter(row["state"] for row in rows) == {"ok": 18, "failed": 2}
     assert Counter(sweep.lines("ends")) == Counter(set(range(20)) - {5, 6}), "each once"
     assert len(sweep.lines("starts")) <= 20 + 2  # what the lost job had begun was begun again, and nothing else

@@ -39,7 +39,7 @@ def test_what_failed_for_want_of_memory_gets_more(cluster: Cluster) -> None:
 
     def rows() -> dict[str, dict[str, Any]]:
         found = json.loads(cluster.run("hpcml", "sweep", "table", name, "--json").stdout)
-        return {row["values"]["k"]: row for row in found}
+        return {row["texts"]["k"]: row for row in found}
 
     done = sweep("--wait")
     assert done.returncode == 1, done.stdout + done.stderr

@@ -231,7 +231,7 @@ def test_a_sweep_in_a_hold_is_one_run_of_it(here: Here, held: Path) -> None:
     assert done.returncode == 1, done.stderr
     table = here.json("sweep", "table", "my-script")
     assert [(row["values"]["k"], row["state"], row["metrics"].get("m")) for row in table] == [
-        ("1", "ok", 1.0), ("2", "ok", 2.0), ("3", "failed", 3.0),
+        (1, "ok", 1.0), (2, "ok", 2.0), (3, "failed", 3.0),
     ]  # fmt: skip
     status = here.status(held.name)
     assert (status["state"], status["runs_ended"], status["runs"]) == ("RUNNING", 1, [])

@@ -84,6 +84,18 @@ def test_a_run_that_hangs_has_many_names(word: str) -> None:
     assert help.find(word)[0] == ("troubleshooting", "## A run hangs")
 
 
+@pytest.mark.parametrize(("word", "page", "section"), [
+    ("disk", "troubleshooting", "## Disk or quota full"), ("clean", "commands", "## hpcml rm"),
+])  # fmt: skip
+def test_the_answer_begins_with_the_section(
+    word: str, page: str, section: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert help.run(word) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert (lines[0][:2], lines[1:3]) == ("# ", ["", section])
+    assert f"hpcml help {page}," in " ".join(lines[-3:]), "the whole page"
+
+
 def test_the_topics_are_named_as_they_are_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
     assert help.run("topics") == 0
     topics = [line.split()[0] for line in capsys.readouterr().out.splitlines()]

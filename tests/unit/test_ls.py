@@ -23,7 +23,7 @@ ROWS = [
     Status.of(ID, "leonardo", "ended", "the script exited with status 0", job="12345678", nodes=("a", "b"), times=TIMES,
            exit_status=0, ended_as="OUT_OF_MEMORY"),
     Status.of("b-20261120-000000-0000", "leonardo", "queued", "waiting for free nodes", job="12345679", node_count=128),
-    Status.of("c-20261122-223959-0000", "local", "running", "the script runs", nodes=("n1",), times={"allocated": NOW - 7}),
+    Status.of("c-20261122-223959-0000", "local", "running", "the script runs", nodes=("n1",), node_count=2, times={"allocated": NOW - 7}),
     Status.of("d-20261122-223959-0000", "lab", "ended", "a node of the allocation failed", job="7", exit_status=87,
            ended_as="NODE_FAIL", times={"allocated": NOW - 9}),
 ]  # fmt: skip
@@ -42,7 +42,7 @@ def test_in_a_pipe_nothing_is_cut() -> None:
         list(ls.HEADER),
         [ID, "OUT_OF_MEMORY", "0", "2", "1m", "0:58", "12345678", "leonardo", "the script exited with status 0", command],
         ["b-20261120-000000-0000", "PENDING", "-", "128", "2d", "-", "12345679", "leonardo", "waiting for free nodes"],
-        ["c-20261122-223959-0000", "RUNNING", "-", "1", "25s", "0:07", "-", "local"],
+        ["c-20261122-223959-0000", "RUNNING", "-", "2", "25s", "0:07", "-", "local"],
         ["d-20261122-223959-0000", "NODE_FAIL", "87", "-", "25s", "-", "7", "lab", "a node of the allocation failed"],
     ]  # fmt: skip
 

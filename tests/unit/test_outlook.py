@@ -220,9 +220,15 @@ def test_the_way_to_jupyterlab_names_the_login_node(
     directories.write_json(run.paths.plan, plan)
     path = run.paths.attempt(0).service_of("jupyter")
     path.parent.mkdir(parents=True, mode=0o700)
-    directories.write_json(path, {"node": "n1"})
     event = {"event": "script-started", "time": 1e9, "attempt": 0}
     run.paths.events.write_text(json.dumps(event) + "\n")
+    directories.write_json(run.paths.request, {"site": {}})
+    starts = run_status.status(run, ask=False)
+    (service,) = starts.progress.services
+    assert (starts.message, service.ready, starts.as_json()["jupyter"]) == ("JupyterLab starts", False, "")
+    assert service.sentence.endswith(f"tunnel --service jupyter {run.id}")
+    directories.write_json(path, {"node": "n1"})
+    assert run_status.status(run, ask=False).message == "JupyterLab runs"
     for site, host in (({"login.host": {"value": "a b"}}, "'a b'"), ({}, f"me@{os.uname().nodename}")):
         directories.write_json(run.paths.request, {"site": site})
         (service,) = run_status.status(run, ask=False).progress.services

@@ -46,6 +46,15 @@ def directives(table: dict[str, Any], **values: Any) -> dict[str, str]:
     return dict(make_plan.plan(site(table), spec(**values), PLACE).directives)
 
 
+def test_a_time_limit_is_in_whole_minutes_where_slurm_gives_it() -> None:
+    """The script is warned before the limit that the job has."""
+    plans = [make_plan.plan(site({"scheduler": name}), spec(time=text), PLACE).inside.job
+             for name in ("slurm", "local") for text in ("30s", "1:30", "2m")]  # fmt: skip
+    assert [job.time_limit for job in plans] == [60, 120, 120, 30, 90, 120]
+    assert [job.signal_lead for job in plans][:4] == [30, 60, 60, 15]
+    assert directives({"scheduler": "slurm"}, time="30s")["--time"] == "00:01:00"
+
+
 @pytest.mark.parametrize(("request_", "expected"), [
     ({}, {"--partition": "long", "--nodes": "1", "--cpus-per-task": "32", "--mem": "102400M"}),
     ({"nodes": 8, "time": "1-0"}, {"--partition": "long", "--nodes": "8", "--time": "1-00:00:00"}),
@@ -61,7 +70,7 @@ def test_what_is_asked_of_slurm(request_: dict[str, Any], expected: dict[str, st
 @pytest.mark.parametrize(("request_", "misfit"), [
     ({"nodes": 9}, ()),
     ({"partition": "gpu", "nodes": 5}, ("'gpu'", "4 nodes", 5)),
-    ({"partition": "gpu", "time": "2:00:01"}, ("'gpu'", "02:00:00", "02:00:01")),
+    ({"partition": "gpu", "time": "2:00:01"}, ("'gpu'", "02:00:00", "02:01:00")),
     ({"partition": "long", "gpus_per_node": 1}, ("'long'", "no GPUs", 1)),
     ({"partition": "gpu", "gpus_per_node": 5}, ("'gpu'", "4 GPUs", 5)),
     ({"partition": "long", "memory_per_node": "1T"}, ("'long'", "102400M", "1048576M")),

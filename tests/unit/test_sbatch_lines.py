@@ -98,6 +98,21 @@ def test_a_line_break_of_windows_is_refused_in_any_line_as_by_sbatch(code: str) 
     assert "dos2unix job.sh" in caught.value.hint
 
 
+def test_a_folder_that_the_output_lacks_is_refused_before_slurm_fails_the_job(tmp_path: Path) -> None:
+    for lines in (
+        "#SBATCH --output=logs/%j.out",
+        f"#SBATCH -D {tmp_path}\n#SBATCH -e 'logs/e'",
+        "#SBATCH -D logs -o a",
+    ):
+        with pytest.raises(NotFoundError) as caught:
+            prepared(lines)
+        assert "mkdir -p logs" in caught.value.hint
+    assert "/nodes-only" in " ".join(prepared("#SBATCH -o /nodes-only/%j").notes)
+    (tmp_path / "logs").mkdir()
+    for lines in ("#SBATCH -o logs/%j", "#SBATCH -o %x/%j", "#SBATCH -o /dev/null", "#SBATCH -o %j.out"):
+        assert not [note for note in prepared(lines).notes if "does not exist" in note]
+
+
 def test_a_time_limit_is_in_whole_minutes_as_slurm_s() -> None:
     limits = [prepared(f"#SBATCH -t {text}").plan.inside.job.time_limit for text in ("00:00:10", "1:01", "5", "0", "x")]
     assert limits == [60, 120, 300, 0, 0]
@@ -173,12 +188,15 @@ def test_no_line_of_a_public_script_runs_at_a_dry_run(
             folder.mkdir()
             monkeypatch.chdir(folder)
             Path("job.sh").write_bytes(script.read_bytes())
+            folders = {"other_folder": ["sub"], "output_patterns": ["logs"]}.get(script.stem, [])
+            for name in folders:
+                Path(name).mkdir()
             options = commands.build_parser("submit").parse_args(["--site", "slurm", "--dry-run"])
             options.caller, options.script_words = None, ["job.sh"]
             made = submission.prepare_request(submit.script_spec(options), dry_run=True)
             assert made.plan.inside.kind == "batch"
             assert subprocess.run(["bash", "-n"], input=made.script, text=True, check=False).returncode == 0
-            assert [path.name for path in folder.iterdir()] == ["job.sh"]
+            assert {path.name for path in folder.iterdir()} == {"job.sh", *folders}
     assert not (tmp_path / "started").exists()
 
 

@@ -18,7 +18,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 def row(key: int, metric: float | None, state: str = "ok", **values: Any) -> Row:
     texts = {name: str(value) for name, value in values.items()}
-    return Row(str(key), texts, state, {} if metric is None else {"loss": metric}, 1.0, "", "run", "out")
+    return Row(str(key), texts, state, {} if metric is None else {"loss": metric}, 1.0, "", "run", "out", values=values)
 
 
 def texts(rows: list[Row], *, maximize: bool = False) -> list[str]:

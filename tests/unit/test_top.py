@@ -258,6 +258,32 @@ def test_lines_for_a_pipe_tell_all_by_themselves(tmp_path: Path) -> None:
     assert [line.split()[0] for line in printer.of(view)] == ["run", "node", "node"]
 
 
+def test_a_pipe_repeats_a_silence_every_30_seconds(tmp_path: Path) -> None:
+    printer, view = Lines(), cpu_run(tmp_path)
+    for sentence in (
+        "n4: a worker sent no heartbeat for {} s",
+        "no rank has used a CPU for {} s: hpcml",
+    ):
+        said = [sum("warning" in line for line in printer.of(view._replace(warnings=(sentence.format(seconds),))))
+                for seconds in (61, 75, 89, 91, 119, 300)]  # fmt: skip
+        assert said == [1, 0, 0, 1, 0, 1]
+
+
+def test_use_of_a_whole_machine_is_named_so(tmp_path: Path) -> None:
+    """Other users' processes count there; of a job's control group they do not."""
+    view = cpu_run(tmp_path)
+    nodes = tuple(node._replace(whole=True) for node in view.nodes)
+    heads = [
+        frame.text_of(frame.table(shown, 80, 10)[0]).split("cpu")[0].rstrip()
+        for shown in (view, view._replace(nodes=nodes))
+    ]
+    assert heads == ["node", "whole node"]
+    run = Written(tmp_path / "host")
+    header, *samples = node_tables("local")
+    run.node("local", [header | {"scope": {"cpu": "host", "memory": "host", "io": "host"}}, *samples])
+    assert run.view(status(("local",))).nodes[0].whole
+
+
 def test_a_pipe_sees_each_phase_and_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A change within a phase waits for the next look."""
 

@@ -218,7 +218,9 @@ def table(view: View, width: int, room: int) -> list[Line]:
     if with_gpus and count < room:
         return _laid_out(_gpu_rows(view), _Titles("gpu", "use", ("power", "temp", "NVLink")), width)
     row: Callable[[Node], _Row] = _gpus_row if with_gpus else _cpu_row
-    titles = _Titles("gpus", "use", ("least", "power")) if with_gpus else _Titles("", "cpu", ("spilled", "network"))
+    whole = "whole node" if any(node.whole for node in sampled) else "node"
+    of_cpus = _Titles("", "cpu", ("spilled", "network"), whole)
+    titles = _Titles("gpus", "use", ("least", "power")) if with_gpus else of_cpus
     if len(view.nodes) < room:
         rows = [_of_node(view, node, row) for node in view.nodes]
         if 1 < len(rows) < room - 1:
@@ -344,6 +346,7 @@ class _Titles(NamedTuple):
     sub: str
     use: str
     extra: tuple[str, ...]
+    node: str = "node"
 
 
 class _Widths(NamedTuple):
@@ -359,7 +362,7 @@ class _Widths(NamedTuple):
 
 def _widths(rows: Sequence[_Row], titles: _Titles, width: int) -> _Widths:
     """Return the widths of the parts; what there is no room for goes first at the right end, then the bars shrink."""
-    name = min(_LONGEST_NAME, max(len("node"), *(cells(shown(row.name)) for row in rows)))
+    name = min(_LONGEST_NAME, max(len(titles.node), *(cells(shown(row.name)) for row in rows)))
     sub = max(len(titles.sub), *(len(row.sub) for row in rows)) if titles.sub else 0
     use = max(4, *(len(row.use_text) for row in rows))
     memory = max(len(row.memory_text) for row in rows)
@@ -381,7 +384,7 @@ def _room_of(extras: Sequence[int]) -> int:
 def _laid_out(rows: Sequence[_Row], titles: _Titles, width: int) -> list[Line]:
     """Return rows in columns below their titles."""
     wide = _widths(rows, titles, width)
-    header = f"{'node':<{wide.name}}" + (f"  {titles.sub:>{wide.sub}}" if wide.sub else "")
+    header = f"{titles.node:<{wide.name}}" + (f"  {titles.sub:>{wide.sub}}" if wide.sub else "")
     header += f"  {titles.use:<{wide.bar + 1 + wide.use}}  {'memory':<{wide.bar + 1 + wide.memory}}"
     header += "".join(f"  {title:>{size}}" for title, size in zip(titles.extra, wide.extras, strict=False) if size)
     return [(Piece(header.rstrip(), "dim"),), *(_line(row, wide) for row in rows)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import select
 import signal
 import sys
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from hpcml.runs.top_view import Node, View
 
 _SHORTEST, _ON_A_TERMINAL, _ELSEWHERE = 0.5, 2.0, 10.0  # seconds between looks
+_SILENCE = re.compile(r"(?<= a CPU for )\d+(?= s: hpcml)|(?<=no heartbeat for )\d+(?= s)")  # a new line each 30 s
 _PIPE_COLUMNS = 100  # of one frame that goes to no terminal
 # The other screen, the cursor hidden, long lines not broken; and back. A terminal passes over what it does not know.
 _BEGIN, _END = "\x1b[?1049h\x1b[?25l\x1b[?7l\x1b[H\x1b[2J", "\x1b[0m\x1b[?7h\x1b[?25h\x1b[?1049l"
@@ -212,8 +214,8 @@ class Lines:
             self._state = state
             lines.append(state)
         for warning in view.warnings:
-            if warning not in self._warned:
-                self._warned.add(warning)
+            if (known := _SILENCE.sub(lambda since: f"{int(since[0]) // 30}", warning)) not in self._warned:
+                self._warned.add(known)
                 lines.append(f"warning {warning}")
         nodes = view.nodes if any(node.sampled for node in view.nodes) else ()
         return [*lines, f"run {_joined(_of_run(view))}", *(f"node {node.name} {_of_node(node)}" for node in nodes)]

@@ -7,6 +7,7 @@ import contextlib
 import itertools
 import os
 import re
+import shlex
 import shutil
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
@@ -261,7 +262,7 @@ def check_script(
         return [_without_mpi(ranks, where, workers)] if by_mpi else []
     if not ranks.certain or spec.code.interpreter or spec.points.sweep:
         return [_may_expect_ranks(f"{where} uses {ranks.what}", spec, workers, late=late)] if workers > 1 else []
-    typed = f"-m {spec.code.script.name}" if is_module else os.path.relpath(file, base)
+    typed = f"-m {spec.code.script.name}" if is_module else shlex.quote(os.path.relpath(file, base))
     way = "--ranks N --mpi pmix" if by_mpi else "--ranks gpu, --ranks node or --ranks N"
     hint = f"Add {way} ({PAGE}). To run the script as one process: hpcml submit -- {python} {typed}."
     problem = f"The script needs ranks ({ranks.what}), but without --ranks hpcml starts one process"

@@ -116,10 +116,10 @@ def _other_language(script: Path, start: bytes) -> tuple[str, str] | None:
     if start.startswith(b"\x7fELF"):
         return "a compiled program", f"Run the program with: hpcml submit -- {_as_path(script)}."
     if (program := _interpreter(start)) and "python" not in program and script.suffix != ".py":
-        direct = _as_path(script) if os.access(script, os.X_OK) else f"{program} {os.path.relpath(script)}"
+        direct = _as_path(script) if os.access(script, os.X_OK) else f"{program} {shlex.quote(os.path.relpath(script))}"
         return f"a script for {program}", f"Run the script with: hpcml submit -- {direct}.{_of_batch_script(start)}"
     if language := _LANGUAGES.get(script.suffix.lower()):
-        command = language[1].format(os.path.relpath(script))
+        command = language[1].format(shlex.quote(os.path.relpath(script)))
         return language[0], f"Run the script with: hpcml submit -- {command}.{_of_batch_script(start)}"
     return None
 
@@ -136,7 +136,7 @@ def _of_batch_script(start: bytes) -> str:
 def _as_path(script: Path) -> str:
     """Return a file as a shell would start it from here."""
     path = os.path.relpath(script)
-    return str(script) if path.startswith("..") else f"./{path}"
+    return shlex.quote(str(script) if path.startswith("..") else f"./{path}")
 
 
 def _interpreter(start: bytes) -> str:
@@ -201,14 +201,14 @@ def check_program(program: Path, path: str | None, *, prepared: bool) -> None:
     is_program = start.startswith((b"\x7fELF", b"#!"))
     if not is_program or not os.access(program, os.X_OK):
         shell = "bash" if not (language := _LANGUAGES.get(program.suffix.lower())) else language[1].split()[0]
-        run = f"name the interpreter: hpcml submit -- {shell} {program.name}"
+        run = f"name the interpreter: hpcml submit -- {shell} {shlex.quote(program.name)}"
         hint = (
             f"{'Make the program executable (chmod u+x), or' if is_program else 'Add a first line with #!, or'} {run}."
         )
         problem = "is not executable" if is_program else "has no first line that names its interpreter (#!)"
         raise UsageError(f"The program {problem}", place=str(program), hint=hint)
     if start.startswith(b"#!") and start.partition(b"\n")[0].endswith(b"\r"):
-        hint = f"Convert the file with dos2unix, or with sed -i 's/\\r$//' {program.name}."
+        hint = f"Convert the file with dos2unix, or with sed -i 's/\\r$//' {shlex.quote(program.name)}."
         raise UsageError("The program has the line ends of Windows", place=f"{program}:1", hint=hint)
 
 
@@ -328,7 +328,7 @@ def unused_first_line(script: Path, base: Path, python: str) -> list[str]:
     is_other = program.is_absolute() and program.exists() and len(folders) == len(_OF_THE_SYSTEM) + 2
     if not words[1:] and not is_other:
         return []
-    command = " ".join([*words, place(base, script)])
+    command = " ".join([*words, shlex.quote(place(base, script))])
     what = f"hpcml ignores the script's first line ({' '.join(words)}) and runs the script with {python}"
     return [f"{place(base, script, 1)}: {what}. To use the first line: hpcml submit -- {command}"]
 

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import shlex
+from pathlib import Path
+
 from hpcml.errors import NotFoundError, UsageError
 from hpcml.request.record import NOT_SAID, RunRequest, job_name
 from hpcml.schedulers import sbatch_lines
@@ -41,6 +46,9 @@ def read(spec: RunRequest) -> tuple[RunRequest, list[str]]:
     notes = [f"hpcml ignores {option} in {script.name}. {way}" for option, way in _DROPPED.items() if option in stated]
     if not sbatch_lines.OUTPUT & stated.keys():
         notes.append(f"{script.name} has no --output line: hpcml logs RUN shows its output, not slurm-JOBID.out")
+    here = spec.code.cwd / (stated["--chdir"].value if "--chdir" in stated else "")
+    for output in filter(None, map(stated.get, sorted(sbatch_lines.OUTPUT))):
+        notes += _check_folder(f"{output.typed} of {script.name}", spec.code.cwd, (here / output.value).parent)
     if "--comment" in stated:
         notes.append(
             f"hpcml replaces {stated['--comment'].typed} of {script.name}: by the comment it finds the job again"
@@ -53,6 +61,17 @@ def _check_line(place: str, line: str) -> None:
     if sbatch_lines.is_for_another(line):
         hint = f"Submit it with sbatch, or each component as a run of its own. More: {_PAGE}."
         raise UsageError("hpcml starts no heterogeneous job, but the script asks for one", place=place, hint=hint)
+
+
+def _check_folder(place: str, here: Path, folder: Path) -> list[str]:
+    """Refuse a missing folder of the job's output, as Slurm fails the job; return a note if the nodes may have it."""
+    if os.access(folder, os.X_OK) or "%" in str(folder):
+        return []
+    if not folder.is_relative_to(here):
+        return [f"{place}: {folder} does not exist on this machine; the first node must have it"]
+    name = shlex.quote(str(folder.relative_to(here)))
+    problem = f"There is no folder {name} for the job's output, and Slurm does not create it"
+    raise NotFoundError(problem, place=place, hint=f"Create the folder: mkdir -p {name}.")
 
 
 def _named(spec: RunRequest, stated: dict[str, sbatch_lines.Option]) -> RunRequest:
@@ -76,7 +95,8 @@ def sized(site: Site, spec: RunRequest) -> tuple[Site, RunRequest]:
     if size.gpus_per_node == NOT_SAID:
         size = size._replace(gpus_per_node=sbatch_lines.gpus(stated))
     if not size.time and "--time" in stated:
-        size = size._replace(time=_time(stated["--time"].value))
+        with contextlib.suppress(ValueError):  # Slurm will refuse it
+            size = size._replace(time=TimeLimit(stated["--time"].value))
     said = {
         name: stated[f"--{name}"].value for name in ("account", "partition", "qos", "clusters") if f"--{name}" in stated
     }
@@ -88,11 +108,3 @@ def sized(site: Site, spec: RunRequest) -> tuple[Site, RunRequest]:
     )
     place = {name: value for name, value in said.items() if not spec.value(name)}
     return site, spec._replace(size=size).changed(**place)
-
-
-def _time(text: str) -> TimeLimit:
-    """Return the time limit of a line in whole minutes, as Slurm has it; none if Slurm will refuse it."""
-    try:
-        return TimeLimit(str(-(-TimeLimit(text) // 60)))
-    except ValueError:
-        return TimeLimit()
