@@ -21,9 +21,11 @@ import image_start
 import image_wheels
 import listing
 import newcomer
+import others
 import report
 import sampling
 import seeds
+import sizes
 import suite
 import thousand
 import upstream
@@ -59,6 +61,9 @@ def _protocols(document: dict[str, Any]) -> str:
 PLACES: tuple[tuple[Path, str, Path | None, Callable[[dict[str, Any]], str]], ...] = (
     (ROOT / "docs/seeds.md", "seeds", None, seeds.table),
     (ROOT / "docs/first-run.md", "newcomer", newcomer.FIGURES, newcomer.table),
+    (ROOT / "docs/first-run.md", "sizes", sizes.FIGURES, sizes.table),
+    (ROOT / "README.md", "sizes in short", sizes.FIGURES, sizes.array),
+    (ROOT / "docs/install.md", "sizes of wheels", sizes.FIGURES, sizes.wheels),
     (FIGURES / "cpu.md", "start", FIGURES / "image-start.json", image_start.table),
     (FIGURES / "cpu.md", "wheels", FIGURES / "image-wheels.json", image_wheels.table),
     (ROOT / "docs/images.md", "bring-up", FIGURES / "bringup-image.json", bringup.inside_or_outside),
@@ -80,6 +85,7 @@ PLACES: tuple[tuple[Path, str, Path | None, Callable[[dict[str, Any]], str]], ..
     (FIGURES / "cpu.md", "many nodes", thousand.FIGURES, thousand.page),
     (FIGURES / "cpu.md", "thousand", thousand.FIGURES, thousand.table),
     (FIGURES / "cpu.md", "suite", suite.FIGURES, suite.table),
+    (FIGURES / "cpu.md", "others", FIGURES / "others.json", others.table),
     (FIGURES / "cpu.md", "sampling", FIGURES / "sampling.json", sampling.table),
     (FIGURES / "cpu.md", "report", FIGURES / "report.json", report.table),
 )

@@ -15,12 +15,14 @@ import re
 import runpy
 import subprocess
 import sys
+import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import dask
 import dask.array as da
+import dask.dataframe as dd
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
@@ -531,6 +533,44 @@ def test_the_steps_of_a_chunk_are_one_task_whatever_the_width_of_fusion() -> Non
             centred = x.astype("float32") - x.astype("float32").mean(axis=0)
             counts.add(len(dict(dask.optimize(da.linalg.svd_compressed(centred, k=2, seed=0)[1])[0].__dask_graph__())))
     assert len(counts) == 1
+
+
+@pytest.mark.parametrize("count", [8, 16])
+def test_a_join_by_tasks_has_two_tasks_for_each_pair_of_partitions(count: int) -> None:
+    """docs/choosing.md says so of this shuffle method; p2p needs far fewer tasks."""
+    tables = [dd.from_pandas(pd.DataFrame({"key": range(100), name: 1}), npartitions=count) for name in "ab"]
+    tasks = {
+        method: len(dict(tables[0].merge(tables[1], on="key", shuffle_method=method).optimize().__dask_graph__()))
+        for method in ("tasks", "p2p")
+    }
+    assert 2 * count**2 <= tasks["tasks"] < 2 * count**2 + 16 * count
+    assert tasks["p2p"] < 8 * count
+
+
+def test_a_parquet_file_has_at_most_one_partition_for_each_row_group(tmp_path: Path) -> None:
+    """docs/choosing.md says so."""
+    path = tmp_path / "rows.parquet"
+    pd.DataFrame({"a": np.arange(1000)}).to_parquet(path, row_group_size=300)
+    assert dd.read_parquet(path, split_row_groups=True).npartitions == 4
+    assert dd.read_parquet(path, split_row_groups="adaptive", blocksize=1).npartitions == 4
+
+
+def test_the_distances_of_column_major_rows_take_memory(tmp_path: Path) -> None:
+    """docs/choosing.md says so of pandas' arrays and scikit-learn's pairwise_distances_argmin_min."""
+    path = tmp_path / "rows.parquet"
+    pd.DataFrame(np.random.default_rng(0).normal(size=(4_000, 4)), columns=list("abcd")).to_parquet(path)
+    rows = pd.read_parquet(path).to_numpy()
+    assert not rows.flags.c_contiguous
+    peaks = []
+    for each in (rows, np.ascontiguousarray(rows)):
+        tracemalloc.start()
+        try:
+            sklearn.metrics.pairwise_distances_argmin_min(each, each)
+            peaks.append(tracemalloc.get_traced_memory()[1])
+        finally:
+            tracemalloc.stop()
+    distances = 4_000 * 4_000 * 8
+    assert peaks[0] >= distances > 10 * peaks[1]
 
 
 WAITS = """

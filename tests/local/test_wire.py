@@ -79,6 +79,15 @@ def test_a_plain_client_with_the_scripts_environment(keyed: Cluster, paths: Atte
     assert "UCX, but distributed-ucxx cannot be imported" in done.stderr
 
 
+def test_the_wheels_have_no_infiniband_and_ucxx_wants_a_new_ucx() -> None:
+    """docs/images.md, docs/interconnect.md and docs/first-run.md say so."""
+    libucx, ucxx = (pytest.importorskip(name) for name in ("libucx", "ucxx"))
+    modules = {path.name.partition(".")[0] for path in Path(libucx.__path__[0]).rglob("lib/ucx/*.so")}
+    assert "libuct_cuda" in modules
+    assert not {name for name in modules if name.startswith("libuct_ib") or name == "libuct_rdmacm"}
+    assert ucxx.__ucx_min_version__ == "1.19.0"
+
+
 def test_many_connections_at_once(scheduler: Cluster) -> None:
     done = scheduler.against("scheduler", identity(at_once=40), scheduler.key)
     assert done.stdout.split() == ["Scheduler"] * 40, done.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import json
 import os
 import subprocess
@@ -231,3 +232,6 @@ def test_why_spythons_client_neither_builds_nor_inspects(tmp_path: Path, monkeyp
     monkeypatch.setenv("PATH", str(failing.parent))
     with pytest.raises(FileNotFoundError, match="singularity"):
         client.inspect(str(image))
+    parameters = inspect.signature(client.build).parameters
+    assert parameters["sudo"].default is True
+    assert not [name for name in parameters if "time" in name]
