@@ -39,7 +39,7 @@ def node_side() -> list[str]:
         "files.py",
         "workload_forms.py",
         "gpu_vendor.py",
-        "feature_hooks.py",
+        "features_by_point.py",
         "installed_packages.py",
         "kind.py",
         "hold_queue.py",

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from hpcml import feature_hooks, schedulers, subprocesses
+from hpcml import features_by_point, schedulers, subprocesses
 from hpcml.cli import common, submit
 from hpcml.errors import SiteError, SlurmUnreachableError, UsageError
 from hpcml.options.table import OPTIONS
@@ -62,7 +62,7 @@ def run(options: Namespace) -> int:
 
     if getattr(options, "in") is not None:
         options.wait = not (options.detach or options.dry_run)
-        return int(feature_hooks.only("run in a kept allocation")(options, submit.script_spec(options)))
+        return int(features_by_point.only("run in a kept allocation")(options, submit.script_spec(options)))
     for name in ("no_wait", "detach"):
         if getattr(options, name):
             raise UsageError(f"{OPTIONS[name].word} needs --in", place=OPTIONS[name].word, hint="Add --in RUN.")

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpcml import feature_hooks, files
+from hpcml import features_by_point, files
 from hpcml.cli import common, submit
 from hpcml.errors import NotFoundError, UsageError, nearest
 from hpcml.options.table import TAKES_VALUE
@@ -257,8 +257,8 @@ def _prepared(options: Namespace, spec: RunRequest, jobs: int) -> tuple[Any, Pre
     if jobs > 1:
         hint = "Remove --jobs. --at-once N runs N points in parallel."
         raise UsageError("A sweep in a hold is one run, without jobs of its own", place="--jobs", hint=hint)
-    hold, spec = feature_hooks.only("place in a kept allocation")(options, spec)
-    return hold, feature_hooks.only("plan in a kept allocation")(hold, submission.with_python(spec))
+    hold, spec = features_by_point.only("place in a kept allocation")(options, spec)
+    return hold, features_by_point.only("plan in a kept allocation")(hold, submission.with_python(spec))
 
 
 def _typed(options: Namespace) -> tuple[str, ...]:

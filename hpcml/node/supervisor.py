@@ -11,7 +11,7 @@ import sys
 import time
 import traceback
 
-from hpcml import errors, feature_hooks, outputs_brought_back
+from hpcml import errors, features_by_point, outputs_brought_back
 from hpcml.failures import job_log
 from hpcml.failures.end import End
 from hpcml.files import size_of, write
@@ -138,7 +138,7 @@ def _run(state: RunState, processes: Processes) -> End:
         return End(errors.START_FAILED, state.phase, "hpcml", reason, NO_FOLDER)
     try:
         environment = processes.start()
-        queue = feature_hooks.only("queue of points") if state.context.settings.points.sweep else OneTask
+        queue = features_by_point.only("queue of points") if state.context.settings.points.sweep else OneTask
         return run_tasks(state, processes, queue(state, processes, environment | state.script_variables))
     except RunEndedError as ended:
         return ended.end
@@ -226,7 +226,7 @@ def _cause(state: RunState, outcome: End) -> str:
     if not outcome.exit_status:
         return ""
     try:
-        judge = feature_hooks.only("cause of a run")
+        judge = features_by_point.only("cause of a run")
         facts = (outcome, state.kind, state.events.times, context.settings.code.form, state.clocks)
         return str(judge(context.run, context.attempt, *facts))
     except Exception as error:  # noqa: BLE001 - the run's end must be written whatever happens

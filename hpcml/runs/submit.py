@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from hpcml import (
     __version__,
     assets,
-    feature_hooks,
+    features_by_point,
     files,
     kinds,
     outputs_brought_back,
@@ -126,7 +126,7 @@ def prepare_request(
     place = spec.place
     loaded = lookup.load_here(place.site, spec.code.cwd, place.settings, place.line_settings)
     spec, notes = kinds.get(spec.kind).with_script(spec)
-    for adapt in feature_hooks.added("change of a request"):
+    for adapt in features_by_point.added("change of a request"):
         spec, more = adapt(loaded.site, spec, look=not dry_run)
         notes += more
     prepared = prepare(loaded, spec, dry_run=dry_run, may_choose_gpus=may_choose_gpus)
@@ -174,7 +174,7 @@ def prepare(
     from hpcml.plan import batch_script
 
     chosen = pythons.typed(loaded, spec, dry_run=dry_run)
-    for check_request in feature_hooks.added("check of a request"):
+    for check_request in features_by_point.added("check of a request"):
         check_request(chosen.loaded.site, chosen.spec)
     if not spec.python:
         is_late = _with_start(loaded.site, spec).workers.start == "late"
@@ -216,7 +216,7 @@ def prepare(
         RunLocation(directory, sys.executable, __version__, settings_layers.user_umask(), pythons.origin(loaded)),
     )
     made = _with_reason(made, loaded.site)
-    for check_plan in feature_hooks.added("check of a plan"):
+    for check_plan in features_by_point.added("check of a plan"):
         with _noted(chosen.notes):
             checked: Checked = check_plan(loaded, spec, made, dry_run=dry_run)
         always += checked.always
@@ -417,8 +417,7 @@ def check_image(prepared: Prepared) -> dict[str, object]:
     if not settings.job.image:
         return {}
     gpus, cuda = settings.workers.gpu.count if settings.workers.gpu else 0, prepared.loaded.site.gpu.cuda
-    image: dict[str, object] = feature_hooks.only("check of an image")(Path(settings.job.image), cuda=cuda, gpus=gpus)
-    return image
+    return dict(features_by_point.only("check of an image")(Path(settings.job.image), cuda=cuda, gpus=gpus))
 
 
 def _write_all(runs: Sequence[Prepared], image: dict[str, object]) -> list[str]:

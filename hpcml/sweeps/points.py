@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from hpcml import files
 from hpcml.errors import HpcmlError, NotFoundError, UsageError
-from hpcml.runs import modules_reached
+from hpcml.runs import modules_code_uses
 
 MOST = 10_000  # points of a sweep: each has files of its own
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
@@ -375,7 +375,7 @@ def _beside(folder: Path, source: bytes, package: tuple[str, ...]) -> Iterator[P
     except (SyntaxError, ValueError):
         return  # whoever runs it says so
     statements = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
-    for name in sorted({name for node in statements for name in modules_reached.dotted_names(node, package)}):
+    for name in sorted({name for node in statements for name in modules_code_uses.dotted_names(node, package)}):
         yield from _sources(folder, name)
 
 

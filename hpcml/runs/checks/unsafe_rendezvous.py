@@ -20,7 +20,7 @@ from hpcml import files, kinds
 from hpcml.errors import UsageError
 from hpcml.plan.make_plan import Plan
 from hpcml.request.record import RunRequest
-from hpcml.runs import modules_reached
+from hpcml.runs import modules_code_uses
 from hpcml.sites import settings_layers
 from hpcml.sites.schema import Site
 from hpcml.units import counted
@@ -127,7 +127,7 @@ def _found(texts: Mapping[str, str]) -> Iterator[tuple[str, str]]:
         if found := _UNSAFE.search(text):
             line = text.count("\n", 0, found.start()) + 1
             words = " ".join(re.sub("[\"']", "", found[0]).split())
-            yield name if name == _COMMAND else modules_reached.place(Path(), name, line), words
+            yield name if name == _COMMAND else modules_code_uses.place(Path(), name, line), words
 
 
 # -- the texts -------------------------------------------------------------------------------------------------------
