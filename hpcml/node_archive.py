@@ -20,7 +20,7 @@ SEAL = 64  # characters of a digest
 RENAMED = {
     "hpcml/cli/__init__.py": "hpcml/cli/__init__.py",
     **dict.fromkeys(("hpcml/__main__.py", "hpcml/cli/main.py"), "hpcml/node/script/hpcml_command.py"),
-    "sitecustomize.py": "hpcml/kinds/dask/node/script/children.py",
+    "sitecustomize.py": "hpcml/kinds/dask/node/script/sitecustomize_of_run.py",
 }
 
 

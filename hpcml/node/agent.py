@@ -27,10 +27,10 @@ from hpcml.node import (
     silent_supervisor,
     stacks,
 )
+from hpcml.node.context import Context
 from hpcml.node.link.uplink import Uplink
 from hpcml.node.oom_and_hangs import oom_kills
 from hpcml.node.outcome import leave_note
-from hpcml.node.settings import Context
 from hpcml.services import Wanted
 from hpcml.units import in_mib
 

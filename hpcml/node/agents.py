@@ -16,7 +16,7 @@ from hpcml.node.link.hub import Hub
 from hpcml.node.link.messages import Events, sign_every
 from hpcml.node.process_helpers import Process
 from hpcml.node.run_state import LOOK_EACH, SLOW_TICK, RunState
-from hpcml.node.versions import Comparison
+from hpcml.node.versions_and_clocks import Comparison
 
 Mark = dict[str, Any]  # what an agent says of its node (hpcml.node.agent.Node.mark)
 

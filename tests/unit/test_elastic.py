@@ -21,7 +21,7 @@ from hpcml.api import elastic as cluster
 from hpcml.api import job_guard, job_request
 from hpcml.errors import HpcmlError, SiteError, SlurmUnreachableError
 from hpcml.kinds.dask.node import elastic_worker
-from hpcml.node.settings import load
+from hpcml.node.context import load
 from hpcml.request.record import Code
 from hpcml.runs.submit import prepare
 from hpcml.schedulers import slurm

@@ -22,12 +22,12 @@ from hpcml.failures.end import End
 from hpcml.kinds.dask import KIND
 from hpcml.kinds.dask.node.supervised import Processes
 from hpcml.node import full_disk, prestarted_role, process_helpers, report_at_end, supervisor
+from hpcml.node.context import Context
 from hpcml.node.interconnect import record
 from hpcml.node.job_steps import LAST_WORDS
 from hpcml.node.outcome import EventLog, RunEndedError, or_a_full_disk
 from hpcml.node.process_helpers import Process
 from hpcml.node.run_state import RunState
-from hpcml.node.settings import Context
 from hpcml.node.supervisor import tear_down
 from hpcml.node.tasks import process as scripts
 from hpcml.node.tasks import run_tasks

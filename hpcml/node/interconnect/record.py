@@ -8,6 +8,7 @@ from typing import Any
 
 from hpcml import errors
 from hpcml.node import shared_files
+from hpcml.node.context import Context
 from hpcml.node.hardware import record
 from hpcml.node.hardware.differences import differences
 from hpcml.node.interconnect.measurement import Measurement
@@ -15,7 +16,6 @@ from hpcml.node.interconnect.result import Result, check_policy
 from hpcml.node.interconnect.transport_used import named
 from hpcml.node.outcome import say
 from hpcml.node.run_state import RunState
-from hpcml.node.settings import Context
 
 
 def write(context: Context, measurement: Measurement, result: Result, seconds: float) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from hpcml.failures.end import End
 from hpcml.failures.point import PointEnd
 from hpcml.files import tail
 from hpcml.node import shared_files
-from hpcml.node.settings import Context
+from hpcml.node.context import Context
 from hpcml.node.tasks.process import OneProcess, signal_group
 from hpcml.paths import SCRIPT
 

@@ -18,9 +18,9 @@ from hpcml.failures.note import read_note
 from hpcml.files import size_of
 from hpcml.kind import FailedProcess, Kind
 from hpcml.node import job, prestarted_role, process_helpers, script_environment, shared_files
+from hpcml.node.context import Context
 from hpcml.node.oom_and_hangs import oom_kills
 from hpcml.node.script import interpreter_state, launcher, prestarted_script, worlds_of_one
-from hpcml.node.settings import Context
 from hpcml.node.tasks import prestarted_interpreter
 from hpcml.node.tasks.prestarted_interpreter import Ready
 from hpcml.paths import SCRIPT

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from hpcml.failures.end import End
 from hpcml.kind import Processes, RunningTask
-from hpcml.node.settings import Context
+from hpcml.node.context import Context
 from hpcml.paths import SCRIPT
 from hpcml.settings import Code
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from distributed import Scheduler, profile
 
 from hpcml import files
-from hpcml.node.settings import Context
+from hpcml.node.context import Context
 
 _REPORT_SHARE = 0.3  # of the teardown's deadline, that a report may take with the workers' profiles, and without
 _ICON = '<link rel="shortcut icon" href="https://docs.dask.org/en/latest/_static/images/favicon.ico" />'

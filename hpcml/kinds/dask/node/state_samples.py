@@ -17,8 +17,8 @@ from distributed import Scheduler, Worker
 from hpcml import samples
 from hpcml.files import stat_fields
 from hpcml.kinds.dask.samples import ON_FILES, SCHEMA, SENT, DaskSample, FunctionSample, Measurement, added
+from hpcml.node.context import Context
 from hpcml.node.sampling.sampler import SampleFile, interval
-from hpcml.node.settings import Context
 
 PER_HOUR = 300_000  # bytes that the file may grow in an hour for each node of the run
 MOST_THREADS = 16  # of a worker are looked at; they stand for the others

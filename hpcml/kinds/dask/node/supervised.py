@@ -23,6 +23,7 @@ from hpcml.kinds.dask.own_settings import Own
 from hpcml.kinds.dask.roles import NEEDS, SCHEDULER
 from hpcml.node import scratch, shared_files
 from hpcml.node.agents import Agents
+from hpcml.node.context import Context
 from hpcml.node.hardware.dask_protocol import own_addresses, ucx_environment
 from hpcml.node.interconnect import record
 from hpcml.node.job_steps import LAST_WORDS
@@ -30,11 +31,10 @@ from hpcml.node.missing_processes import Absence
 from hpcml.node.outcome import RunEndedError
 from hpcml.node.process_helpers import OwnTime
 from hpcml.node.run_state import TICK, RunState
-from hpcml.node.settings import Context
 from hpcml.node.silent_supervisor import warn_after
 from hpcml.node.tasks.process import Script, can_wait, world_of_one
 from hpcml.node.tasks.task import Task, of_run
-from hpcml.node.versions import Comparison
+from hpcml.node.versions_and_clocks import Comparison
 from hpcml.paths import SCRIPT
 from hpcml.units import format_deadline
 

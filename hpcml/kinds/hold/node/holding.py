@@ -18,8 +18,8 @@ from hpcml.kind import FailedProcess
 from hpcml.kinds.hold import END
 from hpcml.kinds.hold.node.prestarted_run import Ahead, difference, launched, parts
 from hpcml.node import full_disk, shared_files
+from hpcml.node.context import Context
 from hpcml.node.run_state import RunState
-from hpcml.node.settings import Context
 from hpcml.paths import AttemptPaths, RunPaths
 from hpcml.run_files import Recorded, RecordedPlan
 from hpcml.states import State

@@ -15,7 +15,7 @@ from hpcml.errors import ROLE_LOST
 from hpcml.files import stat_fields
 from hpcml.kinds.batch.roles import AGENT
 from hpcml.node import agent, job, process_helpers
-from hpcml.node.settings import load
+from hpcml.node.context import load
 
 MEMBERS = agent.Members(AGENT.name, restarts=0, failed=ROLE_LOST)
 LOOK = 5.0  # seconds between two looks

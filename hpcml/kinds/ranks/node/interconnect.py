@@ -27,6 +27,7 @@ from hpcml.kinds.ranks.node import all_reduce
 from hpcml.kinds.ranks.roles import RANK
 from hpcml.kinds.ranks.variables import World
 from hpcml.node import process_helpers, scratch, shared_files
+from hpcml.node.context import Context, load
 from hpcml.node.interconnect import record
 from hpcml.node.interconnect.measurement import (
     Measurement,
@@ -37,7 +38,6 @@ from hpcml.node.interconnect.measurement import (
     read_counters,
 )
 from hpcml.node.interconnect.result import decide
-from hpcml.node.settings import Context, load
 from hpcml.settings import Settings
 from hpcml.terminal import say
 from hpcml.workload_forms import Form

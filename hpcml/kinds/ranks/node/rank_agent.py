@@ -20,11 +20,11 @@ from hpcml.kinds.ranks.own_settings import Own
 from hpcml.kinds.ranks.roles import PROGRAMS, RANK
 from hpcml.kinds.ranks.variables import TOKEN, World, of_rank, with_users_own
 from hpcml.node import agent, job, process_helpers, script_environment, shared_files, starts
+from hpcml.node.context import Context, load
 from hpcml.node.hardware import sysfs
 from hpcml.node.hardware.preflight import Inspection, UnfitError
 from hpcml.node.link.messages import sign_every
 from hpcml.node.script import worlds_of_one
-from hpcml.node.settings import Context, load
 from hpcml.node.tasks.process import command_of_script, variables_of_script, world_of_one
 
 AGAIN = 0.5  # seconds until a supervisor that was not reached is tried again
