@@ -545,7 +545,7 @@ FIRST_WORD_ELSEWHERE = {
     ("cli.shell", "run"): "srun, or SHELL of the user's shell on the local site",
     ("cli.ssh_config", "run"): "ssh",
     ("remote.login_call", "__init__"): "ssh",
-    ("remote.delivery", "_asked"): "ssh",
+    ("remote.pack_delivery", "_asked"): "ssh",
     ("remote.routes", "_is_missing"): "ssh",
     ("remote.ssh", "alive"): "ssh",
     ("remote.ssh", "cancel"): "ssh",

@@ -70,7 +70,7 @@ def run(options: Namespace) -> int:
 
 def from_laptop(laptop: Laptop) -> int:
     """Put the file on the login node, which needs no hpcml for that."""
-    from hpcml.remote.delivery import Delivery
+    from hpcml.remote.pack_delivery import Delivery
 
     options, data = laptop.options, make()
     connection = laptop.connect()

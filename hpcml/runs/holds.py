@@ -14,8 +14,8 @@ from hpcml.runs import directories
 from hpcml.runs import status as run_status
 from hpcml.runs.record import Record
 from hpcml.runs.status import Status
-from hpcml.schedulers import allocation, gres
-from hpcml.schedulers.allocation import Allocation
+from hpcml.schedulers import existing_allocation, gres
+from hpcml.schedulers.existing_allocation import Allocation
 from hpcml.sites.settings_layers import user_path
 from hpcml.states import Phase
 from hpcml.units import parse_memory
@@ -39,7 +39,7 @@ class Hold:
         assert submission is not None
         job = plan.inside.job
         if self.status.allocation.nodes and not job.one_machine:
-            found = allocation.of_job(submission.job, submission.cluster)
+            found = existing_allocation.of_job(submission.job, submission.cluster)
             return found._replace(nodes=tuple(node for node in found.nodes if node not in self.status.held.nodes_lost))
         try:
             memory = parse_memory(plan.directive("--mem")) >> 20

@@ -12,7 +12,7 @@ from hpcml import files, hold_queue, typed_json
 from hpcml.errors import SiteError, StorageError, UsageError
 from hpcml.paths import RunPaths
 from hpcml.run_files import RecordedPlan
-from hpcml.schedulers import JobLayout, JobRequest, JobState, Scheduler, Submission, allocation, local, slurm
+from hpcml.schedulers import JobLayout, JobRequest, JobState, Scheduler, Submission, existing_allocation, local, slurm
 from hpcml.sites.schema import Site
 from hpcml.states import State
 
@@ -52,8 +52,8 @@ class Hold:
         start = hold_queue.Start(hold_queue.batch_script(run), slurm.clean_environment())
         if not self.ONE_MACHINE:
             of_job = ("SLURM_JOB_ID", "SLURM_CLUSTER_NAME")
-            command = ("srun", *allocation.step_options(run, allocation.taken(site, plan.part)))
-            start = hold_queue.Start(command, start.environment, of_job, "--nodelist", allocation.NODE_NAMES)
+            command = ("srun", *existing_allocation.step_options(run, existing_allocation.taken(site, plan.part)))
+            start = hold_queue.Start(command, start.environment, of_job, "--nodelist", existing_allocation.NODE_NAMES)
         new = hold.hold / f".{run.directory.name}"
         try:
             files.write(new, json.dumps(typed_json.plain(start)))
@@ -123,4 +123,4 @@ def _state(hold: JobState, folder: Path, run: Path, *, has_steps: bool) -> JobSt
     return JobState(State.RUNNING) if (paths.told / run.name).exists() else _GONE
 
 
-IN_JOB, HERE = Hold(slurm, allocation), Hold(local, local)
+IN_JOB, HERE = Hold(slurm, existing_allocation), Hold(local, local)

@@ -30,10 +30,10 @@ from hpcml.schedulers import UNREADABLE, AnswerLostError
 from hpcml.sites.lookup import load_profile
 from hpcml.sites.schema import Fact, Site
 from hpcml.sites.settings_layers import Layers, build, process_environment, read_toml
-from hpcml.survey import profile
-from hpcml.survey.draft import SCHEDULER, SLURM, Draft, How, keep_older
+from hpcml.survey import decide_profile
+from hpcml.survey.decide_profile import QUICK
 from hpcml.survey.node_tables import Login
-from hpcml.survey.profile import QUICK
+from hpcml.survey.profile_draft import SCHEDULER, SLURM, Draft, How, keep_older
 from hpcml.units import TimeLimit
 
 _MODULES_SECONDS = 20.0  # for `module avail`, which reads a tree of files
@@ -53,7 +53,7 @@ class Survey:
         self.draft = self._write()
 
     def _write(self) -> Draft:
-        return profile.write(self.tables, self.login, self.node, self.date)
+        return decide_profile.write(self.tables, self.login, self.node, self.date)
 
     def probe(self, account: str, partition: str, qos: str, seconds: float) -> None:
         """Look at a node by a job, which waits and runs no longer than this.
