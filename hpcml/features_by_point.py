@@ -21,9 +21,9 @@ POINTS: dict[str, tuple[str, ...]] = {
     # of a run: hpcml.cli.submit, status, cancel_rm
     "cause of a state": ("hpcml.cli.why.cause_of",),
     "cause of an end": ("hpcml.cli.why.tell_end",),
-    "files of an end": ("hpcml.cli.report.files_of",),
-    "advice at an end": ("hpcml.cli.report.advice_of",),
-    "commands of an end": ("hpcml.cli.report.commands_of",),
+    "files of an end": ("hpcml.runs.report.files_of",),
+    "advice at an end": ("hpcml.runs.report.advice_of",),
+    "commands of an end": ("hpcml.runs.report.commands_of",),
     "runs that share work": ("hpcml.sweeps.record.sharing",),
     "log of a point": ("hpcml.sweeps.record.point_with_log",),
     # on the node: hpcml.node.supervisor

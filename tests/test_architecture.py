@@ -287,7 +287,7 @@ COMPLEX = {
 MOST_LINES = {
     ".": 6193,
     "api": 1023,
-    "cli": 8095,
+    "cli": 8065,
     "doctor": 1539,
     "failures": 3175,
     "images": 1053,
@@ -299,7 +299,7 @@ MOST_LINES = {
     "repairs": 984,
     "report": 2350,
     "request": 578,
-    "runs": 9846,
+    "runs": 9865,
     "schedulers": 3827,
     "sites": 1544,
     "survey": 1210,

@@ -218,7 +218,7 @@ FAULTS = (
     F("hpcml/node/interconnect/measurement.py", 'speeds = best.values() if scope == "across" else [pair.bandwidth for pair in timed]', "speeds = [pair.bandwidth for pair in timed]", "one slow node of three is not named"),
     F("hpcml/node/interconnect/picture.py", "not all(pair.bandwidth for pair in pairs_here),", "not any(pair.bandwidth for pair in pairs_here),", "a failed pair between two large nodes goes unmarked"),
     F("hpcml/node/interconnect/result.py", 'if policy == "rdma" and result.nodes > 1 and result.across is None and not reasons:', "if False:", "interconnect.require rdma passes though nothing was measured"),
-    F("hpcml/node/interconnect/record.py", 'settings.interconnect.require == "rdma":', 'settings.interconnect.require == "none":', "a run that requires RDMA goes on over Ethernet", True),
+    F("hpcml/node/interconnect/result.py", 'settings.interconnect.require == "rdma":', 'settings.interconnect.require == "none":', "a run that requires RDMA goes on over Ethernet", True),
     F("hpcml/node/interconnect/transport_used.py", 'slow = sorted(used & {"NET/Socket"})', "slow = []", "GPUs of ranks over TCP are taken for fast"),
     F("hpcml/kinds/ranks/node/rapidsmpf_server.py", "auth and hmac.compare_digest(auth[3], self.token)", "auth", "who lacks the token joins rapidsmpf's ranks"),
     F("hpcml/node/link/connections.py", "now - oldest.since > HELLO", "False", "silent connections keep their places at a run's ports"),

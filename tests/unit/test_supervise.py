@@ -23,7 +23,7 @@ from hpcml.kinds.dask import KIND
 from hpcml.kinds.dask.node.supervised import Processes
 from hpcml.node import full_disk, prestarted_role, process_helpers, report_at_end, supervisor
 from hpcml.node.context import Context
-from hpcml.node.interconnect import record
+from hpcml.node.interconnect import result
 from hpcml.node.job_steps import LAST_WORDS
 from hpcml.node.outcome import EventLog, RunEndedError, or_a_full_disk
 from hpcml.node.process_helpers import Process
@@ -226,7 +226,7 @@ def test_a_slow_interconnect_ends_a_run_that_requires_a_fast_one(cluster: Broken
     state.context = state.context._replace(settings=settings)
     found = {"line": "TCP", "problem": "UCX uses TCP across nodes", "remedy": ""}
     with pytest.raises(RunEndedError) if require == "rdma" else contextlib.nullcontext() as ended:
-        record.obey(state, found)
+        result.obey(state, found)
     assert "UCX uses TCP across nodes" in state.context.run.job_log.read_text()
     assert ended is None or ended.value.end.exit_status == errors.INTERCONNECT
 

@@ -25,7 +25,7 @@ from hpcml.node import scratch, shared_files
 from hpcml.node.agents import Agents
 from hpcml.node.context import Context
 from hpcml.node.hardware.dask_protocol import own_addresses, ucx_environment
-from hpcml.node.interconnect import record
+from hpcml.node.interconnect import record, result
 from hpcml.node.job_steps import LAST_WORDS
 from hpcml.node.missing_processes import Absence
 from hpcml.node.outcome import RunEndedError
@@ -211,7 +211,7 @@ class Processes:
         state.events.write("interconnect-checking")
         self.agents.hub.send(self.scheduler, do="check-interconnect")
         self._until(lambda: self.interconnect is not None, settings.deadlines.interconnect, self._interconnect_missing)
-        record.obey(state, self.interconnect or {})
+        result.obey(state, self.interconnect or {})
 
     # -- what it reports ------------------------------------------------------------------------------------------
 

@@ -24,7 +24,7 @@ from hpcml.kinds.ranks.variables import OPEN, World
 from hpcml.node import stacks
 from hpcml.node.agents import Agents
 from hpcml.node.hardware import dask_protocol
-from hpcml.node.interconnect import record
+from hpcml.node.interconnect import record, result
 from hpcml.node.link.messages import NUMBER, Events
 from hpcml.node.missing_processes import Absence
 from hpcml.node.outcome import RunEndedError, end_of_hindrance, say
@@ -147,7 +147,7 @@ class Processes:
         else:
             answer = record.too_late(limit, [node for node in self.context.node_names if node not in self.measured])
         state.events.write("interconnect-checked", **answer)
-        record.obey(state, answer)
+        result.obey(state, answer)
 
     def _tell_ways(self, interface: str) -> None:
         """Write down by which ways NCCL goes in the ranks, and warn if it is TCP."""
