@@ -372,7 +372,7 @@ FAULTS = (
     F("hpcml/kinds/dask/node/workers.py", "_keep_troubles(folder.path)\n        folder.remove()", "folder.remove()\n        _keep_troubles(folder.path)", "NCCL's words of trouble vanish with the scratch", True),
     F("hpcml/kinds/dask/node/dask_scheduler.py", 'os.environ.setdefault("RAPIDS_NO_INITIALIZE", "1")', "pass", "the scheduler takes memory of a GPU for what it imports"),
     F("hpcml/kinds/dask/node/dask_scheduler.py", "for worker in [*scheduler.stream_comms]:", "for worker in [*schedulers[0].stream_comms]:", "the workers of a second scheduler import nothing early"),
-    F("hpcml/kinds/dask/samples.py", 'if counted["known"] < self.last["known"]:', "if False:", "client.restart() sets the run's count of done tasks back"),
+    F("hpcml/kinds/dask/node/state_samples.py", 'if counted["known"] < self.last["known"]:', "if False:", "client.restart() sets the run's count of done tasks back"),
     F("hpcml/node/sampling/gpus.py", "self._answers.get(timeout=seconds)", "self._answers.get()", "a GPU that has fallen off stops its node's samples"),
     F("hpcml/node/sampling/host.py", 'cache = sizes.get("file", 0) - sizes.get("shmem", 0)', 'cache = sizes.get("file", 0)', "memory in /dev/shm counts as free"),
     F("hpcml/samples.py", "            kept.append(text)\n            if \"kind\" in value:", "            if \"kind\" in value:\n                kept.append(text)", "a thinned file loses its Xid and memory events"),
