@@ -14,7 +14,7 @@ POINTS: dict[str, tuple[str, ...]] = {
     "change of a request": ("hpcml.runs.bad_nodes.excluded",),
     "check of a request": ("hpcml.runs.checks.before_submission.check_request",),
     "check of a plan": ("hpcml.runs.checks.before_submission.check_plan",),
-    "check of an image": ("hpcml.images.sif.check",),
+    "check of an image": ("hpcml.images.problems.check",),
     "check of arguments": ("hpcml.cli.misplaced.check",),
     # in a plan: hpcml.plan.make_plan
     "site's advice": ("hpcml.report.advice.of_site",),
@@ -35,7 +35,7 @@ POINTS: dict[str, tuple[str, ...]] = {
     "plan in a kept allocation": ("hpcml.cli.hold.prepared_in",),
     # of a word that is typed: hpcml.cli.completion
     "names of sweeps": ("hpcml.sweeps.record.names",),
-    "names of definitions": ("hpcml.images.sif.shipped_definitions",),
+    "names of definitions": ("hpcml.images.definitions.shipped_definitions",),
 }
 
 

@@ -20,7 +20,7 @@ from hpcml.config_trust import HPCML
 from hpcml.doctor import scheduler
 from hpcml.doctor.finding import Examination, Finding, clause, green, not_applicable, red, yellow
 from hpcml.errors import HpcmlError
-from hpcml.images import sif
+from hpcml.images import problems, sif
 from hpcml.plan.container import image_of
 from hpcml.plan.make_plan import ADAPTERS, named_adapters
 from hpcml.remote import ssh
@@ -348,10 +348,10 @@ def image(exam: Examination) -> Finding:
     except HpcmlError as error:
         return red(f"{clause(error.message)} ({path})", error.hint, image=path)
     data = {"image": path, "architecture": described.architecture, "cuda": described.cuda, "kind": described.kind}
-    problems = sif.problems(described, cuda=exam.site.gpu.cuda, gpus=int(bool(described.cuda)), machine=sif.machine())
-    if not problems:
+    found = problems.problems(described, cuda=exam.site.gpu.cuda, gpus=bool(described.cuda), machine=problems.machine())
+    if not found:
         return green(f"{path} is built for {described.architecture or 'an unknown machine'}", **data)
-    first = problems[0]
+    first = found[0]
     return (red if first.fatal else yellow)(first.what, first.hint, **data)
 
 

@@ -23,7 +23,8 @@ from hpcml.config_trust import HPCML, TYPED, Named
 from hpcml.errors import HpcmlError, ImageError, NotFoundError, StorageError, UsageError, did_you_mean, nearest
 from hpcml.failures.rule import Where
 from hpcml.failures.rules import meaning
-from hpcml.images.sif import Definition, Image, inspect
+from hpcml.images.definitions import Definition
+from hpcml.images.sif import Image, inspect
 from hpcml.sites import settings_layers
 
 # -- the program that builds and runs images: Apptainer, SingularityCE or Singularity ---------------------------------

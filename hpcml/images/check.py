@@ -12,7 +12,8 @@ from hpcml.failures.rule import Where
 from hpcml.failures.rules import meaning
 from hpcml.gpu_vendor import VENDOR
 from hpcml.images.build import Program, ask, last_lines
-from hpcml.images.sif import PREFIX, Image, machine, problems
+from hpcml.images.problems import machine, problems
+from hpcml.images.sif import PREFIX, Image
 from hpcml.node.hardware import record
 from hpcml.node.hardware.record import NEEDS, Contents
 from hpcml.sites.settings_layers import process_environment

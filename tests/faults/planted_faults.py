@@ -191,7 +191,7 @@ FAULTS = (
     F("hpcml/images/build.py", 're.sub(r"//[^/@\\s]+@", "//…@", value)', "value", "an image's record holds the index's password"),
     F("hpcml/images/build.py", "if name not in given and versions:", "if False:", "an image's labels name other versions than its wheels"),
     F("hpcml/images/check.py", 'if record.major(driver) < need:', 'if record.major(driver) <= need:', "an image check refuses the oldest driver that suffices"),
-    F("hpcml/images/sif.py", ' if not line.lstrip().startswith("#"))', ")", "an argument in a comment makes a build refuse"),
+    F("hpcml/images/definitions.py", ' if not line.lstrip().startswith("#"))', ")", "an argument in a comment makes a build refuse"),
     F("hpcml/images/sif.py", 'if right and about.st_mtime >= image.modified - 1 else ""', 'if right else ""', "a run's record names an older image's digest"),
     F("hpcml/images/build.py", "names = {wanted: TYPED} if wanted else dict.fromkeys(", "names = {wanted: TYPED} | dict.fromkeys(", "a misspelt --program starts another program"),
     F("hpcml/images/sif.py", "if offset < 0 or size < 0 or offset + size > about.st_size:", "if offset < 0 or size < 0:", "hpcml takes a half-copied image for whole"),
