@@ -28,9 +28,9 @@ from hpcml.node import (
     stacks,
 )
 from hpcml.node.context import Context
+from hpcml.node.events_and_end import leave_note
 from hpcml.node.link.uplink import Uplink
 from hpcml.node.oom_and_hangs import oom_kills
-from hpcml.node.outcome import leave_note
 from hpcml.services import Wanted
 from hpcml.units import in_mib
 

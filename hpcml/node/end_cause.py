@@ -18,8 +18,8 @@ from hpcml.failures.rules import BY_NAME
 from hpcml.kind import Role
 from hpcml.node import full_disk, shared_files
 from hpcml.node.context import Context
+from hpcml.node.events_and_end import EventLog, RunEndedError
 from hpcml.node.job import end_time, job_id, number_in_logs
-from hpcml.node.outcome import EventLog, RunEndedError
 from hpcml.node.process_helpers import Process, output
 from hpcml.states import State
 

@@ -130,7 +130,7 @@ class _Patient(io.FileIO):
     def write(self, data: Any, /) -> int:
         try:
             return super().write(data) or 0
-        except OSError:  # there is nobody left to tell; see outcome.or_a_full_disk()
+        except OSError:  # there is nobody left to tell; see events_and_end.or_a_full_disk()
             return memoryview(data).nbytes
 
 

@@ -14,8 +14,8 @@ from hpcml.kind import Kind
 from hpcml.node import shared_files
 from hpcml.node.context import Context
 from hpcml.node.end_cause import EndRequests
+from hpcml.node.events_and_end import EventLog, RunEndedError, say
 from hpcml.node.job_steps import Steps
-from hpcml.node.outcome import EventLog, RunEndedError, say
 from hpcml.node.process_helpers import OwnTime
 from hpcml.node.script import interpreter_state
 from hpcml.node.versions_and_clocks import Comparison

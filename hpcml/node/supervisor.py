@@ -18,8 +18,8 @@ from hpcml.files import size_of, write
 from hpcml.kind import Kind, Processes
 from hpcml.node import end_cause, full_disk, next_attempt, scratch, shared_files
 from hpcml.node.context import Context, load
+from hpcml.node.events_and_end import EventLog, RunEndedError, or_a_full_disk, report_end, say, write_status
 from hpcml.node.job import job_id
-from hpcml.node.outcome import EventLog, RunEndedError, or_a_full_disk, report_end, say, write_status
 from hpcml.node.report_at_end import ReportProcess, unused_gpus
 from hpcml.node.run_state import RunState
 from hpcml.node.tasks.run_tasks import NO_FOLDER, run_tasks

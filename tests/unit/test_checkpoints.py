@@ -18,7 +18,7 @@ import pytest
 from hpcml import errors
 from hpcml.files import ForeignError
 from hpcml.node import end_cause
-from hpcml.node.outcome import EventLog
+from hpcml.node.events_and_end import EventLog
 from hpcml.node.script import checkpoints
 from hpcml.paths import RunPaths
 from hpcml.script_api import Run

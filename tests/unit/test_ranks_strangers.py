@@ -27,10 +27,10 @@ from hpcml.kinds.ranks.node import rapidsmpf_server, reserved_ports
 from hpcml.kinds.ranks.node.supervised import EVENTS, Processes, Ranks
 from hpcml.kinds.ranks.variables import World
 from hpcml.node import agent
+from hpcml.node.events_and_end import end_of_hindrance
 from hpcml.node.link import connections
 from hpcml.node.link import line as line_of
 from hpcml.node.link.hub import Hub
-from hpcml.node.outcome import end_of_hindrance
 from hpcml.paths import AttemptPaths
 from node_settings import settings as settings_of
 

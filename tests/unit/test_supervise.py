@@ -23,9 +23,9 @@ from hpcml.kinds.dask import KIND
 from hpcml.kinds.dask.node.supervised import Processes
 from hpcml.node import full_disk, prestarted_role, process_helpers, report_at_end, supervisor
 from hpcml.node.context import Context
+from hpcml.node.events_and_end import EventLog, RunEndedError, or_a_full_disk
 from hpcml.node.interconnect import result
 from hpcml.node.job_steps import LAST_WORDS
-from hpcml.node.outcome import EventLog, RunEndedError, or_a_full_disk
 from hpcml.node.process_helpers import Process
 from hpcml.node.run_state import RunState
 from hpcml.node.supervisor import tear_down

@@ -9,10 +9,10 @@ from statistics import median
 from typing import Any
 
 from hpcml import errors
+from hpcml.node.events_and_end import say
 from hpcml.node.interconnect import transport_used
 from hpcml.node.interconnect.measurement import GIB, Measurement, Pair, slow
 from hpcml.node.interconnect.transport_used import DataPath, short
-from hpcml.node.outcome import say
 from hpcml.node.run_state import RunState
 from hpcml.units import first_of_many
 

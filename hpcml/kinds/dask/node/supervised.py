@@ -24,11 +24,11 @@ from hpcml.kinds.dask.roles import NEEDS, SCHEDULER
 from hpcml.node import scratch, shared_files
 from hpcml.node.agents import Agents
 from hpcml.node.context import Context
+from hpcml.node.events_and_end import RunEndedError
 from hpcml.node.hardware.dask_protocol import own_addresses, ucx_environment
 from hpcml.node.interconnect import record, result
 from hpcml.node.job_steps import LAST_WORDS
 from hpcml.node.missing_processes import Absence
-from hpcml.node.outcome import RunEndedError
 from hpcml.node.process_helpers import OwnTime
 from hpcml.node.run_state import TICK, RunState
 from hpcml.node.silent_supervisor import warn_after

@@ -23,11 +23,11 @@ from hpcml.kinds.ranks.roles import RANK
 from hpcml.kinds.ranks.variables import OPEN, World
 from hpcml.node import stacks
 from hpcml.node.agents import Agents
+from hpcml.node.events_and_end import RunEndedError, end_of_hindrance, say
 from hpcml.node.hardware import dask_protocol
 from hpcml.node.interconnect import record, result
 from hpcml.node.link.messages import NUMBER, Events
 from hpcml.node.missing_processes import Absence
-from hpcml.node.outcome import RunEndedError, end_of_hindrance, say
 from hpcml.node.run_state import TICK, RunState
 from hpcml.node.tasks.task import Task
 from hpcml.node.versions_and_clocks import Comparison

@@ -17,7 +17,7 @@ from hpcml import files
 from hpcml.errors import START_FAILED
 from hpcml.kinds.dask.node.jupyter import config
 from hpcml.node.context import Context, load
-from hpcml.node.outcome import leave_note
+from hpcml.node.events_and_end import leave_note
 from hpcml.paths import SCRIPT
 
 LACKS = "the notebook could not be executed: the run's environment lacks packages for notebooks"

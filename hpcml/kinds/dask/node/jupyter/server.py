@@ -27,7 +27,7 @@ from hpcml.kinds.dask.node.jupyter import config
 from hpcml.kinds.dask.node.security import tls
 from hpcml.node import script_environment, shared_files
 from hpcml.node.context import Context, load
-from hpcml.node.outcome import leave_note
+from hpcml.node.events_and_end import leave_note
 from hpcml.paths import SCRIPT
 
 if TYPE_CHECKING:
