@@ -10,7 +10,7 @@ from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import Any
 
-from hpcml import files
+from hpcml import safe_files
 from hpcml.paths import LIBRARY
 
 _PACKAGE = Path(__file__).resolve().parent
@@ -36,7 +36,7 @@ def node_side() -> list[str]:
         "script_api.py",
         "earlier_names.py",
         "errors.py",
-        "files.py",
+        "safe_files.py",
         "workload_forms.py",
         "gpu_vendor.py",
         "features_by_point.py",
@@ -101,7 +101,7 @@ def node_archive() -> bytes:
         with contextlib.suppress(OSError):
             for old in folder.glob(f"{prefix}*.zip"):
                 old.unlink()
-            files.write(kept, archive, 0o644)
+            safe_files.write(kept, archive, 0o644)
     return archive
 
 

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from distributed import Adaptive, Scheduler, Status
 from distributed.deploy.cluster import Cluster
 
-from hpcml import assets, files, listeners, node_archive, schedulers, subprocesses, typed_json, units
+from hpcml import assets, listeners, node_archive, safe_files, schedulers, subprocesses, typed_json, units
 from hpcml.api import keywords_to_job
 from hpcml.config_trust import HPCML
 from hpcml.errors import ALLOCATION_LOST, HpcmlError, SiteError, SlurmUnreachableError, StorageError, UsageError
@@ -111,7 +111,7 @@ class ElasticJob(SLURMJob):  # type: ignore[misc]
     def _submit(self) -> None:
         self.run.directory.parent.mkdir(mode=0o700, exist_ok=True)
         self.run.directory.mkdir(mode=0o700)
-        files.write(self.run.script, self.job_script())
+        safe_files.write(self.run.script, self.job_script())
         self.job_id = schedulers.get(self.site.scheduler).submit(self.site, self.run).job
         self.key, self.log = f"{self.job_id} {self.name}", self.log.with_name(f"job-{self.job_id}.log")
 
@@ -248,7 +248,7 @@ class ElasticCluster(SLURMCluster):  # type: ignore[misc]
                 "log_directory": str(RunPaths(self.directory).logs),
             }
             trial = self.directory / "trial.sh"
-            files.write(trial, ElasticJob(f"tls://{address}:0", "trial", **about).job_script())
+            safe_files.write(trial, ElasticJob(f"tls://{address}:0", "trial", **about).job_script())
             schedulers.get(self._scheduler_name).check(trial)
             if loaded.site.repairs.file_names:
                 file_names.keep()
@@ -453,12 +453,12 @@ def _write(made: Plan, spec: RunRequest) -> None:
     """Write what each job reads in the cluster's folder."""
     paths = RunPaths(Path(made.directory))
     paths.logs.mkdir(mode=0o700)
-    files.write(paths.library, node_archive.node_archive())
+    safe_files.write(paths.library, node_archive.node_archive())
     directories.write_json(paths.plan, typed_json.plain(made))
     lines = (f"export {name}={shlex.quote(value)}\n" for name, value in spec.environment)
-    files.write(paths.variables, "".join(lines).encode(errors="surrogateescape"))
+    safe_files.write(paths.variables, "".join(lines).encode(errors="surrogateescape"))
     if made.inside.job.image:
-        files.write(paths.image, (assets.folder("templates") / paths.image.name).read_text(encoding="utf-8"))
+        safe_files.write(paths.image, (assets.folder("templates") / paths.image.name).read_text(encoding="utf-8"))
 
 
 def _prologue(made: Plan) -> list[str]:
@@ -484,9 +484,9 @@ def _prologue(made: Plan) -> list[str]:
 
 
 def _no_worker(job: ElasticJob, state: str) -> HpcmlError:
-    problem = f"Job {job.job_id} ended before a worker connected to the scheduler (state in Slurm: {state})"
+    ended = f"Job {job.job_id} ended before a worker connected to the scheduler (state in Slurm: {state})"
     hint = (
         "Check that the nodes can reach this machine (host=… sets the address), and that Python on the nodes has Dask."
     )
     hint += " See also the log of the job."
-    return HpcmlError(problem, place=str(job.log), hint=hint, quote=files.tail(job.log), exit_status=ALLOCATION_LOST)
+    return HpcmlError(ended, place=str(job.log), hint=hint, quote=safe_files.tail(job.log), exit_status=ALLOCATION_LOST)

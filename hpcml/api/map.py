@@ -18,7 +18,7 @@ from submitit.core.utils import DelayedSubmission
 from submitit.local.local import LocalExecutor, LocalJob
 from submitit.slurm.slurm import SlurmInfoWatcher, SlurmJob
 
-from hpcml import files, schedulers
+from hpcml import safe_files, schedulers
 from hpcml.api import keywords_to_job
 from hpcml.errors import HpcmlError, SiteError, SlurmUnreachableError, UsageError
 from hpcml.paths import RunPaths
@@ -212,8 +212,8 @@ def _submit_array(
     pickles = [run.directory / f"{index}.pkl" for index in range(len(points))]
     for point, path in zip(points, pickles, strict=True):
         DelayedSubmission(function, point).dump(path)
-    files.write(run.directory / "enter.sh", lead)
-    files.write(run.script, _script(made, run, len(points), at_once))
+    safe_files.write(run.directory / "enter.sh", lead)
+    safe_files.write(run.script, _script(made, run, len(points), at_once))
     array, nodes = schedulers.get(_SCHEDULER).submit(site, run).job, range(made.inside.job.nodes)
     jobs = [SlurmPoint(run.directory, f"{array}_{index}", nodes) for index in range(len(points))]
     for job, path in zip(jobs, pickles, strict=True):
@@ -249,7 +249,7 @@ def start_here(
     gpus, limit = inside.gpus, inside.job.time_limit
     at_once = at_once or (1 if gpus else max(1, len(os.sched_getaffinity(0)) // cpus))
     top.mkdir(mode=0o700)
-    files.write(top / "enter.sh", lead)
+    safe_files.write(top / "enter.sh", lead)
     jobs: list[LocalJob[Any]] = []
     running: dict[int, LocalJob[Any]] = {}  # by slot: each has GPUs of its own
     atexit.register(_end, jobs)

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpcml import earlier_names, features_by_point, files, kinds
+from hpcml import earlier_names, features_by_point, kinds, safe_files
 from hpcml.cli import common
 from hpcml.errors import NotFoundError, UsageError
 from hpcml.paths import SCRIPT
@@ -191,7 +191,7 @@ def _attempt_alone(options: Namespace, run: directories.Run, role: str) -> int:
 
 def _start_of_last(path: Path, lines: int) -> int:
     """Return the position at which the last lines of a log begin; one that is not ended yet counts."""
-    with directories.storage(path), open(files.open_regular(path), "rb") as file:
+    with directories.storage(path), open(safe_files.open_regular(path), "rb") as file:
         start = end = file.seek(0, os.SEEK_END)
         breaks = 0
         while start > 0:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from hpcml import features_by_point, files, typed_json
+from hpcml import features_by_point, safe_files, typed_json
 from hpcml.cli import commands, common
 from hpcml.errors import CANCELLED, MEANING, NO_PROGRESS, STOPPED, HpcmlError, UsageError
 from hpcml.options.parser import add_to
@@ -336,7 +336,7 @@ def _show_failed_rank(run: directories.Run, last: run_status.Status, clear: Call
     clear()
     rank, node = last.ending.rank, last.ending.node
     say(f"  rank {rank:<6} last lines of its log on {node} (all lines: hpcml logs {run.id} rank:{rank})", sys.stderr)
-    lines = files.tail(merged_rank_logs.of_failed(run, last), _OF_FAILED_RANK)
+    lines = safe_files.tail(merged_rank_logs.of_failed(run, last), _OF_FAILED_RANK)
     Raw(sys.stdout, of_user=True).write("".join(f"{line}\n" for line in lines).encode(), last=True)
 
 

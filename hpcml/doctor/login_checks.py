@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
-from hpcml import files, schedulers, subprocesses, units
+from hpcml import safe_files, schedulers, subprocesses, units
 from hpcml.config_trust import HPCML
 from hpcml.doctor import scheduler
 from hpcml.doctor.finding import Examination, Finding, clause, green, not_applicable, red, yellow
@@ -194,7 +194,7 @@ def judge_quota(text: str) -> Iterator[Finding]:
 def file_system(exam: Examination) -> Finding:
     """Whether files of a run can be written, renamed and locked where runs are, and have times of this clock."""
     folder = _existing(exam.runs)
-    if not files.replaceable(folder):  # elsewhere others give folders of ours another name
+    if not safe_files.replaceable(folder):  # elsewhere others give folders of ours another name
         _sweep(folder)
     hint = "Keep runs on another file system that all nodes share: --set paths.runs=…."
     doing = "be made"
@@ -234,7 +234,7 @@ def _trial(folder: Path) -> Iterator[int]:
     place = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         if os.listdir(place):
-            raise files.ForeignError("another user replaces files that hpcml creates in this folder", path)
+            raise safe_files.ForeignError("another user replaces files that hpcml creates in this folder", path)
         try:
             yield place
         finally:
@@ -259,7 +259,7 @@ def _sweep(folder: Path) -> None:
     """Remove what checks left that were late: a file system that hung does not hang for ever."""
     for left in folder.glob(f"{_TRIAL}*"):
         with contextlib.suppress(OSError):
-            if time.time() - left.lstat().st_mtime > _OLD and files.is_own_folder(left):
+            if time.time() - left.lstat().st_mtime > _OLD and safe_files.is_own_folder(left):
                 shutil.rmtree(left, ignore_errors=True)
 
 

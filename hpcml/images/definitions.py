@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from hpcml import assets, files
+from hpcml import assets, safe_files
 from hpcml.errors import NotFoundError, did_you_mean, nearest
 from hpcml.images.sif import PREFIX
 from hpcml.sites import settings_layers
@@ -57,7 +57,7 @@ def find_definition(word: str, folder: Path) -> Definition:
     names = shipped_definitions()
     path = names[word] if word in names else folder / settings_layers.user_path(word)
     try:
-        return Definition(path.stem, path, files.read(path, files.SETTINGS, ours=False, follow=True).decode())
+        return Definition(path.stem, path, safe_files.read(path, safe_files.SETTINGS, ours=False, follow=True).decode())
     except OSError as error:
         hint = did_you_mean(nearest(word, names), f"Choose a .def file, or one of: {', '.join(names)}.")
         raise NotFoundError(f"The definition cannot be read: {error.strerror}", place=str(path), hint=hint) from error

@@ -8,7 +8,7 @@ import struct
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from hpcml import files
+from hpcml import safe_files
 from hpcml.errors import ImageError, NotFoundError
 
 PREFIX = "org.hpcml."  # of the labels
@@ -71,9 +71,9 @@ def inspect(image: Path) -> Image:
         if image.is_dir():
             hint = f"Build an image from a sandbox: apptainer build {image.name}.sif {image.name}."
             raise ImageError("The path is a folder, not an image file", place=str(image), hint=hint)
-        with open(files.open_regular(image, ours=False, follow=True), "rb") as file:
+        with open(safe_files.open_regular(image, ours=False, follow=True), "rb") as file:
             return _read(file, image)
-    except files.ForeignError as error:
+    except safe_files.ForeignError as error:
         raise ImageError("The path is not a regular file", place=str(image), hint="Name a .sif file.") from error
     except OSError as error:
         hint = "Check the spelling and the permissions; hpcml image ls lists images."
@@ -116,7 +116,7 @@ def _read(file: BinaryIO, path: Path) -> Image:
 def _parsed(metadata: bytes) -> tuple[dict[str, str], str, str]:
     """Return an image's labels, definition and help."""
     try:
-        table: Any = files.parsed(json.loads, metadata.decode(errors="replace"))
+        table: Any = safe_files.parsed(json.loads, metadata.decode(errors="replace"))
     except ValueError as error:
         raise _DamagedError(f"damaged: its metadata is not JSON ({error})") from error
     for name in ("data", "attributes"):
@@ -138,7 +138,7 @@ def known_digest(image: Image) -> str:
     """
     path = image.path.with_name(f"{image.path.name}.json")
     try:
-        record = files.read_json(path, files.SETTINGS, ours=False)
+        record = safe_files.read_json(path, safe_files.SETTINGS, ours=False)
         about = path.lstat()
         owners = (os.geteuid(), 0, image.path.stat().st_uid)
     except (OSError, ValueError):

@@ -17,7 +17,6 @@ from typing import Any, NamedTuple, Protocol
 
 from hpcml.errors import signal_name
 from hpcml.failures.end import MemoryLimit, ProcessEnd
-from hpcml.files import size_of
 from hpcml.node import (
     process_helpers,
     scratch,
@@ -31,6 +30,7 @@ from hpcml.node.context import Context
 from hpcml.node.events_and_end import leave_note
 from hpcml.node.link.uplink import Uplink
 from hpcml.node.oom_and_hangs import oom_kills
+from hpcml.safe_files import size_of
 from hpcml.services import Wanted
 from hpcml.units import in_mib
 

@@ -9,7 +9,6 @@ from typing import Any
 
 from hpcml import errors, repairs
 from hpcml.failures.end import End
-from hpcml.files import size_of
 from hpcml.kind import Kind
 from hpcml.node import shared_files
 from hpcml.node.context import Context
@@ -20,6 +19,7 @@ from hpcml.node.process_helpers import OwnTime
 from hpcml.node.script import interpreter_state
 from hpcml.node.versions_and_clocks import Comparison
 from hpcml.repairs.table import REPAIRS, Repair
+from hpcml.safe_files import size_of
 
 TICK = 0.05  # seconds between looks at this node's processes
 SLOW_TICK = 0.5  # seconds between looks at files that other nodes write

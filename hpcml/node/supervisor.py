@@ -14,7 +14,6 @@ import traceback
 from hpcml import errors, features_by_point, outputs_brought_back
 from hpcml.failures import job_log
 from hpcml.failures.end import End
-from hpcml.files import size_of, write
 from hpcml.kind import Kind, Processes
 from hpcml.node import end_cause, full_disk, next_attempt, scratch, shared_files
 from hpcml.node.context import Context, load
@@ -26,6 +25,7 @@ from hpcml.node.tasks.run_tasks import NO_FOLDER, run_tasks
 from hpcml.node.tasks.task import OneTask
 from hpcml.paths import SUPERVISOR
 from hpcml.run_files import Recorded
+from hpcml.safe_files import size_of, write
 from hpcml.states import State
 
 _PLACE = (

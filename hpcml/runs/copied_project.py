@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from hpcml import files
+from hpcml import safe_files
 from hpcml.request.record import Code, RunRequest
 from hpcml.runs import folders_code_uses, modules_code_uses, snapshot, uv_environments
 from hpcml.sites.schema import Code as Rules
@@ -114,7 +114,7 @@ def _reach(code: Code) -> folders_code_uses.Reach | None:
 
 def _may_be_copied(place: Path) -> bool:
     """Whether a folder is the user's own and neither the home folder nor above it."""
-    return files.is_own_folder(place) and not snapshot.is_home_or_above(place)
+    return safe_files.is_own_folder(place) and not snapshot.is_home_or_above(place)
 
 
 def _no_root(

@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from hpcml import __version__, files
+from hpcml import __version__, safe_files
 from hpcml.errors import ConfigError, NotFoundError, SiteError, UsageError
 from hpcml.request.record import RunRequest
 from hpcml.runs import directories
@@ -126,7 +126,7 @@ def find(folder: Path, word: str) -> Hold:
     """
     if word == "last":
         for run_id in reversed(directories.ids(folder)):
-            if (folder / run_id / "hold" / "queue").is_dir() and files.is_own_folder(f"{folder}/{run_id}"):
+            if (folder / run_id / "hold" / "queue").is_dir() and safe_files.is_own_folder(f"{folder}/{run_id}"):
                 run, status = run_status.now(directories.load(folder / run_id))
                 if not status.over and status.phase != Phase.PREPARED:
                     return Hold(run, status)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hpcml import files, installed_packages, kinds, subprocesses
+from hpcml import installed_packages, kinds, safe_files, subprocesses
 from hpcml.config_trust import Origin
 from hpcml.errors import ScriptError, UsageError
 from hpcml.request.record import RunRequest
@@ -301,7 +301,7 @@ def _why_unused(prefix: Path, needed: _Needed) -> str:
         return "it is conda's base environment"
     if why := too_old(Environment(str(python))):
         return f"it {why}"
-    here, kind = os.uname().machine, files.architecture_of(python)
+    here, kind = os.uname().machine, safe_files.architecture_of(python)
     if kind and kind != here:
         return f"it is for {kind}, but this machine is {here}"
     return away_from_nodes(python, needed.loaded) or needed.missing(python)

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from hpcml import files, kinds, schedulers
+from hpcml import kinds, safe_files, schedulers
 from hpcml.errors import NotFoundError, StorageError
 from hpcml.report.ending import Ending, profile_commands
 from hpcml.runs import directories
@@ -70,13 +70,13 @@ def smaller(page: Path) -> list[str]:
 def facts(page: Path) -> Any:
     """Return the data of a report; StorageError if they cannot be read."""
     with directories.storage(page):
-        return files.read_json(page.with_suffix(".json"))
+        return safe_files.read_json(page.with_suffix(".json"))
 
 
 def page_of(run: directories.Run) -> Path | None:
     """Return the page of a run's report if there is one that may be used."""
     try:
-        os.close(files.open_regular(run.paths.report))
+        os.close(safe_files.open_regular(run.paths.report))
     except OSError:
         return None
     return run.paths.report

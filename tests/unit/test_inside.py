@@ -17,7 +17,6 @@ import pytest
 
 from absences import absence_of
 from hpcml import typed_json
-from hpcml.files import write
 from hpcml.kinds.dask import KIND
 from hpcml.kinds.dask.node import dask_worker, gpus, interconnect, lost_workers, main_in_workers
 from hpcml.kinds.dask.node.security import tls
@@ -27,6 +26,7 @@ from hpcml.node.hardware import dask_protocol, sysfs
 from hpcml.node.process_helpers import EndNote
 from hpcml.plan import make_plan
 from hpcml.request import record as request
+from hpcml.safe_files import write
 from hpcml.sites import schema, settings_layers
 from node_settings import settings as settings_of
 from tests.said import says

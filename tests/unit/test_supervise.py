@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from hpcml import errors, files
+from hpcml import errors, safe_files
 from hpcml.failures.end import End
 from hpcml.kinds.dask import KIND
 from hpcml.kinds.dask.node.supervised import Processes
@@ -213,7 +213,7 @@ def test_an_end_that_cannot_be_written_is_told_by_the_exit_status(
 
     assert tear_down(cluster.state, cluster, ENDED)
     cluster.context.run.status.unlink()
-    monkeypatch.setattr(files, "write", refuse)
+    monkeypatch.setattr(safe_files, "write", refuse)
     assert not tear_down(cluster.state, cluster, ENDED)
     assert "cannot be written (Read-only file system)" in capsys.readouterr().err
 

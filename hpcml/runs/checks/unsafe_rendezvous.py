@@ -16,7 +16,7 @@ from pathlib import Path
 from string import Template
 from typing import NamedTuple
 
-from hpcml import files, kinds
+from hpcml import kinds, safe_files
 from hpcml.errors import UsageError
 from hpcml.plan.make_plan import Plan
 from hpcml.request.record import RunRequest
@@ -182,7 +182,7 @@ def _text(path: Path) -> str:
     if path.suffix in (".py", ".ipynb"):
         return ""
     try:
-        content = files.read(path, _LIMIT, follow=True)
+        content = safe_files.read(path, _LIMIT, follow=True)
     except OSError:
         return ""  # no file, or one that its reader reports
     if b"\0" in content or re.match(rb"#!.*python", content):

@@ -16,10 +16,10 @@ from typing import Any, NamedTuple, TypeVar
 from distributed import Scheduler, Worker
 
 from hpcml import samples
-from hpcml.files import stat_fields
 from hpcml.kinds.dask.samples import SCHEMA, DaskSample, FunctionSample, Moved, Tasks, ThreadSeconds, WorkerSample
 from hpcml.node.context import Context
 from hpcml.node.sampling.sampler import SampleFile, interval
+from hpcml.safe_files import stat_fields
 
 SENT = "hpcml-sent"  # a worker's own metric: bytes sent to other workers
 ON_FILES = "hpcml-on-files"  # a worker's own metric: threads whose task waits for a file system

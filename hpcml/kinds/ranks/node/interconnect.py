@@ -22,7 +22,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hpcml.files import tail
 from hpcml.kinds.ranks.node import all_reduce
 from hpcml.kinds.ranks.roles import RANK
 from hpcml.kinds.ranks.variables import World
@@ -38,6 +37,7 @@ from hpcml.node.interconnect.measurement import (
     read_counters,
 )
 from hpcml.node.interconnect.result import decide
+from hpcml.safe_files import tail
 from hpcml.settings import Settings
 from hpcml.terminal import say
 from hpcml.workload_forms import Form

@@ -12,7 +12,6 @@ from typing import Any
 
 from hpcml.errors import WORKERS_NEVER_CAME
 from hpcml.failures.end import MemoryLimit
-from hpcml.files import size_of, stat_fields
 from hpcml.kinds.ranks.node import interconnect, nccl_log, unconnected
 from hpcml.kinds.ranks.node.pmi_handover import Tasks
 from hpcml.kinds.ranks.node.rapidsmpf_server import token_of
@@ -26,6 +25,7 @@ from hpcml.node.hardware.preflight import Inspection, UnfitError
 from hpcml.node.link.messages import sign_every
 from hpcml.node.script import worlds_of_one
 from hpcml.node.tasks.process import command_of_script, variables_of_script, world_of_one
+from hpcml.safe_files import size_of, stat_fields
 
 AGAIN = 0.5  # seconds until a supervisor that was not reached is tried again
 GROWTH = 1.0  # seconds between two looks at the sizes of the logs, and more in long runs:

@@ -14,7 +14,6 @@ from hpcml.failures.end import End, OtherEnd, Reason
 from hpcml.failures.note import script_error
 from hpcml.failures.rule import Role, Where
 from hpcml.failures.rules import meaning
-from hpcml.files import tail
 from hpcml.kind import FailedProcess, Hindrance
 from hpcml.kinds.ranks.node import interconnect, lost_nodes, nccl_log, reserved_ports, unconnected
 from hpcml.kinds.ranks.node.rank_agent import error_of, log_of, numbers_of
@@ -33,6 +32,7 @@ from hpcml.node.tasks.task import Task
 from hpcml.node.versions_and_clocks import Comparison
 from hpcml.paths import SCRIPT
 from hpcml.repairs.table import REPAIRS
+from hpcml.safe_files import tail
 from hpcml.units import first_of_many, format_deadline
 
 FOLLOW = 5.0  # seconds after the first failure, in which other ranks write their errors, until they are told to end
