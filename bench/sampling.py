@@ -181,7 +181,7 @@ def bytes_per_hour(directory: Path) -> dict[str, int]:
 
 def of_a_scheduler(workers: int = 128, kinds: int = 200, turns: int = 200) -> dict[str, float]:
     """Return what one sample costs a scheduler: milliseconds of a core, bytes, and the share with one each 5 s."""
-    from hpcml.kinds.dask.samples import SENT, Measurement
+    from hpcml.kinds.dask.node.state_samples import SENT, Measurement
 
     metrics = {"memory": 1 << 34, "cpu": 99.5, "spilled_bytes": {"memory": 0, "disk": 1 << 30}, SENT: 1 << 40}
     activities = ("thread-cpu", "thread-noncpu", "disk-read", "deserialize", "executor", "other")

@@ -310,7 +310,7 @@ def look(count: int, each: int, label: str) -> Facts:
     from hpcml.kinds.dask import KIND
     from hpcml.kinds.dask.node import lost_workers
     from hpcml.node import shared_files
-    from hpcml.node.settings import Context
+    from hpcml.node.context import Context
     from hpcml.paths import RunPaths
 
     with tempfile.TemporaryDirectory(prefix="hpcml-look-") as name:

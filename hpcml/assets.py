@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpcml import files
+from hpcml import safe_files
 
 if TYPE_CHECKING:
     import jinja2
@@ -50,7 +50,7 @@ def compiled_templates(syntax: Mapping[str, bool]) -> jinja2.BytecodeCache:
             if not sys.dont_write_bytecode:
                 with contextlib.suppress(OSError):
                     code = bucket.bytecode_to_string()
-                    files.write(_file(bucket), code + seal(code + bytes(SEAL)).encode(), 0o644)
+                    safe_files.write(_file(bucket), code + seal(code + bytes(SEAL)).encode(), 0o644)
 
     def _file(bucket: jinja2.bccache.Bucket) -> Path:
         return _PACKAGE / f"__pycache__/{bucket.key}.{zlib.crc32(repr(syntax).encode()):08x}.jinja"

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from hpcml import files, typed_json
+from hpcml import safe_files, typed_json
 from hpcml.errors import STOPPED
 from hpcml.paths import RunPaths
 from hpcml.run_files import Allocated, Event, Recorded
@@ -68,7 +68,7 @@ class Sums(NamedTuple):
 
 def keep_sums(paths: RunPaths, attempt: int, sums: Sums) -> None:
     """Write the sums of an attempt's time accounting, so that later reports need not read its samples again."""
-    files.write(paths.attempt(attempt).ledger, json.dumps(typed_json.plain(sums)) + "\n")
+    safe_files.write(paths.attempt(attempt).ledger, json.dumps(typed_json.plain(sums)) + "\n")
 
 
 def sums(recorded: Recorded, attempt: int) -> Sums:

@@ -62,9 +62,9 @@ def install(python: str, packages: Sequence[str]) -> str:
     import shlex
     from pathlib import Path
 
-    from hpcml import files  # not before a script, whose own modules may have the names of what it imports
+    from hpcml import safe_files  # not before a script, whose own modules may have the names of what it imports
 
-    settings = files.text(Path(python).parent.parent / SETTINGS)
+    settings = safe_files.text(Path(python).parent.parent / SETTINGS)
     by_uv = re.search(r"^uv\s*=", settings, re.MULTILINE) is not None
     program = shlex.quote(python)
     command = f"uv pip install --python {program}" if by_uv else f"{program} -m pip install"

@@ -160,7 +160,7 @@ class Processes(Protocol):
     The supervisor calls ``start`` once, and ``run`` for each task. Until all have ended it calls ``step`` and
     ``check`` in turns. Then it calls ``hindrance`` if the script ended by itself, ``close``, and ``remarks`` after a
     script that ended well. It also calls ``close`` after an error of the others. ``start`` and ``check`` may raise
-    RunEndedError (:mod:`hpcml.node.outcome`), which says how the run ends.
+    RunEndedError (:mod:`hpcml.node.events_and_end`), which says how the run ends.
     """
 
     def start(self) -> dict[str, str]:

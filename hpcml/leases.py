@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from hpcml import files, typed_json
+from hpcml import safe_files, typed_json
 
 RENEW = 2.0  # seconds between two signs of life, and between scans of those of others
 LEASE = 60.0  # seconds without one after which others reclaim what a run holds
@@ -46,7 +46,7 @@ class Holder(NamedTuple):
 
 def this_process(run: str) -> Holder:
     """Return this process as a holder."""
-    state = files.state_and_start(os.getpid())
+    state = safe_files.state_and_start(os.getpid())
     return Holder(socket.gethostname(), _pid_namespace(), os.getpid(), state[1], run, round(time.time(), 3))
 
 
@@ -61,7 +61,7 @@ def read(path: Path) -> Holder | None:
         If it is damaged.
     """
     try:
-        table = files.read_json(path, _LARGEST)
+        table = safe_files.read_json(path, _LARGEST)
     except FileNotFoundError:
         return None
     try:
@@ -75,9 +75,9 @@ def read(path: Path) -> Holder | None:
 
 def place(path: Path, holder: Holder) -> bool:
     """Make the file of a holder, whole; False if there is a file of that name."""
-    new = files.beside(path)
+    new = safe_files.beside(path)
     try:
-        with os.fdopen(files.create(new), "w") as file:
+        with os.fdopen(safe_files.create(new), "w") as file:
             file.write(json.dumps(holder._asdict()) + "\n")
         return _linked(new, path)
     finally:
@@ -113,7 +113,7 @@ def has_ended(holder: Holder) -> bool:
         os.kill(holder.pid, 0)
     except (ProcessLookupError, PermissionError):  # its number is another account's now
         return True
-    state, began = files.state_and_start(holder.pid)
+    state, began = safe_files.state_and_start(holder.pid)
     return bool(state) and (state in "ZX" or began != holder.began)
 
 
@@ -261,7 +261,7 @@ class Leases:
         try:
             holder = read(other)  # a network file system asks its server when a file is opened
             sign = other.lstat().st_mtime_ns
-        except (files.ForeignError, FileNotFoundError, ValueError):  # not a run's file, or it ended at this moment
+        except (safe_files.ForeignError, FileNotFoundError, ValueError):  # not a run's file, or it ended at this moment
             holder = None
         if holder is None:  # it has not begun, or has ended
             self.seen.pop(other, None)

@@ -10,7 +10,7 @@ from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import Any
 
-from hpcml import files
+from hpcml import safe_files
 from hpcml.paths import LIBRARY
 
 _PACKAGE = Path(__file__).resolve().parent
@@ -20,7 +20,7 @@ SEAL = 64  # characters of a digest
 RENAMED = {
     "hpcml/cli/__init__.py": "hpcml/cli/__init__.py",
     **dict.fromkeys(("hpcml/__main__.py", "hpcml/cli/main.py"), "hpcml/node/script/hpcml_command.py"),
-    "sitecustomize.py": "hpcml/kinds/dask/node/script/children.py",
+    "sitecustomize.py": "hpcml/kinds/dask/node/script/sitecustomize_of_run.py",
 }
 
 
@@ -36,10 +36,10 @@ def node_side() -> list[str]:
         "script_api.py",
         "earlier_names.py",
         "errors.py",
-        "files.py",
+        "safe_files.py",
         "workload_forms.py",
         "gpu_vendor.py",
-        "feature_hooks.py",
+        "features_by_point.py",
         "installed_packages.py",
         "kind.py",
         "hold_queue.py",
@@ -101,7 +101,7 @@ def node_archive() -> bytes:
         with contextlib.suppress(OSError):
             for old in folder.glob(f"{prefix}*.zip"):
                 old.unlink()
-            files.write(kept, archive, 0o644)
+            safe_files.write(kept, archive, 0o644)
     return archive
 
 

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from hpcml import files
+from hpcml import safe_files
 from hpcml.paths import RunPaths
 from hpcml.units import counted, first_of_many
 
@@ -100,7 +100,7 @@ def begin(run: RunPaths, home: Path, why: str = "", proof: str = "") -> None:
             else:
                 others.append(name)
     record = {"home": str(home), "why": why, "proof": proof, "files": digests, "others": others}
-    files.write(run.copied, json.dumps(record) + "\n")
+    safe_files.write(run.copied, json.dumps(record) + "\n")
 
 
 def claimed(run: RunPaths) -> tuple[str, str]:
@@ -112,7 +112,7 @@ def claimed(run: RunPaths) -> tuple[str, str]:
 def of(run: RunPaths) -> Written | None:
     """Return the record of the files that a run's script wrote; None if there is none, or it is damaged."""
     try:
-        table = files.read_json(run.written)
+        table = safe_files.read_json(run.written)
         left = tuple(Left(*(str(text) for text in row)) for row in table["left"])
         brought = {str(name): str(digest) for name, digest in table["brought"].items()}
         fetched = {str(name): str(stamp) for name, stamp in table["fetched"].items()}
@@ -130,7 +130,7 @@ def note_fetched(run: RunPaths, sent: Mapping[str, str]) -> None:
     """Record that a laptop has these files of the copy, by their names with their stamps."""
     if result := of(run):
         fetched = {**result.fetched, **sent}
-        files.write(run.written, json.dumps(result._replace(fetched=fetched)._asdict()) + "\n")
+        safe_files.write(run.written, json.dumps(result._replace(fetched=fetched)._asdict()) + "\n")
 
 
 def to_fetch(run: RunPaths) -> list[str]:
@@ -169,14 +169,14 @@ def bring(run: RunPaths, attempt: int, *, everywhere: bool = True, trusted: bool
             left = [Left(name, why) for name, entry in changed if entry.is_file(follow_symlinks=False)]
         fetched = {name: known for name, known in before.fetched.items() if _stamp_of(run.code / name) == known}
         written = Written(copy.home, attempt, brought, (*left, *unread), fetched)  # unread: folders, never fetched
-        files.write(run.written, json.dumps(written._asdict()) + "\n")
+        safe_files.write(run.written, json.dumps(written._asdict()) + "\n")
     return written
 
 
 @contextlib.contextmanager
 def _alone(run: RunPaths) -> Iterator[bool | None]:
     """Have this process alone bring a run's files: None if another one does, False where that cannot be known."""
-    with open(files.open_regular(run.copied)) as record:
+    with open(safe_files.open_regular(run.copied)) as record:
         try:
             fcntl.flock(record, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -189,7 +189,7 @@ def _alone(run: RunPaths) -> Iterator[bool | None]:
 
 def _copy(run: RunPaths) -> _Copy | None:
     try:
-        table = files.read_json(run.copied)
+        table = safe_files.read_json(run.copied)
         digests = {str(name): str(digest) for name, digest in table["files"].items()}
         others = frozenset(map(str, table["others"]))
         return _Copy(str(table["home"]), str(table["why"]), digests, others, str(table.get("proof", "")))
@@ -356,7 +356,7 @@ class _Bringing:
         if not kept.exists():
             kept.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             old.seek(0)
-            files.write(kept, old.read())
+            safe_files.write(kept, old.read())
 
     @contextlib.contextmanager
     def _beside(self, source: Path, folder: int, *, links: bool) -> Iterator[tuple[str, str]]:
@@ -382,7 +382,7 @@ class _Rivals:
         ]
         for other in sorted(others, key=lambda name: name.split("-")[-3:], reverse=True)[:_RIVALS]:
             paths = RunPaths(run.directory.parent / other)
-            if not files.is_own_folder(paths.directory):
+            if not safe_files.is_own_folder(paths.directory):
                 continue
             both = [name for name in names if os.path.lexists(paths.code / name)]
             if not both or (copy := _copy(paths)) is None or copy.home != home:
@@ -414,9 +414,9 @@ def _opened(home: Path) -> Iterator[int]:
     descriptor = os.open(home, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         if os.fstat(descriptor).st_uid != os.geteuid():
-            raise files.ForeignError("the folder belongs to another account", home)
+            raise safe_files.ForeignError("the folder belongs to another account", home)
         if sys.platform == "linux" and os.readlink(f"/proc/self/fd/{descriptor}") != str(home):  # noqa: PTH115
-            raise files.ForeignError("the path now leads to another folder", home)
+            raise safe_files.ForeignError("the path now leads to another folder", home)
         yield descriptor
     finally:
         os.close(descriptor)
@@ -445,7 +445,7 @@ def _folder(above: int, parts: list[str], copy: Path) -> Iterator[int]:
             os.close(inside)
             inside = deeper
             if (owner := os.fstat(inside).st_uid) != os.geteuid():
-                raise _StaysError(f"the folder {_shown(part)} belongs to {files.account(owner)}")
+                raise _StaysError(f"the folder {_shown(part)} belongs to {safe_files.account(owner)}")
             if made and not os.listdir(inside):  # a full one was put there by others
                 of_project = os.fstat(inside).st_mode & stat.S_ISGID  # as mkdir gave it
                 os.fchmod(inside, copy.stat().st_mode & 0o777 | stat.S_IRWXU | of_project)
@@ -466,7 +466,7 @@ def _is_linked(source: Path, folder: int, name: str) -> bool:
 
 def _copied(source: Path, folder: int, name: str) -> None:
     """Copy a file, whole, with its mode and times; only the user's own is read."""
-    with open(files.open_regular(source), "rb") as old:
+    with open(safe_files.open_regular(source), "rb") as old:
         status, room = os.fstat(old.fileno()), os.fstatvfs(folder)
         if status.st_size > room.f_bavail * room.f_frsize:  # it would fill the file system before it fails
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -492,7 +492,7 @@ def _stamp_of(path: Path) -> str:
 def _digest_of(path: Path) -> str:
     """Return a file's digest; empty if it cannot be read, which is like no other file."""
     try:
-        return _digest(files.open_regular(path))
+        return _digest(safe_files.open_regular(path))
     except OSError:
         return ""
 

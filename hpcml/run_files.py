@@ -8,7 +8,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from hpcml import earlier_names, files, typed_json
+from hpcml import earlier_names, safe_files, typed_json
 from hpcml.failures.end import End, parse
 from hpcml.hold_queue import Part
 from hpcml.paths import RunPaths
@@ -139,7 +139,7 @@ class Allocated(NamedTuple):
 def _tables(lines: list[str]) -> list[object]:
     """Return the JSON value of each line; None for each if one of them is not JSON."""
     try:
-        tables = files.parsed(json.loads, f"[{','.join(lines)}]")  # one by one it takes three times as long
+        tables = safe_files.parsed(json.loads, f"[{','.join(lines)}]")  # one by one it takes three times as long
     except ValueError:
         tables = []
     return tables if len(tables) == len(lines) else [None] * len(lines)
@@ -166,7 +166,7 @@ class Recorded:
     def table(self, path: Path) -> dict[str, Any] | None:
         """Return the table of a JSON file, None if it is not there."""
         try:
-            content = files.read_json(path)
+            content = safe_files.read_json(path)
             if not isinstance(content, dict):
                 raise typed_json.DamagedError("it is not a JSON object")
         except FileNotFoundError:
@@ -220,7 +220,7 @@ class Recorded:
     def events(self) -> list[Event]:
         """The run's events in order; a line that is still being written is left for the next look."""
         try:
-            text = files.read(self.paths.events).decode()
+            text = safe_files.read(self.paths.events).decode()
         except FileNotFoundError:
             return []
         except (OSError, ValueError) as error:
@@ -230,7 +230,7 @@ class Recorded:
         lines = [line for line in text.splitlines(keepends=True) if line.endswith("\n")]
         for line, table in zip(lines, _tables(lines), strict=True):
             try:
-                facts = Table(files.parsed(json.loads, line) if table is None else table)
+                facts = Table(safe_files.parsed(json.loads, line) if table is None else table)
                 name = earlier_names.current(facts.get("event", str))
                 happened.append(Event(name, facts.number("time"), facts.get("attempt", int, 0), facts))
             except ValueError as error:

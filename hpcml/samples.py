@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
-from hpcml import files, typed_json
+from hpcml import safe_files, typed_json
 from hpcml.paths import AttemptPaths
 
 if TYPE_CHECKING:
@@ -293,7 +293,7 @@ def nodes(attempt: AttemptPaths, most: int = 0) -> dict[str, NodeSeries]:
 
 def step(attempt: AttemptPaths, most: int = 0) -> int:
     """Return 2 for each second sample of a node, and so on, so that ``most`` bytes in all are read (0: any)."""
-    return max(1, -(-sum(map(files.size_of, files_of_nodes(attempt))) // most)) if most else 1
+    return max(1, -(-sum(map(safe_files.size_of, files_of_nodes(attempt))) // most)) if most else 1
 
 
 def files_of_nodes(attempt: AttemptPaths) -> list[Path]:
@@ -342,7 +342,7 @@ def _every(lines: Sequence[bytes], step: int) -> list[bytes]:
 
 def _content(path: Path) -> bytes:
     try:
-        return files.read(path, LARGEST)
+        return safe_files.read(path, LARGEST)
     except OSError:
         return b""
 
@@ -350,7 +350,7 @@ def _content(path: Path) -> bytes:
 def _ends(path: Path, most: int) -> list[bytes]:
     """Return the whole lines at the begin of a file, for its header, and at its end."""
     try:
-        with open(files.open_regular(path), "rb") as file:
+        with open(safe_files.open_regular(path), "rb") as file:
             size = os.fstat(file.fileno()).st_size
             head = file.read(min(_HEAD, most))
             tail = b""
@@ -367,7 +367,7 @@ def _ends(path: Path, most: int) -> list[bytes]:
 def _value(line: bytes) -> list[Any] | dict[str, Any] | None:
     """Return a sample, or the table of a header or an event; None for a damaged line."""
     try:
-        value = files.parsed(json.loads, line.decode())
+        value = safe_files.parsed(json.loads, line.decode())
     except ValueError:
         return None
     if isinstance(value, list):

@@ -7,7 +7,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import NamedTuple
 
-from hpcml import files
+from hpcml import safe_files
 from hpcml.errors import UsageError
 
 OWN = ("dashboard", "jupyter")  # hpcml's own, whose names are taken
@@ -151,4 +151,4 @@ def checked(name: str, node: str, port: int, socket: str, ready: str) -> Wanted:
 def ask(folder: Path, wanted: Wanted) -> None:
     """Ask for a service, in the folder of the attempt that has such requests; OSError if it cannot be written."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    files.write(folder / f"{wanted.name}.json", json.dumps(wanted._asdict()) + "\n")
+    safe_files.write(folder / f"{wanted.name}.json", json.dumps(wanted._asdict()) + "\n")

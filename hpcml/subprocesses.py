@@ -21,7 +21,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple, cast
 
-from hpcml import files
+from hpcml import safe_files
 from hpcml.config_trust import Named
 
 NOWHERE, PIPE = subprocess.DEVNULL, subprocess.PIPE  # where a child's standard output goes
@@ -484,7 +484,7 @@ def start_time(pid: int) -> str:
     """
     if not _HAS_PROC:
         return "alive" if signal_process(pid, 0) else ""
-    state, began = files.state_and_start(pid)
+    state, began = safe_files.state_and_start(pid)
     return "" if state in ("", "Z", "X") else began
 
 

@@ -8,7 +8,7 @@ import socket
 from collections.abc import Iterable
 from pathlib import Path
 
-from hpcml import files
+from hpcml import safe_files
 
 
 def whole_lines(path: Path) -> list[str]:
@@ -19,7 +19,7 @@ def whole_lines(path: Path) -> list[str]:
 
 def by_age(pids: Iterable[int]) -> list[int]:
     """Return processes, the oldest first: Linux gives numbers again, so a child may have a lower one than its parent."""
-    began = {pid: int(ticks) for pid in pids if (ticks := files.state_and_start(pid)[1])}
+    began = {pid: int(ticks) for pid in pids if (ticks := safe_files.state_and_start(pid)[1])}
     return sorted(began, key=lambda pid: (began[pid], pid))
 
 

@@ -16,7 +16,7 @@ import jinja2
 import jinja2.nodes
 import pytest
 
-from hpcml import feature_hooks, kinds, listeners, node_archive
+from hpcml import features_by_point, kinds, listeners, node_archive
 from hpcml.states import ACTIVE, ENDED, PENDING, STATE_BY_PHASE, Phase, State
 from tests import words
 
@@ -249,21 +249,23 @@ def test_the_core_imports_no_feature_and_no_feature_another_but_where_it_is_said
     for side, arrows in found.items():
         allowed = SETTINGS["arrows"][side]
         assert {name: arrows[name] for name in arrows.keys() - {*allowed}} == {}, (
-            f"{side}: use a feature hook, or move it down"
+            f"{side}: use a feature point, or move it down"
         )
         assert {*allowed} - arrows.keys() == set(), f"{side}: these are gone: remove them from pyproject.toml"
         assert len(allowed) <= MOST_ARROWS[side]
 
 
 def test_each_extension_point_is_a_function_that_the_core_calls() -> None:
-    texts = "\n".join(path.read_text() for name, path in MODULES.items() if name != "feature_hooks")
-    for point, names in feature_hooks.POINTS.items():
-        assert all(callable(function) for function in feature_hooks.added(point)), point
+    texts = "\n".join(path.read_text() for name, path in MODULES.items() if name != "features_by_point")
+    for point, names in features_by_point.POINTS.items():
+        assert all(callable(function) for function in features_by_point.added(point)), point
         assert len(names) == len(set(names)) > 0, point
         assert not any(_part(name.removeprefix("hpcml.").rpartition(".")[0])[0] for name in names), (
             f"{point}: not a feature"
         )
-        assert re.search(rf"""feature_hooks\.(?:added|only|collected)\(\s*["']{re.escape(point)}["']""", texts), point
+        assert re.search(rf"""features_by_point\.(?:added|only|collected)\(\s*["']{re.escape(point)}["']""", texts), (
+            point
+        )
 
 
 # -- size --------------------------------------------------------------------------------------------------------------
@@ -543,7 +545,7 @@ FIRST_WORD_ELSEWHERE = {
     ("cli.shell", "run"): "srun, or SHELL of the user's shell on the local site",
     ("cli.ssh_config", "run"): "ssh",
     ("remote.login_call", "__init__"): "ssh",
-    ("remote.delivery", "_asked"): "ssh",
+    ("remote.pack_delivery", "_asked"): "ssh",
     ("remote.routes", "_is_missing"): "ssh",
     ("remote.ssh", "alive"): "ssh",
     ("remote.ssh", "cancel"): "ssh",

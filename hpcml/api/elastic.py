@@ -20,8 +20,8 @@ from typing import Any, TypeVar
 from distributed import Adaptive, Scheduler, Status
 from distributed.deploy.cluster import Cluster
 
-from hpcml import assets, files, listeners, node_archive, schedulers, subprocesses, typed_json, units
-from hpcml.api import job_request
+from hpcml import assets, listeners, node_archive, safe_files, schedulers, subprocesses, typed_json, units
+from hpcml.api import keywords_to_job
 from hpcml.config_trust import HPCML
 from hpcml.errors import ALLOCATION_LOST, HpcmlError, SiteError, SlurmUnreachableError, StorageError, UsageError
 from hpcml.kinds.dask.node import temporary_directory
@@ -111,7 +111,7 @@ class ElasticJob(SLURMJob):  # type: ignore[misc]
     def _submit(self) -> None:
         self.run.directory.parent.mkdir(mode=0o700, exist_ok=True)
         self.run.directory.mkdir(mode=0o700)
-        files.write(self.run.script, self.job_script())
+        safe_files.write(self.run.script, self.job_script())
         self.job_id = schedulers.get(self.site.scheduler).submit(self.site, self.run).job
         self.key, self.log = f"{self.job_id} {self.name}", self.log.with_name(f"job-{self.job_id}.log")
 
@@ -210,7 +210,7 @@ class ElasticCluster(SLURMCluster):  # type: ignore[misc]
             )
         self._range, self._idle, self._unused = (minimum, maximum), _seconds(idle, "idle"), _seconds(unused, "unused")
         code = Code(Path("elastic"), cwd=settings_layers.here(), form=Form.ELASTIC)
-        loaded, spec = job_request.parse(_NAME, "elastic", code, options)
+        loaded, spec = keywords_to_job.parse(_NAME, "elastic", code, options)
         loaded, spec = _without_ucx(loaded), spec.changed(nodes=1)
         if schedulers.find_other_jobs(loaded.site.scheduler) is None:
             hint = "Use dask.distributed.LocalCluster() here, or choose a site with Slurm."
@@ -218,8 +218,8 @@ class ElasticCluster(SLURMCluster):  # type: ignore[misc]
                 f"{_NAME} starts its workers with Slurm, which site {loaded.site.name} does not have", hint=hint
             )
         self._scheduler_name = loaded.site.scheduler
-        self.directory = job_request.place(loaded, _FOLDER, spec.name)
-        made = job_request.plan_at(loaded, spec, self.directory)
+        self.directory = keywords_to_job.place(loaded, _FOLDER, spec.name)
+        made = keywords_to_job.plan_at(loaded, spec, self.directory)
         check_image(Prepared(loaded, spec, made))
         for text in made.notices:
             note(text)
@@ -230,7 +230,7 @@ class ElasticCluster(SLURMCluster):  # type: ignore[misc]
         address = _address(host, loaded.site.network.interface)
         self._remove_scratch: Callable[[], object] = lambda: None
         try:
-            job_request.make(self.directory, loaded)
+            keywords_to_job.make(self.directory, loaded)
             _write(made, spec)
             tls.make_certificate(AttemptPaths(self.directory), _LIFETIME)
             # what a user's jobqueue.yaml says of other clusters is not meant for this one
@@ -248,7 +248,7 @@ class ElasticCluster(SLURMCluster):  # type: ignore[misc]
                 "log_directory": str(RunPaths(self.directory).logs),
             }
             trial = self.directory / "trial.sh"
-            files.write(trial, ElasticJob(f"tls://{address}:0", "trial", **about).job_script())
+            safe_files.write(trial, ElasticJob(f"tls://{address}:0", "trial", **about).job_script())
             schedulers.get(self._scheduler_name).check(trial)
             if loaded.site.repairs.file_names:
                 file_names.keep()
@@ -453,12 +453,12 @@ def _write(made: Plan, spec: RunRequest) -> None:
     """Write what each job reads in the cluster's folder."""
     paths = RunPaths(Path(made.directory))
     paths.logs.mkdir(mode=0o700)
-    files.write(paths.library, node_archive.node_archive())
+    safe_files.write(paths.library, node_archive.node_archive())
     directories.write_json(paths.plan, typed_json.plain(made))
     lines = (f"export {name}={shlex.quote(value)}\n" for name, value in spec.environment)
-    files.write(paths.variables, "".join(lines).encode(errors="surrogateescape"))
+    safe_files.write(paths.variables, "".join(lines).encode(errors="surrogateescape"))
     if made.inside.job.image:
-        files.write(paths.image, (assets.folder("templates") / paths.image.name).read_text(encoding="utf-8"))
+        safe_files.write(paths.image, (assets.folder("templates") / paths.image.name).read_text(encoding="utf-8"))
 
 
 def _prologue(made: Plan) -> list[str]:
@@ -473,10 +473,10 @@ def _prologue(made: Plan) -> list[str]:
         'if [ ! -O "$HPCML_RUN_DIR" ] || [ -L "$HPCML_RUN_DIR" ]; then',
         '  echo "hpcml: missing, or not yours: $HPCML_RUN_DIR" >&2; exit 74',
         "fi",
-        *job_request.environment(made),
+        *keywords_to_job.environment(made),
         '. "$HPCML_RUN_DIR/environment.sh"',
         *made.prologue,
-        f'export PYTHONPATH={quote(library)}:{quote(job_request.program_folder())}"${{PYTHONPATH:+:$PYTHONPATH}}"',
+        f'export PYTHONPATH={quote(library)}:{quote(keywords_to_job.program_folder())}"${{PYTHONPATH:+:$PYTHONPATH}}"',
         "export PYTHONUNBUFFERED=1",
         *([f"export DASK_DISTRIBUTED__WORKER__LIFETIME__DURATION={lifetime:g}s"] if inside.job.time_limit else []),
         "trap : TERM INT HUP   # only the workers handle these signals",
@@ -484,9 +484,9 @@ def _prologue(made: Plan) -> list[str]:
 
 
 def _no_worker(job: ElasticJob, state: str) -> HpcmlError:
-    problem = f"Job {job.job_id} ended before a worker connected to the scheduler (state in Slurm: {state})"
+    ended = f"Job {job.job_id} ended before a worker connected to the scheduler (state in Slurm: {state})"
     hint = (
         "Check that the nodes can reach this machine (host=… sets the address), and that Python on the nodes has Dask."
     )
     hint += " See also the log of the job."
-    return HpcmlError(problem, place=str(job.log), hint=hint, quote=files.tail(job.log), exit_status=ALLOCATION_LOST)
+    return HpcmlError(ended, place=str(job.log), hint=hint, quote=safe_files.tail(job.log), exit_status=ALLOCATION_LOST)

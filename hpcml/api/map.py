@@ -18,8 +18,8 @@ from submitit.core.utils import DelayedSubmission
 from submitit.local.local import LocalExecutor, LocalJob
 from submitit.slurm.slurm import SlurmInfoWatcher, SlurmJob
 
-from hpcml import files, schedulers
-from hpcml.api import job_request
+from hpcml import safe_files, schedulers
+from hpcml.api import keywords_to_job
 from hpcml.errors import HpcmlError, SiteError, SlurmUnreachableError, UsageError
 from hpcml.paths import RunPaths
 from hpcml.plan.batch_script import directive, join, quote
@@ -78,14 +78,14 @@ def map(  # noqa: A001 - as every library calls it
     _check(function, given, at_once)
     name = getattr(function, "__name__", "") or type(function).__name__
     code = Code(Path(name), cwd=settings_layers.here(), form=Form.MAP)
-    loaded, spec = job_request.parse("hpcml.map", "map", code, {"nodes": 1, **options})
+    loaded, spec = keywords_to_job.parse("hpcml.map", "map", code, {"nodes": 1, **options})
     if not given:
         return []
-    top = job_request.place(loaded, _FOLDER, spec.name)
+    top = keywords_to_job.place(loaded, _FOLDER, spec.name)
     if "%" in str(top):
         hint = "Choose another runs folder with set={'paths.runs': …}."
         raise UsageError("submitit cannot use a runs folder with '%' in its path", place=str(top), hint=hint)
-    made = job_request.plan_at(loaded, spec, top / f"{top.name}.0")
+    made = keywords_to_job.plan_at(loaded, spec, top / f"{top.name}.0")
     if made.inside.job.image:
         hint = "Run without the image: set={'runtime.kind': 'python'}. Or use hpcml.submit() with a script."
         raise SiteError("hpcml.map cannot run inside an image", place=made.inside.job.image, hint=hint)
@@ -93,15 +93,15 @@ def map(  # noqa: A001 - as every library calls it
         note(text)
     if loaded.site.repairs.file_names:
         file_names.keep()
-    job_request.make(top, loaded)
-    lead = enter(made, job_request.program_folder(), spec.environment)
+    keywords_to_job.make(top, loaded)
+    lead = enter(made, keywords_to_job.program_folder(), spec.environment)
     with settings_layers.narrowed_umask():
         if schedulers.get(loaded.site.scheduler).ONE_MACHINE:
             cpus = max(1, spec.size.cpus_per_node)
             return start_here(made, lead, function, given, at_once=at_once or 0, cpus=cpus)
 
         def plan_of(number: int) -> Plan:
-            return job_request.plan_at(loaded, spec, top / f"{top.name}.{number}")
+            return keywords_to_job.plan_at(loaded, spec, top / f"{top.name}.{number}")
 
         return submit(loaded.site, plan_of, lead, function, given, at_once or 0)
 
@@ -166,7 +166,7 @@ class SlurmPoint(SlurmJob):  # type: ignore[misc]
 def enter(made: Plan, folder: str, variables: Sequence[tuple[str, str]]) -> str:
     """Return the shell that leads a process into the environment of the site's runs, and starts Python there."""
     lines = ["#!/bin/bash", f'[ "$PYTHONSAFEPATH" != {settings_layers.SAFE_PATH} ] || unset PYTHONSAFEPATH']
-    lines += [f"umask {made.inside.code.umask:03o}", *job_request.environment(made, *variables)]
+    lines += [f"umask {made.inside.code.umask:03o}", *keywords_to_job.environment(made, *variables)]
     lines += [f'export PYTHONPATH={quote(folder)}"${{PYTHONPATH:+:$PYTHONPATH}}"']
     lines += [f'exec {quote(made.steps[-1].command[0])} -P "$@"', ""]  # -P: no module of the working folder
     return "\n".join(lines)
@@ -212,8 +212,8 @@ def _submit_array(
     pickles = [run.directory / f"{index}.pkl" for index in range(len(points))]
     for point, path in zip(points, pickles, strict=True):
         DelayedSubmission(function, point).dump(path)
-    files.write(run.directory / "enter.sh", lead)
-    files.write(run.script, _script(made, run, len(points), at_once))
+    safe_files.write(run.directory / "enter.sh", lead)
+    safe_files.write(run.script, _script(made, run, len(points), at_once))
     array, nodes = schedulers.get(_SCHEDULER).submit(site, run).job, range(made.inside.job.nodes)
     jobs = [SlurmPoint(run.directory, f"{array}_{index}", nodes) for index in range(len(points))]
     for job, path in zip(jobs, pickles, strict=True):
@@ -249,7 +249,7 @@ def start_here(
     gpus, limit = inside.gpus, inside.job.time_limit
     at_once = at_once or (1 if gpus else max(1, len(os.sched_getaffinity(0)) // cpus))
     top.mkdir(mode=0o700)
-    files.write(top / "enter.sh", lead)
+    safe_files.write(top / "enter.sh", lead)
     jobs: list[LocalJob[Any]] = []
     running: dict[int, LocalJob[Any]] = {}  # by slot: each has GPUs of its own
     atexit.register(_end, jobs)

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hpcml import feature_hooks, files, outputs_brought_back, units
+from hpcml import features_by_point, outputs_brought_back, safe_files, units
 from hpcml.cli import common, ls
 from hpcml.errors import HpcmlError, StorageError, UsageError
 from hpcml.paths import RunPaths
@@ -71,7 +71,7 @@ def run_cancel(options: Namespace) -> int:
 
 def _dividing(run: directories.Run) -> list[directories.Run]:
     """Return the other runs that divide the points of a sweep with this one and have not ended: they would take its."""
-    others = feature_hooks.collected("runs that share work", run)
+    others = features_by_point.collected("runs that share work", run)
     return going(run.paths.directory.parent, [other for other in others if other != run.id])
 
 
@@ -79,7 +79,7 @@ def going(runs: Path, ids: Sequence[str]) -> list[directories.Run]:
     """Return those of some runs that have not ended, or may not have."""
     from hpcml.runs import handle
 
-    runs_here = [directories.load(runs / run_id) for run_id in ids if files.is_own_folder(runs / run_id)]
+    runs_here = [directories.load(runs / run_id) for run_id in ids if safe_files.is_own_folder(runs / run_id)]
     return [standing.run for standing in handle.standings(runs_here) if standing.alive]
 
 

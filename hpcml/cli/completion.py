@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpcml import assets, feature_hooks, kinds
+from hpcml import assets, features_by_point, kinds
 from hpcml.cli import commands
 from hpcml.cli.commands import COMMANDS
 from hpcml.errors import HpcmlError
@@ -296,7 +296,7 @@ def _run_names(line: Line, current: str) -> Iterator[Candidate]:
 
 def _sweeps(line: Line, _: str) -> Iterator[Candidate]:
     if not line.host:
-        for name in feature_hooks.collected("names of sweeps", line.runs()):
+        for name in features_by_point.collected("names of sweeps", line.runs()):
             yield name, ""
 
 
@@ -308,7 +308,7 @@ def _examples(_: Line, __: str) -> Iterator[Candidate]:
 
 
 def _definitions(_: Line, __: str) -> Iterator[Candidate]:
-    for name in feature_hooks.collected("names of definitions"):
+    for name in features_by_point.collected("names of definitions"):
         yield name, "ships with hpcml"
     yield FILES
 

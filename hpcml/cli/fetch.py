@@ -16,10 +16,10 @@ from hpcml import outputs_brought_back, subprocesses
 from hpcml.cli import common
 from hpcml.cli.common import metered
 from hpcml.errors import NotFoundError, StorageError, UsageError
-from hpcml.files import parsed
 from hpcml.remote import answers, fetched, login_call, transfer
 from hpcml.remote.transfer import Entry, Offer
 from hpcml.runs import files_of_killed_runs, record
+from hpcml.safe_files import parsed
 from hpcml.terminal import note, say
 from hpcml.units import counted, format_bytes
 

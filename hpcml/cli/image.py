@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from hpcml import terminal, units
 from hpcml.cli import common
 from hpcml.errors import IMAGE, ConfigError, HpcmlError, ImageError, NotFoundError, StorageError
-from hpcml.images import build, check, sif
+from hpcml.images import build, check, definitions, sif
 from hpcml.runs import directories
 from hpcml.sites import settings_layers
 from hpcml.terminal import say, say_fitted, shown
@@ -34,7 +34,7 @@ def add_options(parser: ArgumentParser) -> None:
         "ls": "[OPTIONS] [FOLDER…]",
     }
     parser.usage = "\n".join(f"hpcml image {what} {words}" for what, words in usage.items())
-    shipped = ", ".join(sif.shipped_definitions())
+    shipped = ", ".join(definitions.shipped_definitions())
     parser.epilog = f"DEFINITION is a .def file or the name of a definition that ships with hpcml: {shipped}."
     verbs = parser.add_subparsers(prog="hpcml image", dest="what", metavar="build|show|check|ls", required=True)
 
@@ -115,7 +115,7 @@ def _program(options: Namespace, loaded: LoadedSite) -> build.Program:
 
 
 def _build(options: Namespace, loaded: LoadedSite) -> int:
-    source = sif.find_definition(options.definition, common.here())
+    source = definitions.find_definition(options.definition, common.here())
     out = settings_layers.user_path(options.out or f"{source.name}.sif").absolute()
     tool = _program(options, loaded)
     given = build.parse_arguments(options.build_arg or ())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpcml import feature_hooks
+from hpcml import features_by_point
 from hpcml.cli import common, submit
 from hpcml.errors import NotFoundError
 from hpcml.sites import settings_layers
@@ -40,7 +40,7 @@ def run(options: Namespace) -> int:
     spec = submit.service_spec(options, Form.JUPYTER)
     spec = spec.changed(idle=idle, cwd=notebook_folder(spec.code.cwd, options.notebook_dir))
     if getattr(options, "in") is not None:
-        return int(feature_hooks.only("run in a kept allocation")(options, spec))
+        return int(features_by_point.only("run in a kept allocation")(options, spec))
     return submit.start(options, spec)
 
 

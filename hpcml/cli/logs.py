@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpcml import earlier_names, feature_hooks, files, kinds
+from hpcml import earlier_names, features_by_point, kinds, safe_files
 from hpcml.cli import common
 from hpcml.errors import NotFoundError, UsageError
 from hpcml.paths import SCRIPT
@@ -155,12 +155,12 @@ def _of_point(options: Namespace, number: int) -> tuple[directories.Run, str]:
 
     runs = common.runs_folder(options)
     name = options.run if options.role else "last"
-    if name not in feature_hooks.collected("names of sweeps", runs):
+    if name not in features_by_point.collected("names of sweeps", runs):
         request = records.Record(directories.find(runs, name).paths).request
         if not (request and request.spec.sweep):
             raise UsageError("Only a sweep has points", place=name, hint="List your sweeps: hpcml sweep status.")
         name = request.spec.sweep
-    key, run_id = feature_hooks.only("log of a point")(runs, name, number)
+    key, run_id = features_by_point.only("log of a point")(runs, name, number)
     return directories.find(runs, run_id), f"{handle.OF_POINT}{key}"
 
 
@@ -191,7 +191,7 @@ def _attempt_alone(options: Namespace, run: directories.Run, role: str) -> int:
 
 def _start_of_last(path: Path, lines: int) -> int:
     """Return the position at which the last lines of a log begin; one that is not ended yet counts."""
-    with directories.storage(path), open(files.open_regular(path), "rb") as file:
+    with directories.storage(path), open(safe_files.open_regular(path), "rb") as file:
         start = end = file.seek(0, os.SEEK_END)
         breaks = 0
         while start > 0:

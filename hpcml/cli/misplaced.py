@@ -8,7 +8,7 @@ from pathlib import Path
 
 from hpcml.errors import UsageError
 from hpcml.options.table import TAKES_VALUE
-from hpcml.runs import modules_reached
+from hpcml.runs import modules_code_uses
 from hpcml.runs.checks import script_checks
 
 
@@ -35,7 +35,7 @@ def check(arguments: Sequence[str], here: Path, prog: str) -> None:
     own = list(arguments[: arguments.index("--")]) if "--" in arguments else list(arguments)
     options = [word.partition("=")[0] for word in own]
     asked = {word for word in TAKES_VALUE.keys() & options if word.startswith("--")}  # short ones may mean anything
-    file = modules_reached.module_file(here / script[3:]) if is_module else here / script
+    file = modules_code_uses.module_file(here / script[3:]) if is_module else here / script
     if not asked or file is None or not file.is_file():
         return  # a module of the environment may take any option
     folder = here if is_module else file.resolve().parent

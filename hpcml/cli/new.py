@@ -10,7 +10,7 @@ from difflib import SequenceMatcher
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpcml import assets, files
+from hpcml import assets, safe_files
 from hpcml.cli import common
 from hpcml.errors import StorageError, UsageError, did_you_mean, nearest
 from hpcml.terminal import say_fitted
@@ -92,7 +92,7 @@ def _check(name: str, stem: str, example: str, shipped: Collection[str]) -> None
 def _write(path: Path, text: bytes) -> None:
     """Write a file that is not there yet, whole or not at all."""
     try:
-        descriptor = files.create(path, 0o666)
+        descriptor = safe_files.create(path, 0o666)
     except FileExistsError:
         raise UsageError(f"{path} already exists", place="hpcml new", hint="Choose another name.") from None
     except OSError as error:

@@ -13,7 +13,7 @@ from importlib import metadata, util
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpcml import __version__, assets, files
+from hpcml import __version__, assets, safe_files
 from hpcml.cli import common, pack_start
 from hpcml.errors import StorageError, UsageError
 from hpcml.terminal import say_fitted
@@ -53,7 +53,7 @@ def run(options: Namespace) -> int:
         raise UsageError(f"{path} already exists", place="hpcml pack", hint="Choose another name, or add --force.")
     data = make()
     try:
-        files.write(path, data, _MODE)
+        safe_files.write(path, data, _MODE)
     except OSError as error:
         hint = "Free disk space, or choose another file with -o."
         raise StorageError(f"{path} cannot be written: {error.strerror}", place="hpcml pack", hint=hint) from error
@@ -70,13 +70,13 @@ def run(options: Namespace) -> int:
 
 def from_laptop(laptop: Laptop) -> int:
     """Put the file on the login node, which needs no hpcml for that."""
-    from hpcml.remote.delivery import Delivery
+    from hpcml.remote.pack_delivery import Delivery
 
     options, data = laptop.options, make()
     connection = laptop.connect()
     delivery = Delivery(connection, "hpcml pack", options.output, replace=options.force)
     with tempfile.TemporaryDirectory(prefix="hpcml-pack-") as folder, common.metered(len(data)) as sent:  # 0700
-        files.write(Path(folder) / "hpcml.pyz", data, _MODE)
+        safe_files.write(Path(folder) / "hpcml.pyz", data, _MODE)
         delivery.send(Path(folder), sent)
     if options.json:
         result = {"host": connection.host, "path": delivery.path, "version": __version__, "bytes": len(data)}
@@ -125,7 +125,7 @@ def _files(folder: Path, name: str, pattern: str = "**/*") -> Iterator[tuple[str
         inside = path.relative_to(folder)
         left_out = any(part in _LEFT_OUT or part.startswith(".") for part in inside.parts)
         if path.suffix in _KINDS and path.is_file() and not left_out:
-            yield f"{name}/{inside.as_posix()}", files.read(path, ours=False, follow=True)
+            yield f"{name}/{inside.as_posix()}", safe_files.read(path, ours=False, follow=True)
 
 
 def _papers(name: str) -> Iterator[tuple[str, bytes]]:

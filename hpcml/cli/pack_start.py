@@ -40,10 +40,10 @@ def become_newer() -> None:
 
 
 def refuse_shared(archive: str, path: str) -> None:
-    """End if somebody else could replace what is at a path, by the rule of the archive's own hpcml.files."""
+    """End if somebody else could replace what is at a path, by the rule of the archive's own hpcml.safe_files."""
     with zipfile.ZipFile(archive) as members:
-        names = {"__name__": "hpcml.files"}
-        exec(members.read("lib/hpcml/files.py"), names)  # noqa: S102 - it is what runs next
+        names = {"__name__": "hpcml.safe_files"}
+        exec(members.read("lib/hpcml/safe_files.py"), names)  # noqa: S102 - it is what runs next
     for who in names["replaceable"](pathlib.Path(path)):  # type: ignore[operator]
         fail(
             "Other users can replace the unpacked files in "

@@ -11,10 +11,6 @@ from hpcml.terminal import note, say
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
-    from pathlib import Path
-
-    from hpcml.runs import directories
-    from hpcml.runs import status as run_status
 
 
 def add_options(parser: ArgumentParser) -> None:
@@ -23,32 +19,6 @@ def add_options(parser: ArgumentParser) -> None:
     common.add_site(parser)
     common.add_json(parser, "print the report's data as JSON (report.json)")
     parser.add_argument("--open", action="store_true", help="open the report in a browser on this machine")
-
-
-def files_of(run: directories.Run) -> list[tuple[str, Path]]:
-    """Return the page of an ended run's report with its title, if there is one."""
-    from hpcml.runs import report
-
-    page = report.page_of(run)
-    return [("report", page)] if page else []
-
-
-def advice_of(run: directories.Run, status: run_status.Status) -> list[tuple[str, str]]:
-    """Return the resources of which a run that succeeded could have asked less, with a title."""
-    from hpcml.runs import report
-
-    page = None if status.exit_status else report.page_of(run)
-    return [("smaller", text) for text in report.smaller(page)] if page else []
-
-
-def commands_of(run: directories.Run) -> list[tuple[str, str]]:
-    """Return the commands that make an ended run's report if it has none, and open its profiles, with a title."""
-    from hpcml.report import ending
-    from hpcml.runs import record, report
-
-    missing = record.newest_attempt(run.paths) is not None and report.page_of(run) is None
-    page = [("report", f"hpcml report {run.id}")] if missing else []
-    return page + [("profile", command) for command in ending.profile_commands(run.paths)]
 
 
 def run(options: Namespace) -> int:

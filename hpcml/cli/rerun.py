@@ -8,7 +8,7 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpcml import files
+from hpcml import safe_files
 from hpcml.cli import common, submit
 from hpcml.errors import HpcmlError, StorageError, UsageError
 from hpcml.options.reading import request_of
@@ -129,7 +129,7 @@ def _take_over(options: Namespace, request: RecordedRequest) -> None:
 def _variables(path: Path) -> list[str]:
     """Return the variables of a run as ``--env`` takes them."""
     try:
-        return [word for word in shlex.split(files.read(path).decode()) if word != "export"]
+        return [word for word in shlex.split(safe_files.read(path).decode()) if word != "export"]
     except OSError as error:
         hint = "Submit the script again: hpcml submit --env … SCRIPT."
         raise StorageError(

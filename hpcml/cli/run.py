@@ -10,12 +10,12 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from hpcml import feature_hooks, schedulers, subprocesses
+from hpcml import features_by_point, schedulers, subprocesses
 from hpcml.cli import common, submit
 from hpcml.errors import SiteError, SlurmUnreachableError, UsageError
 from hpcml.options.table import OPTIONS
 from hpcml.request.record import RunRequest
-from hpcml.schedulers import allocation
+from hpcml.schedulers import existing_allocation
 from hpcml.terminal import note, say_lines
 from hpcml.units import Memory, TimeLimit
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from hpcml.paths import RunPaths
     from hpcml.runs import directories
     from hpcml.runs.submit import Prepared
-    from hpcml.schedulers.allocation import Allocation
+    from hpcml.schedulers.existing_allocation import Allocation
 
 _STEPS_END = 30.0  # seconds that the run's steps have when it has written its end
 _LONGER = 5.0  # seconds by which a time limit must have been put off to count
@@ -62,18 +62,18 @@ def run(options: Namespace) -> int:
 
     if getattr(options, "in") is not None:
         options.wait = not (options.detach or options.dry_run)
-        return int(feature_hooks.only("run in a kept allocation")(options, submit.script_spec(options)))
+        return int(features_by_point.only("run in a kept allocation")(options, submit.script_spec(options)))
     for name in ("no_wait", "detach"):
         if getattr(options, name):
             raise UsageError(f"{OPTIONS[name].word} needs --in", place=OPTIONS[name].word, hint="Add --in RUN.")
-    given = allocation.current()
+    given = existing_allocation.current()
     prepared = prepare(fitted(submit.script_spec(options), given), schedulers.in_allocation)
     submit.tell_notes(prepared, seen=not options.dry_run)
     if options.dry_run:
         submit.show(options, prepared, asks=False)
         return 0
     try:
-        others = allocation.other_steps(given.job)
+        others = existing_allocation.other_steps(given.job)
     except SlurmUnreachableError:
         others = []  # a note less
     if others:
@@ -184,7 +184,7 @@ class _Ending:
         """Pass on from now what is meant for the run."""
         self.paths = paths
         if self.asked:
-            allocation.note(paths, "terminate")
+            existing_allocation.note(paths, "terminate")
         if given.end:
             threading.Thread(target=self._tell_of_the_limit, args=(given.end, lead), daemon=True).start()
 
@@ -194,18 +194,18 @@ class _Ending:
             say_lines(f"\nhpcml: stopping the run ({name}); the allocation remains.", sys.stderr)
         self.asked = True
         if self.paths:
-            allocation.note(self.paths, "terminate")
+            existing_allocation.note(self.paths, "terminate")
 
     def _tell_of_the_limit(self, end: float, lead: float) -> None:
         assert self.paths is not None
         while True:
             time.sleep(max(0.0, end - lead - time.time()))
             try:
-                later = allocation.current().end
+                later = existing_allocation.current().end
             except (SiteError, SlurmUnreachableError, UsageError):
                 later = end
             if later <= end + _LONGER:
-                allocation.note(self.paths, "time-limit")
+                existing_allocation.note(self.paths, "time-limit")
                 return
             end = later
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from hpcml.sites.schema import Fact
-    from hpcml.survey.draft import Draft
+    from hpcml.survey.profile_draft import Draft
 
 # A key of a table that the other profile has not, as a partition's: that it has a default there tells nothing.
 _NOT_THERE = (None, "default")

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpcml import files, subprocesses, typed_json
+from hpcml import safe_files, subprocesses, typed_json
 from hpcml.cli import common, tunnel
 from hpcml.config_trust import HPCML
 from hpcml.errors import UsageError
@@ -54,7 +54,7 @@ def run(options: Namespace) -> int:
     folder = routes.process_folder((connection.places if connection else ssh.places()).files, "session-")
     try:
         relay = _prepared(options, connection, routes.session_key(folder))
-        user = connection.user if connection else files.account(os.getuid())
+        user = connection.user if connection else safe_files.account(os.getuid())
         values = {"run": relay.run, "relay": Path(relay.folder).name}
         role = "proxy" if login else "sshd"
         nodes = node_ssh.write(folder, relay, user, lambda node: [*start, *_words(options, role, node=node, **values)])

@@ -7,7 +7,7 @@ import shlex
 import sys
 from typing import TYPE_CHECKING
 
-from hpcml import feature_hooks
+from hpcml import features_by_point
 from hpcml.cli import commands, common
 from hpcml.errors import MEANING, STOPPED, UNREACHABLE, UsageError, did_you_mean, nearest
 from hpcml.states import Phase
@@ -78,7 +78,7 @@ def show(run: directories.Run, *, as_json: bool, all_notes: bool, host: str) -> 
         )
         status = status.changed(services=tuple(named))
     before = attempt_history.earlier(Recorded(run.paths), status.progress.attempt)
-    lines = _lines(status, feature_hooks.only("cause of a state")(run, status), before, request["asked"])
+    lines = _lines(status, features_by_point.only("cause of a state")(run, status), before, request["asked"])
     lines += [("results", common.typed(request["results"], sys.stdout))] if request["results"] else []
     notes = request["notes"]
     if notes and not all_notes:
@@ -89,9 +89,9 @@ def show(run: directories.Run, *, as_json: bool, all_notes: bool, host: str) -> 
         say(f"  | {line}")
     _say_lines(lines[head:] + [("note", str(text)) for text in notes if all_notes])
     if status.over:
-        for title, path in feature_hooks.collected("files of an end", run):
+        for title, path in features_by_point.collected("files of an end", run):
             say(f"{title:<10} {common.typed(path, sys.stdout)}")
-        for title, command in feature_hooks.collected("commands of an end", run):
+        for title, command in features_by_point.collected("commands of an end", run):
             say(f"{title:<10} {common.from_host(host, command)}")  # whole: it is to be copied
     if status.phase == Phase.PREPARED and run.submission:
         say("Submit the run with:")

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from hpcml import feature_hooks, files, typed_json
+from hpcml import features_by_point, safe_files, typed_json
 from hpcml.cli import commands, common
 from hpcml.errors import CANCELLED, MEANING, NO_PROGRESS, STOPPED, HpcmlError, UsageError
 from hpcml.options.parser import add_to
@@ -87,7 +87,7 @@ def script_spec(options: Namespace) -> RunRequest:
     from hpcml.runs.submit import script_request
 
     arguments = options.script_words if options.caller is None else options.caller.stage(options.script_words)
-    for check in feature_hooks.added("check of arguments"):
+    for check in features_by_point.added("check of arguments"):
         check(arguments, common.here(), options.parser.prog)
     if getattr(options, "translate", False):
         from hpcml.runs import translated
@@ -336,7 +336,7 @@ def _show_failed_rank(run: directories.Run, last: run_status.Status, clear: Call
     clear()
     rank, node = last.ending.rank, last.ending.node
     say(f"  rank {rank:<6} last lines of its log on {node} (all lines: hpcml logs {run.id} rank:{rank})", sys.stderr)
-    lines = files.tail(merged_rank_logs.of_failed(run, last), _OF_FAILED_RANK)
+    lines = safe_files.tail(merged_rank_logs.of_failed(run, last), _OF_FAILED_RANK)
     Raw(sys.stdout, of_user=True).write("".join(f"{line}\n" for line in lines).encode(), last=True)
 
 
@@ -346,15 +346,15 @@ def _tell_files(run: directories.Run, last: run_status.Status, host: str) -> Non
 
     lines = [("results", common.typed(run.paths.out, sys.stderr))] if status.has_results(run) else []
     lines += [
-        (title, common.typed(path, sys.stderr)) for title, path in feature_hooks.collected("files of an end", run)
+        (title, common.typed(path, sys.stderr)) for title, path in features_by_point.collected("files of an end", run)
     ]
     lines += [("fetch", common.from_host(host, f"hpcml fetch {run.id}"))] if host and lines else []
-    lines += feature_hooks.collected("advice at an end", run, last)
+    lines += features_by_point.collected("advice at an end", run, last)
     for title, text in lines:
         common.say_row(title, text)
     if "task-output" in last.progress.times:
         say(f"  tasks      output of the Dask tasks: hpcml logs {run.id} worker", sys.stderr)
-    for title, command in feature_hooks.collected("commands of an end", run):
+    for title, command in features_by_point.collected("commands of an end", run):
         say(f"  {title:<11}{common.from_host(host, command)}", sys.stderr)  # whole: it is to be copied
 
 
@@ -367,7 +367,7 @@ def _tell_end(run: directories.Run, last: run_status.Status, *, as_json: bool) -
         explain(last)
     if not last.exit_status or as_json:
         return
-    for tell in feature_hooks.added("cause of an end"):
+    for tell in features_by_point.added("cause of an end"):
         tell(run, last)
     if last.ending.by == "script" and last.hint:
         say_message(f"hpcml: {last.hint}")

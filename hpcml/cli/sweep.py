@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpcml import feature_hooks, files
+from hpcml import features_by_point, safe_files
 from hpcml.cli import common, submit
 from hpcml.errors import NotFoundError, UsageError, nearest
 from hpcml.options.table import TAKES_VALUE
@@ -257,8 +257,8 @@ def _prepared(options: Namespace, spec: RunRequest, jobs: int) -> tuple[Any, Pre
     if jobs > 1:
         hint = "Remove --jobs. --at-once N runs N points in parallel."
         raise UsageError("A sweep in a hold is one run, without jobs of its own", place="--jobs", hint=hint)
-    hold, spec = feature_hooks.only("place in a kept allocation")(options, spec)
-    return hold, feature_hooks.only("plan in a kept allocation")(hold, submission.with_python(spec))
+    hold, spec = features_by_point.only("place in a kept allocation")(options, spec)
+    return hold, features_by_point.only("plan in a kept allocation")(hold, submission.with_python(spec))
 
 
 def _typed(options: Namespace) -> tuple[str, ...]:
@@ -488,7 +488,7 @@ def _rm(options: Namespace, runs: Path, name: str) -> int:
     from hpcml.cli import cancel_rm
 
     sweep, folder = record.find(runs, name), record.path_of(runs, name).parent
-    ids = [run_id for run_id in sweep.runs if files.is_own_folder(runs / run_id)]
+    ids = [run_id for run_id in sweep.runs if safe_files.is_own_folder(runs / run_id)]
     removal = cancel_rm.removal_of_all(options, runs, ids)
     what = f"the sweep '{name}' with {removal.summary}"
     if options.dry_run:
@@ -573,7 +573,7 @@ def _target(options: Namespace, option: str, text: str) -> Path:
 def _write(path: Path, content: str | bytes) -> None:
     """Put a file in place, whole or not at all, and say where it is."""
     with directories.storage(path):
-        files.write(path, content, 0o666 & ~settings_layers.user_umask())
+        safe_files.write(path, content, 0o666 & ~settings_layers.user_umask())
     say(common.typed(path, sys.stdout))
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple, TextIO
 
-from hpcml import attempt_history, files, kinds
+from hpcml import attempt_history, kinds, safe_files
 from hpcml.failures.end import Reason
 from hpcml.kind import Stage
 from hpcml.paths import RunPaths
@@ -65,7 +65,7 @@ class Tail:
         """
         with directories.storage(self.path):
             try:
-                with open(files.open_regular(self.path), "rb") as file:
+                with open(safe_files.open_regular(self.path), "rb") as file:
                     file.seek(self.position)
                     data = file.read(min(most, 1 << 20))
             except FileNotFoundError:

@@ -15,12 +15,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
-from hpcml import files, schedulers, subprocesses, units
+from hpcml import safe_files, schedulers, subprocesses, units
 from hpcml.config_trust import HPCML
 from hpcml.doctor import scheduler
 from hpcml.doctor.finding import Examination, Finding, clause, green, not_applicable, red, yellow
 from hpcml.errors import HpcmlError
-from hpcml.images import sif
+from hpcml.images import problems, sif
 from hpcml.plan.container import image_of
 from hpcml.plan.make_plan import ADAPTERS, named_adapters
 from hpcml.remote import ssh
@@ -194,7 +194,7 @@ def judge_quota(text: str) -> Iterator[Finding]:
 def file_system(exam: Examination) -> Finding:
     """Whether files of a run can be written, renamed and locked where runs are, and have times of this clock."""
     folder = _existing(exam.runs)
-    if not files.replaceable(folder):  # elsewhere others give folders of ours another name
+    if not safe_files.replaceable(folder):  # elsewhere others give folders of ours another name
         _sweep(folder)
     hint = "Keep runs on another file system that all nodes share: --set paths.runs=…."
     doing = "be made"
@@ -234,7 +234,7 @@ def _trial(folder: Path) -> Iterator[int]:
     place = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         if os.listdir(place):
-            raise files.ForeignError("another user replaces files that hpcml creates in this folder", path)
+            raise safe_files.ForeignError("another user replaces files that hpcml creates in this folder", path)
         try:
             yield place
         finally:
@@ -259,7 +259,7 @@ def _sweep(folder: Path) -> None:
     """Remove what checks left that were late: a file system that hung does not hang for ever."""
     for left in folder.glob(f"{_TRIAL}*"):
         with contextlib.suppress(OSError):
-            if time.time() - left.lstat().st_mtime > _OLD and files.is_own_folder(left):
+            if time.time() - left.lstat().st_mtime > _OLD and safe_files.is_own_folder(left):
                 shutil.rmtree(left, ignore_errors=True)
 
 
@@ -348,10 +348,10 @@ def image(exam: Examination) -> Finding:
     except HpcmlError as error:
         return red(f"{clause(error.message)} ({path})", error.hint, image=path)
     data = {"image": path, "architecture": described.architecture, "cuda": described.cuda, "kind": described.kind}
-    problems = sif.problems(described, cuda=exam.site.gpu.cuda, gpus=int(bool(described.cuda)), machine=sif.machine())
-    if not problems:
+    found = problems.problems(described, cuda=exam.site.gpu.cuda, gpus=bool(described.cuda), machine=problems.machine())
+    if not found:
         return green(f"{path} is built for {described.architecture or 'an unknown machine'}", **data)
-    first = problems[0]
+    first = found[0]
     return (red if first.fatal else yellow)(first.what, first.hint, **data)
 
 

@@ -23,8 +23,8 @@ from hpcml.errors import HpcmlError
 from hpcml.gpu_vendor import VENDOR
 from hpcml.images import sif
 from hpcml.node.hardware import record
+from hpcml.node.hardware.problems_for_run import Demand, find_troubles
 from hpcml.node.hardware.record import NEEDS, Disk, Disks, Node, Slot
-from hpcml.node.hardware.troubles import Demand, find_troubles
 from hpcml.plan.container import image_of
 
 _NEAR = ("PIX", "PXB")

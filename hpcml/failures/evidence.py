@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from hpcml import earlier_names, files, typed_json
+from hpcml import earlier_names, safe_files, typed_json
 from hpcml.failures.end import ProcessEnd
 from hpcml.failures.note import script_error, table
 from hpcml.failures.rule import Rule, Where
@@ -137,7 +137,7 @@ def pieces(path: Path, begin: int = 0) -> list[Piece]:
     What is in its first bytes up to ``begin`` does not count: an earlier attempt wrote it.
     """
     try:
-        descriptor = files.open_regular(path)
+        descriptor = safe_files.open_regular(path)
     except OSError:
         return []  # it is no evidence
     with open(descriptor, "rb") as file:
@@ -207,7 +207,7 @@ def _ends_of_processes(log: Log, mark: Path) -> list[Hit]:
 def _place_in_log(path: Path, size: int) -> tuple[int, str]:
     """Return the number of the line behind the first bytes of a log, and the last error in the lines before it."""
     try:
-        descriptor = files.open_regular(path)
+        descriptor = safe_files.open_regular(path)
     except OSError:
         return 0, ""
     with open(descriptor, "rb") as file:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from hpcml.errors import STOPPED
 from hpcml.failures.end import End
-from hpcml.files import tail
 from hpcml.kind import Role
 from hpcml.paths import RunPaths
+from hpcml.safe_files import tail
 from hpcml.units import expand_hosts
 
 QUOTE = (12, 300)  # lines that are quoted, and characters of each

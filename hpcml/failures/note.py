@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hpcml import files
+from hpcml import safe_files
 
 _LONGEST, _LONGEST_ERROR = 4096, 32 << 10  # bytes
 
@@ -21,7 +21,7 @@ class Note(NamedTuple):
 
     def write(self, path: Path) -> None:
         """Put the note in place, as image.sh and step.sh do; OSError if it cannot be written."""
-        files.write(path, f"{self.reason}\n{' '.join(self.what.split())}\n")
+        safe_files.write(path, f"{self.reason}\n{' '.join(self.what.split())}\n")
 
 
 NONE = Note()
@@ -30,16 +30,16 @@ NONE = Note()
 def read_note(path: Path) -> Note:
     """Return a role's note, an empty one if there is none that can be read."""
     try:
-        reason, what, *_ = files.read(path, _LONGEST).decode(errors="replace").split("\n")
+        reason, what, *_ = safe_files.read(path, _LONGEST).decode(errors="replace").split("\n")
     except (OSError, ValueError):
         return NONE
     return Note(reason, what)
 
 
-def table(path: Path, limit: int = files.RECORD) -> dict[str, Any]:
+def table(path: Path, limit: int = safe_files.RECORD) -> dict[str, Any]:
     """Return the table of a JSON file of the run; empty if the file is missing or has no table, and is no evidence."""
     try:
-        content = files.read_json(path, limit)
+        content = safe_files.read_json(path, limit)
     except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}

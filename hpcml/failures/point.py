@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
-from hpcml import files, typed_json
+from hpcml import safe_files, typed_json
 
 OK, FAILED, PRUNED = "ok", "failed", "pruned"  # a pruned point is no failure
 LARGEST = 1 << 20  # bytes of a point's record
@@ -65,4 +65,4 @@ def read(path: Path, run: str) -> PointEnd:
     ValueError
         If it is damaged.
     """
-    return typed_json.read(PointEnd, files.read_json(path, LARGEST))._replace(run=run)
+    return typed_json.read(PointEnd, safe_files.read_json(path, LARGEST))._replace(run=run)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from hpcml import files
+from hpcml import safe_files
 from hpcml.errors import signal_name, signal_of_status
 from hpcml.failures.note import NONE, Note
 from hpcml.failures.rule import Where
@@ -41,7 +41,7 @@ def of_role(status: int, log: Sequence[str], note: Note = NONE) -> Explanation:
     """Return the end of a role, by its exit status, the last lines of its log and its note."""
     last = log[-1].strip() if log else ""
     if status == NOT_EXECUTABLE and (program := _FORMAT.search("\n".join(log))):
-        kind = files.architecture_of(Path(program[1]))
+        kind = safe_files.architecture_of(Path(program[1]))
         built = f"is built for {kind}, but" if kind else "is built for another processor:"
         why = f"{built} {note.what or 'the node cannot execute it'}"
         clause = f"exited with status {status}: its interpreter {program[1]} {why}"

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hpcml import files
+from hpcml import safe_files
 from hpcml.errors import IDLE, TIME_LIMIT
 from hpcml.failures.note import table
 from hpcml.paths import RunPaths
@@ -175,7 +175,7 @@ class Sources:
         """Return a frame with its source line."""
         if file not in self.lines:
             try:
-                text = files.read(Path(file)).decode(errors="replace") if file.startswith(self.copy) else ""
+                text = safe_files.read(Path(file)).decode(errors="replace") if file.startswith(self.copy) else ""
             except OSError:
                 text = ""
             self.lines[file] = text.splitlines()

@@ -18,12 +18,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from hpcml import __version__, assets, files, subprocesses, units
+from hpcml import __version__, assets, safe_files, subprocesses, units
 from hpcml.config_trust import HPCML, TYPED, Named
 from hpcml.errors import HpcmlError, ImageError, NotFoundError, StorageError, UsageError, did_you_mean, nearest
 from hpcml.failures.rule import Where
 from hpcml.failures.rules import meaning
-from hpcml.images.sif import Definition, Image, inspect
+from hpcml.images.definitions import Definition
+from hpcml.images.sif import Image, inspect
 from hpcml.sites import settings_layers
 
 # -- the program that builds and runs images: Apptainer, SingularityCE or Singularity ---------------------------------
@@ -381,7 +382,7 @@ def _folder(parent: Path, prefix: str, message: str, hint: str) -> Iterator[Path
 
 def digest(path: Path) -> str:
     """Return ``sha256:…`` of a file; raise OSError if it cannot be read."""
-    with open(files.open_regular(path, ours=False, follow=True), "rb") as file:
+    with open(safe_files.open_regular(path, ours=False, follow=True), "rb") as file:
         return "sha256:" + hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -409,7 +410,7 @@ def _put(out: Path, new: Path, record: dict[str, object]) -> dict[str, object]:
     new_record = new.with_name(f"{new.name}.json")
     try:
         record["digest"] = digest(new)
-        files.write(new_record, json.dumps(record, indent=1) + "\n", 0o666)
+        safe_files.write(new_record, json.dumps(record, indent=1) + "\n", 0o666)
         beside.unlink(missing_ok=True)
         new.chmod(new.stat().st_mode | 0o111)
         new.rename(out)

@@ -7,12 +7,13 @@ import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from hpcml import assets, files, subprocesses, units
+from hpcml import assets, safe_files, subprocesses, units
 from hpcml.failures.rule import Where
 from hpcml.failures.rules import meaning
 from hpcml.gpu_vendor import VENDOR
 from hpcml.images.build import Program, ask, last_lines
-from hpcml.images.sif import PREFIX, Image, machine, problems
+from hpcml.images.problems import machine, problems
+from hpcml.images.sif import PREFIX, Image
 from hpcml.node.hardware import record
 from hpcml.node.hardware.record import NEEDS, Contents
 from hpcml.sites.settings_layers import process_environment
@@ -155,7 +156,7 @@ def _contents(answer: subprocesses.Answer) -> Contents | None:
     if answer.code != 0 or not lines:
         return None
     try:
-        contents = record.read(Contents, files.parsed(json.loads, lines[-1]))
+        contents = record.read(Contents, safe_files.parsed(json.loads, lines[-1]))
     except ValueError:
         return None  # the caller reports it, with the output that came instead
     return contents if re.fullmatch(r"(\d{1,6}(\.\d+)*)?", contents.driver) else None

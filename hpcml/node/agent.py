@@ -17,7 +17,6 @@ from typing import Any, NamedTuple, Protocol
 
 from hpcml.errors import signal_name
 from hpcml.failures.end import MemoryLimit, ProcessEnd
-from hpcml.files import size_of
 from hpcml.node import (
     process_helpers,
     scratch,
@@ -27,10 +26,11 @@ from hpcml.node import (
     silent_supervisor,
     stacks,
 )
+from hpcml.node.context import Context
+from hpcml.node.events_and_end import leave_note
 from hpcml.node.link.uplink import Uplink
 from hpcml.node.oom_and_hangs import oom_kills
-from hpcml.node.outcome import leave_note
-from hpcml.node.settings import Context
+from hpcml.safe_files import size_of
 from hpcml.services import Wanted
 from hpcml.units import in_mib
 

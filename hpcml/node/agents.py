@@ -10,13 +10,13 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from hpcml.files import create
 from hpcml.node import services, shared_files, stacks
 from hpcml.node.link.hub import Hub
 from hpcml.node.link.messages import Events, sign_every
 from hpcml.node.process_helpers import Process
 from hpcml.node.run_state import LOOK_EACH, SLOW_TICK, RunState
-from hpcml.node.versions import Comparison
+from hpcml.node.versions_and_clocks import Comparison
+from hpcml.safe_files import create
 
 Mark = dict[str, Any]  # what an agent says of its node (hpcml.node.agent.Node.mark)
 

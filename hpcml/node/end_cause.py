@@ -17,10 +17,10 @@ from hpcml.failures.role_end import CONTAINER_FAILED, RoleEnd, not_entered, of_r
 from hpcml.failures.rules import BY_NAME
 from hpcml.kind import Role
 from hpcml.node import full_disk, shared_files
+from hpcml.node.context import Context
+from hpcml.node.events_and_end import EventLog, RunEndedError
 from hpcml.node.job import end_time, job_id, number_in_logs
-from hpcml.node.outcome import EventLog, RunEndedError
 from hpcml.node.process_helpers import Process, output
-from hpcml.node.settings import Context
 from hpcml.states import State
 
 LINE = 1.0  # seconds that Slurm's line has, which another process writes beside its signal

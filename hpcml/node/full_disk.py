@@ -15,9 +15,9 @@ import sys
 from pathlib import Path
 from typing import Any, TextIO
 
-from hpcml.files import create, write
 from hpcml.node import shared_files
 from hpcml.paths import RESERVE_COUNT, RESERVE_SIZE, RunPaths
+from hpcml.safe_files import create, write
 
 FULL = {errno.ENOSPC: "the file system is full", errno.EDQUOT: "the quota is used up"}
 LITTLE = 65536  # bytes that a file system must take to count as not full
@@ -130,7 +130,7 @@ class _Patient(io.FileIO):
     def write(self, data: Any, /) -> int:
         try:
             return super().write(data) or 0
-        except OSError:  # there is nobody left to tell; see outcome.or_a_full_disk()
+        except OSError:  # there is nobody left to tell; see events_and_end.or_a_full_disk()
             return memoryview(data).nbytes
 
 

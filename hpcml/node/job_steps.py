@@ -6,9 +6,9 @@ import os
 from pathlib import Path
 
 from hpcml.failures.job_log import LostTasks
-from hpcml.files import size_of
 from hpcml.kind import Kind
 from hpcml.node.process_helpers import OwnTime, Process
+from hpcml.safe_files import size_of
 
 LAST_WORDS = 1.0  # seconds from a step's end until what its tasks wrote last is there
 _MOST_LOG = 1 << 20  # bytes of the job's log that are read at a time

@@ -10,8 +10,8 @@ from pathlib import Path
 from hpcml import errors
 from hpcml.failures.end import End
 from hpcml.node import full_disk, shared_files
+from hpcml.node.context import Context
 from hpcml.node.job import job_id
-from hpcml.node.settings import Context
 from hpcml.paths import RunPaths
 from hpcml.states import State
 

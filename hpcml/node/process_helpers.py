@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from hpcml.errors import signal_name
-from hpcml.files import state_and_start
+from hpcml.safe_files import state_and_start
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection

@@ -14,7 +14,7 @@ from typing import Any
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # the script's process may import this module, which has no need of it
-    from hpcml.node.settings import Context
+    from hpcml.node.context import Context
 
 _NEEDS = {"dask": "bokeh", "memray": "memray", "rmm": "rmm"}
 # NVIDIA's programs that start the workers' process. They follow forked workers. ncu runs each kernel several times.

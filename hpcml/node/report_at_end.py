@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 from hpcml.node import shared_files
-from hpcml.node.settings import Context
+from hpcml.node.context import Context
 
 REPORT_LONGEST = 3.0  # seconds that the nodes wait for it
 SEEN_UNUSED = 20.0  # seconds of a script after which samples tell that a GPU was not used

@@ -12,9 +12,9 @@ from pathlib import Path
 from hpcml.failures.end import Reason
 from hpcml.kind import Kind
 from hpcml.node import full_disk, prestarted_role, process_helpers
-from hpcml.node.outcome import leave_note
+from hpcml.node.context import Context, load
+from hpcml.node.events_and_end import leave_note
 from hpcml.node.process_helpers import long_import
-from hpcml.node.settings import Context, load
 from hpcml.paths import SUPERVISOR
 from hpcml.repairs import finder
 

@@ -9,17 +9,17 @@ from typing import Any
 
 from hpcml import errors, repairs
 from hpcml.failures.end import End
-from hpcml.files import size_of
 from hpcml.kind import Kind
 from hpcml.node import shared_files
+from hpcml.node.context import Context
 from hpcml.node.end_cause import EndRequests
+from hpcml.node.events_and_end import EventLog, RunEndedError, say
 from hpcml.node.job_steps import Steps
-from hpcml.node.outcome import EventLog, RunEndedError, say
 from hpcml.node.process_helpers import OwnTime
 from hpcml.node.script import interpreter_state
-from hpcml.node.settings import Context
-from hpcml.node.versions import Comparison
+from hpcml.node.versions_and_clocks import Comparison
 from hpcml.repairs.table import REPAIRS, Repair
+from hpcml.safe_files import size_of
 
 TICK = 0.05  # seconds between looks at this node's processes
 SLOW_TICK = 0.5  # seconds between looks at files that other nodes write

@@ -25,7 +25,7 @@ import time
 from pathlib import Path
 from typing import Self
 
-from hpcml import files
+from hpcml import safe_files
 
 SET_TMPDIR = "set TMPDIR to your own folder, or to a folder like /tmp (owned by root, with the sticky bit)"
 SET_SCRATCH = "set paths.scratch in the profile, or TMPDIR, to another folder"
@@ -93,7 +93,7 @@ def why_not(folder: str) -> str:
 
     In a user namespace, as an image's, the users of the host look like one user: only the modes can be judged there.
     """
-    trusted = {0, os.geteuid()} | files.unknown_users()
+    trusted = {0, os.geteuid()} | safe_files.unknown_users()
     real = Path(os.path.realpath(folder))
     if not real.is_dir():
         return f"{folder} is not a folder on this node"

@@ -15,7 +15,7 @@ from collections.abc import MutableMapping
 from pathlib import Path
 
 from hpcml.node import job, shared_files
-from hpcml.node.settings import Context
+from hpcml.node.context import Context
 from hpcml.paths import LIBRARY
 from hpcml.workload_forms import Form
 

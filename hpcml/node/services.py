@@ -19,9 +19,9 @@ import time
 from pathlib import Path
 
 from hpcml import listeners, socket_relay, typed_json
-from hpcml.files import account, parsed, read, unknown_users
 from hpcml.node import process_helpers, shared_files
-from hpcml.node.settings import Context
+from hpcml.node.context import Context
+from hpcml.safe_files import account, parsed, read, unknown_users
 from hpcml.services import Condition, Found, Wanted, declared
 
 NAME = "hpcml-service"  # of the bridge's process

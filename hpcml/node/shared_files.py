@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from hpcml import files
+from hpcml import safe_files
 from hpcml.paths import AttemptPaths
 
 LOOKS = 500  # a second, of all processes of a run together, at one folder of the shared file system
@@ -23,7 +23,7 @@ def interval(lookers: int) -> float:
 
 def write_json(path: Path, content: object) -> None:
     """Put a JSON file in place."""
-    files.write(path, json.dumps(content) + "\n")
+    safe_files.write(path, json.dumps(content) + "\n")
 
 
 def read_json(path: Path) -> dict[str, Any] | None:

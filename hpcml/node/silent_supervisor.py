@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 
 from hpcml import errors
 from hpcml.failures.end import End
-from hpcml.files import write
+from hpcml.node.context import Context
+from hpcml.node.events_and_end import EventLog, report_end, say, write_status
 from hpcml.node.link.messages import sign_every
-from hpcml.node.outcome import EventLog, report_end, say, write_status
 from hpcml.node.process_helpers import OwnTime
-from hpcml.node.settings import Context
 from hpcml.paths import SCRIPT, SUPERVISOR
+from hpcml.safe_files import write
 
 if TYPE_CHECKING:
     from hpcml.node.link.uplink import Uplink

@@ -1,8 +1,8 @@
 """The stacks of a run's processes on this node, written where ``hpcml stacks`` asks for them.
 
-The Pythons of a run answer a signal by faulthandler (``kinds/dask/node/script/children.py``): each writes into its own
-file in /dev/shm, which never has a name: only its entry in /proc leads to it. py-spy is used where the run's
-environment has it.
+The Pythons of a run answer a signal by faulthandler (``kinds/dask/node/script/sitecustomize_of_run.py``): each writes
+into its own file in /dev/shm, which never has a name: only its entry in /proc leads to it. py-spy is used where the
+run's environment has it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcml.node import prestarted_role, process_helpers, shared_files
-from hpcml.node.settings import Context
+from hpcml.node.context import Context
 
 SIGNAL = signal.SIGRTMIN + 5
 FILE = "/dev/shm/#"  # how Linux shows a file without a name

@@ -11,21 +11,21 @@ import sys
 import time
 import traceback
 
-from hpcml import errors, feature_hooks, outputs_brought_back
+from hpcml import errors, features_by_point, outputs_brought_back
 from hpcml.failures import job_log
 from hpcml.failures.end import End
-from hpcml.files import size_of, write
 from hpcml.kind import Kind, Processes
 from hpcml.node import end_cause, full_disk, next_attempt, scratch, shared_files
+from hpcml.node.context import Context, load
+from hpcml.node.events_and_end import EventLog, RunEndedError, or_a_full_disk, report_end, say, write_status
 from hpcml.node.job import job_id
-from hpcml.node.outcome import EventLog, RunEndedError, or_a_full_disk, report_end, say, write_status
 from hpcml.node.report_at_end import ReportProcess, unused_gpus
 from hpcml.node.run_state import RunState
-from hpcml.node.settings import Context, load
 from hpcml.node.tasks.run_tasks import NO_FOLDER, run_tasks
 from hpcml.node.tasks.task import OneTask
 from hpcml.paths import SUPERVISOR
 from hpcml.run_files import Recorded
+from hpcml.safe_files import size_of, write
 from hpcml.states import State
 
 _PLACE = (
@@ -138,7 +138,7 @@ def _run(state: RunState, processes: Processes) -> End:
         return End(errors.START_FAILED, state.phase, "hpcml", reason, NO_FOLDER)
     try:
         environment = processes.start()
-        queue = feature_hooks.only("queue of points") if state.context.settings.points.sweep else OneTask
+        queue = features_by_point.only("queue of points") if state.context.settings.points.sweep else OneTask
         return run_tasks(state, processes, queue(state, processes, environment | state.script_variables))
     except RunEndedError as ended:
         return ended.end
@@ -226,7 +226,7 @@ def _cause(state: RunState, outcome: End) -> str:
     if not outcome.exit_status:
         return ""
     try:
-        judge = feature_hooks.only("cause of a run")
+        judge = features_by_point.only("cause of a run")
         facts = (outcome, state.kind, state.events.times, context.settings.code.form, state.clocks)
         return str(judge(context.run, context.attempt, *facts))
     except Exception as error:  # noqa: BLE001 - the run's end must be written whatever happens

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpcml import assets, files
+from hpcml import assets, safe_files
 from hpcml.errors import ConfigError, HpcmlError, UsageError
 from hpcml.plan.make_plan import Plan
 
@@ -117,10 +117,10 @@ def _named(folder: Path, name: str) -> tuple[str, str, None] | None:
 def _own(path: Path) -> tuple[str, str, None] | None:
     """Return a template of the user's own and its file, None if there is none."""
     try:
-        return files.read_setting(path), str(path), None
+        return safe_files.read_setting(path), str(path), None
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except files.ForeignError as error:
+    except safe_files.ForeignError as error:
         copy = "Copy the parts of the template that you need into ~/.config/hpcml/templates."
         hint = f"Remove other users' write access: {error.hint}" if error.hint else copy
         raise ConfigError(f"hpcml does not use this template: {error.why}", place=str(path), hint=hint) from error

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hpcml import feature_hooks, kinds, repairs, schedulers, typed_json
+from hpcml import features_by_point, kinds, repairs, schedulers, typed_json
 from hpcml.errors import ConfigError, SiteError, UsageError
 from hpcml.hold_queue import Part
 from hpcml.kind import Kind, Role
@@ -405,7 +405,7 @@ def _inside(site: Site, request: JobRequest, layout: JobLayout, kind: Kind, umas
     workers: Workers = kind.workers(site, spec, layout.memory, layout.cpus)
     if workers.gpu and "rmm" in profilers:
         workers = workers._replace(gpu=workers.gpu._replace(rmm_log_directory=str(request.paths.profiles)))
-    advice = feature_hooks.only("site's advice")(site.report.advice, kind) if site.report.advice else {}
+    advice = features_by_point.only("site's advice")(site.report.advice, kind) if site.report.advice else {}
     in_place = not spec.code.copied or (site.code.snapshot == "none" and not spec.code.staged)
     return Settings(
         kind=spec.kind,

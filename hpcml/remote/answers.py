@@ -18,7 +18,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, NamedTuple, TypedDict, cast, get_type_hints
 
-from hpcml import files, typed_json
+from hpcml import safe_files, typed_json
 from hpcml.errors import ConfigError
 from hpcml.failures.end import End
 from hpcml.runs import status as run_status
@@ -204,7 +204,7 @@ def _parsed(line: str | bytes, host: str, longest: float = LONGEST) -> dict[str,
     if len(line) > longest:
         raise wrong(host, f"the line is too long ({len(line)} bytes)")
     try:
-        content = files.parsed(json.loads, line if isinstance(line, str) else line.decode())
+        content = safe_files.parsed(json.loads, line if isinstance(line, str) else line.decode())
     except ValueError as error:
         raise wrong(host, f"the line is not JSON ({str(error)[:100]})") from error
     if not isinstance(content, dict):

@@ -6,7 +6,7 @@ import contextlib
 import json
 from pathlib import Path
 
-from hpcml import files
+from hpcml import safe_files
 from hpcml.sites.settings_layers import process_environment
 
 _LIMIT = 1 << 20  # bytes of the file
@@ -17,7 +17,7 @@ def folders() -> list[str]:
     """Return the folders that were filled, without links; none if the file is damaged."""
     path = _path()
     with contextlib.suppress(OSError, ValueError, TypeError):
-        return [str(folder) for folder in files.read_json(path, _LIMIT)] if path else []
+        return [str(folder) for folder in safe_files.read_json(path, _LIMIT)] if path else []
     return []
 
 
@@ -28,8 +28,8 @@ def remember(folder: Path) -> None:
         return
     with contextlib.suppress(OSError):  # then it is sent again; a full disk is reported by the fetch itself
         path.parent.mkdir(mode=0o700, exist_ok=True)
-        if files.is_own_folder(path.parent):
-            files.write(path, json.dumps([*known, place][-_MOST:], indent=1) + "\n")
+        if safe_files.is_own_folder(path.parent):
+            safe_files.write(path, json.dumps([*known, place][-_MOST:], indent=1) + "\n")
 
 
 def _path() -> Path | None:

@@ -1,7 +1,7 @@
 """What takes in a file on the login node, where no hpcml need be: any Python 3 reads this module.
 
-It comes by standard input (:class:`hpcml.remote.delivery.Delivery`). After it come a line with what is asked, and the
-bytes of the files. Its answers go to standard output, each on a line that begins with a mark that the question named.
+It comes by standard input (:class:`hpcml.remote.pack_delivery.Delivery`). After it come a line with what is asked, and
+the bytes of the files. Its answers go to standard output, each on a line that begins with the question's mark.
 """
 
 import contextlib

@@ -22,7 +22,7 @@ import time
 from pathlib import Path
 from typing import Any, NoReturn
 
-from hpcml import files, listeners, socket_relay, subprocesses
+from hpcml import listeners, safe_files, socket_relay, subprocesses
 from hpcml.config_trust import HPCML
 from hpcml.errors import HostKeyError, HpcmlError, ServiceGoneError, TunnelError
 from hpcml.remote import answers, ssh
@@ -102,7 +102,7 @@ def look(port: int, service: Service, token: str = "") -> str:
     if status != 200:
         return f"it responds with HTTP status {status}"
     try:
-        answer = files.parsed(json.loads, body.decode())
+        answer = safe_files.parsed(json.loads, body.decode())
     except ValueError:
         return "another program responds"
     if not isinstance(answer, dict) or service.identity not in answer.values():
@@ -117,7 +117,7 @@ def token_of(connection: Connection | None, service: Service) -> str:
         return ""
     if connection is None:
         with directories.storage(Path(service.token_file)):
-            return files.read(Path(service.token_file), 4096).decode(errors="replace").strip()
+            return safe_files.read(Path(service.token_file), 4096).decode(errors="replace").strip()
     answer = connection.run(connection.command(["cat", "--", service.token_file]))
     if answer.code != 0:
         message = "The token of the run's service cannot be read"
@@ -268,7 +268,7 @@ def in_order(connection: Connection | None, wanted: str) -> list[str]:
 def remember(connection: Connection | None, name: str) -> None:
     """Note the route that works on this cluster."""
     if connection is not None:
-        files.write(connection.places.files / f"{connection.name}.route", f"{name}\n")
+        safe_files.write(connection.places.files / f"{connection.name}.route", f"{name}\n")
 
 
 # -- over ssh --------------------------------------------------------------------------------------------------------
@@ -335,7 +335,7 @@ def _srun(connection: Connection, run: RunFacts, service: str) -> SshRoute:
         key, known_hosts, public = folder / "key", folder / "known_hosts", session_key(folder)
         remote, host_key, *_ = _prepared(connection, _serve("prepare", run, service, f"--key={public}"))
         name, control = f"hpcml-job-{run.job}", _control(connection)
-        files.write(known_hosts, f"{name} {host_key}\n")
+        safe_files.write(known_hosts, f"{name} {host_key}\n")
         settings = ssh.options(
             ControlMaster="yes",
             ControlPersist="no",

@@ -18,11 +18,11 @@ from typing import Any
 
 from hpcml import __version__
 from hpcml.errors import ConfigError, LinkError, StorageError, UsageError
-from hpcml.files import parsed
 from hpcml.remote.answers import LONGEST_LINE, PROTOCOL, SERVE, mark, output_mark
 from hpcml.remote.transfer import PIECE, entries_of, files, parts_of, receive
 from hpcml.request.record import RunRequest
 from hpcml.runs import pythons
+from hpcml.safe_files import parsed
 from hpcml.sites.settings_layers import forget, process_environment
 from hpcml.workload_forms import Form
 

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from hpcml import files, subprocesses
+from hpcml import safe_files, subprocesses
 from hpcml.config_trust import HPCML
 from hpcml.errors import (
     ConfigError,
@@ -133,7 +133,7 @@ def private_folder(path: Path) -> None:
         hint = "Remove this path, or choose another folder with --set login.control=…."
         message = "The path is not a folder that you own, or other users can write to it"
         raise StorageError(message, place=str(path), hint=hint)
-    if not files.folder_is_ours(above) or (above.st_mode & 0o022 and not above.st_mode & stat.S_ISVTX):
+    if not safe_files.folder_is_ours(above) or (above.st_mode & 0o022 and not above.st_mode & stat.S_ISVTX):
         if above.st_uid == os.getuid():
             hint = f"Remove other users' write access: chmod go-w {shlex.quote(str(path.parent))}"
         message = f"Other users can rename the folder {path.name}: they own its parent folder, or can write to it"
@@ -208,7 +208,7 @@ def write_config(folder: Path, host: str, settings: Mapping[str, list[str]]) -> 
     lines += [f"Include {quoted(glob.escape(str(path)))}" for path in included]
     lines += ["Host *", *(f"  {line}" for line in PREFERRED)]
     path = folder / f"{key_of(host)}.conf"
-    files.write(path, "\n".join(lines) + "\n")
+    safe_files.write(path, "\n".join(lines) + "\n")
     return path
 
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from hpcml import files, schedulers, subprocesses
+from hpcml import safe_files, schedulers, subprocesses
 from hpcml.config_trust import HPCML
 from hpcml.errors import NotFoundError, ServiceGoneError, StorageError, TunnelError
 from hpcml.gpu_vendor import VENDOR
@@ -317,9 +317,9 @@ def prepare(run: directories.Run, public: str) -> Relay:
         if answer.code != 0:
             message = f"hpcml could not create a host key for the tunnel's sshd: {answer.text}"
             raise TunnelError(message, place="ssh-keygen")
-        files.write(folder / "authorized", public.strip() + "\n")
+        safe_files.write(folder / "authorized", public.strip() + "\n")
         authorized = quoted(literal(str(folder / "authorized")))
-        files.write(folder / "config", _SSHD.format(host=quoted(str(folder / "host")), authorized=authorized))
+        safe_files.write(folder / "config", _SSHD.format(host=quoted(str(folder / "host")), authorized=authorized))
         return Relay(str(folder), (folder / "host.pub").read_text().strip())
 
 

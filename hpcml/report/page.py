@@ -17,7 +17,7 @@ from typing import NamedTuple
 import jinja2
 from markupsafe import Markup, escape
 
-from hpcml import attempt_history, files, states
+from hpcml import attempt_history, safe_files, states
 from hpcml.failures.end import Reason
 from hpcml.kind import Kind
 from hpcml.paths import RunPaths
@@ -72,8 +72,8 @@ def make(
     over = report.course.ending.end.over
     if over and (attempt or paths.attempt(attempt).goes_on.exists()):  # another report will count it
         attempt_history.keep_sums(paths, attempt, _sums(report.hours.ledger))
-    files.write(paths.report_facts, json.dumps(report.as_json(), indent=1) + "\n")
-    files.write(paths.report, html(report))
+    safe_files.write(paths.report_facts, json.dumps(report.as_json(), indent=1) + "\n")
+    safe_files.write(paths.report, html(report))
     return paths.report
 
 

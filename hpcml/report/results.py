@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote
 
-from hpcml import files
+from hpcml import safe_files
 from hpcml.failures import point
 from hpcml.failures.note import table
 from hpcml.failures.point import PointEnd
@@ -91,7 +91,7 @@ def _picture(path: Path) -> str:
     if not path.name.lower().endswith(_ENDS):
         return ""
     try:
-        content = files.read(path, LARGEST_PICTURE)
+        content = safe_files.read(path, LARGEST_PICTURE)
     except OSError:
         return ""
     kind = next((kind for start, kind in _PICTURES.items() if content.startswith(start)), "")

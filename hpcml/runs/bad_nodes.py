@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from hpcml import errors, files, schedulers
+from hpcml import errors, safe_files, schedulers
 from hpcml.errors import HpcmlError
 from hpcml.failures.rule import Retry
 from hpcml.failures.rules import BY_NAME
@@ -75,7 +75,7 @@ class Memory:
                 newest = sorted(nodes.values(), key=lambda one: one.time)[-_MOST:]
                 content = {"nodes": [failed._asdict() for failed in newest], "judged": judged}
                 with contextlib.suppress(OSError):  # a full disk is told by the submission, which needs more of it
-                    files.write(self.path, json.dumps(content, indent=1) + "\n")
+                    safe_files.write(self.path, json.dumps(content, indent=1) + "\n")
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[bool]:
@@ -88,7 +88,7 @@ class Memory:
             yield False
             return
         try:
-            yield files.is_own_folder(self.path.parent) and _lock(descriptor)
+            yield safe_files.is_own_folder(self.path.parent) and _lock(descriptor)
         finally:
             os.close(descriptor)
 
@@ -99,7 +99,7 @@ class Memory:
         if not self.usable:
             return nodes, judged
         try:
-            content = files.read_json(self.path, _LIMIT)
+            content = safe_files.read_json(self.path, _LIMIT)
             for entry in content["nodes"]:
                 bad = BadNode(str(entry["node"]), str(entry["why"]), str(entry["run"]), float(entry["time"]))
                 if _NAME.fullmatch(bad.node) and abs(now - bad.time) < DAY:  # the node's clock may be ahead

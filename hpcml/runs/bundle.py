@@ -13,7 +13,7 @@ import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from hpcml import earlier_names, files
+from hpcml import earlier_names, safe_files
 from hpcml.errors import StorageError
 from hpcml.failures import evidence
 from hpcml.runs import directories
@@ -49,7 +49,7 @@ def write(run: directories.Run, answer: Answer, target: Path) -> int:
     with directories.storage(run.paths.directory):
         values = _values(run)
     with directories.storage(target):
-        descriptor = files.create(target)
+        descriptor = safe_files.create(target)
         try:
             with open(descriptor, "wb") as file, tarfile.open(fileobj=file, mode="w:gz") as archive:
                 return _pack(run, answer, archive, values)
@@ -80,7 +80,7 @@ def _texts(run: directories.Run) -> Iterator[tuple[str, str]]:
     logs = _listed(run.paths.logs)
     for path in wanted[:_MOST]:
         try:
-            data = files.read(path, _LONGEST)
+            data = safe_files.read(path, _LONGEST)
         except OSError:
             continue  # what is not there, is a folder, or may not be read is no part of it
         yield str(path.relative_to(top)), data.decode(errors="replace")
@@ -90,7 +90,7 @@ def _texts(run: directories.Run) -> Iterator[tuple[str, str]]:
 
 
 def _listed(folder: Path) -> list[Path]:
-    if not files.is_own_folder(folder):
+    if not safe_files.is_own_folder(folder):
         return []
     return [folder / name for name in sorted(os.listdir(folder))]
 
@@ -99,7 +99,7 @@ def _values(run: directories.Run) -> list[str]:
     """Return the values of the run's variables and its live secrets, the longest first."""
     values: set[str] = set()
     try:
-        for word in shlex.split(files.read(run.paths.variables).decode(errors="replace")):
+        for word in shlex.split(safe_files.read(run.paths.variables).decode(errors="replace")):
             values.add(word.partition("=")[2])
     except FileNotFoundError:
         pass  # a run without variables of its own
@@ -113,8 +113,8 @@ def _values(run: directories.Run) -> list[str]:
     for attempt in _listed(run.paths.directory / "attempts"):
         for path in (attempt / "secret").glob("**/*"):  # those of tunnels are in folders
             with contextlib.suppress(FileNotFoundError):  # the run has just ended
-                if not files.is_own_folder(path):
-                    values.add(files.read(path, 65536).decode(errors="replace").strip())
+                if not safe_files.is_own_folder(path):
+                    values.add(safe_files.read(path, 65536).decode(errors="replace").strip())
     texts = {value for value in values if len(value) >= _LEAST}
     texts |= {json.dumps(value)[1:-1] for value in texts} | {
         line for value in texts for line in value.split("\n") if len(line) >= 16

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from hpcml import files
+from hpcml import safe_files
 from hpcml.request.record import Code, RunRequest
-from hpcml.runs import folders_reached, modules_reached, snapshot, uv_environments
+from hpcml.runs import folders_code_uses, modules_code_uses, snapshot, uv_environments
 from hpcml.sites.schema import Code as Rules
 from hpcml.workload_forms import Form
 
@@ -66,7 +66,7 @@ def decide(
     if not code.copied or rules.snapshot == "none" or (found := _reach(code)) is None:
         return Decision()
     folder = code.script.parent.resolve()
-    roots = [place for place in folders_reached.marked(folder) if _may_be_copied(place)]
+    roots = [place for place in folders_code_uses.marked(folder) if _may_be_copied(place)]
     found = _described(found, described)
     top = found.top
     if found.searches and roots:
@@ -85,7 +85,7 @@ def decide(
     return Decision(str(top), where=where)
 
 
-def _described(found: folders_reached.Reach, folder: Path | None) -> folders_reached.Reach:
+def _described(found: folders_code_uses.Reach, folder: Path | None) -> folders_code_uses.Reach:
     """Return the same with the files of a folder above, whose lock says the project's packages."""
     if folder is None or not found.top.is_relative_to(folder.resolve()) or found.top == folder.resolve():
         return found
@@ -94,11 +94,11 @@ def _described(found: folders_reached.Reach, folder: Path | None) -> folders_rea
     return found._replace(top=top, places=(f"{uv_environments.LOCK} of the project",), modules=files)
 
 
-def _reach(code: Code) -> folders_reached.Reach | None:
+def _reach(code: Code) -> folders_code_uses.Reach | None:
     """Return the reach of the code, None if it is not code that can be looked at."""
     if code.form is Form.MODULE:
-        file = modules_reached.module_file(code.script)
-        return folders_reached.of_python(file.resolve(), code.script.parent.resolve()) if file else None
+        file = modules_code_uses.module_file(code.script)
+        return folders_code_uses.of_python(file.resolve(), code.script.parent.resolve()) if file else None
     if code.form is Form.NOTEBOOK:
         return None
     folder = code.script.resolve().parent
@@ -108,16 +108,18 @@ def _reach(code: Code) -> folders_reached.Reach | None:
         return None
     file = folder / code.script.resolve().name
     if code.form is Form.SCRIPT or b"python" in start.partition(b"\n")[0]:
-        return folders_reached.of_python(file, folder)
-    return folders_reached.of_shell(file, folder) if start.startswith(b"#!") else None
+        return folders_code_uses.of_python(file, folder)
+    return folders_code_uses.of_shell(file, folder) if start.startswith(b"#!") else None
 
 
 def _may_be_copied(place: Path) -> bool:
     """Whether a folder is the user's own and neither the home folder nor above it."""
-    return files.is_own_folder(place) and not snapshot.is_home_or_above(place)
+    return safe_files.is_own_folder(place) and not snapshot.is_home_or_above(place)
 
 
-def _no_root(code: Code, rules: Rules, target: Path, top: Path, roots: list[Path], found: folders_reached.Reach) -> str:
+def _no_root(
+    code: Code, rules: Rules, target: Path, top: Path, roots: list[Path], found: folders_code_uses.Reach
+) -> str:
     """Return the reason why the project cannot be copied from that folder on, empty if it can."""
     if rules.snapshot != "folder":
         return f"code.snapshot = '{rules.snapshot}' copies only the script"
@@ -129,5 +131,4 @@ def _no_root(code: Code, rules: Rules, target: Path, top: Path, roots: list[Path
         return "no project root was found"
     if roots and not top.is_relative_to(roots[-1]):
         return f"{top} is outside the project {roots[0]}"
-    own = [module for module in found.modules if module.is_relative_to(top)]
-    return snapshot.uncovered(top, own, target, rules)
+    return snapshot.uncovered(top, [module for module in found.modules if module.is_relative_to(top)], target, rules)

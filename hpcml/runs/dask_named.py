@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from hpcml.request.record import RunRequest
-from hpcml.runs import modules_reached
+from hpcml.runs import modules_code_uses
 from hpcml.workload_forms import Form
 
 _DASK = re.compile(r"dask|coiled", re.IGNORECASE)
@@ -33,7 +33,7 @@ def names_dask(spec: RunRequest) -> bool:
     if any(name.startswith("DASK_") for name, _ in spec.environment) or _in_words([code.script.name, *words[1:]]):
         return True
     if code.form is Form.MODULE:
-        file = modules_reached.module_file(code.script)
+        file = modules_code_uses.module_file(code.script)
         return file is not None and _in_python(file, code.script.parent)
     if code.form is Form.SCRIPT and _in_python(code.script, code.script.resolve().parent):
         return True
@@ -80,7 +80,7 @@ def _paths(word: str, folder: Path) -> Iterator[tuple[Path, Path]]:
     path = folder / os.path.expandvars(name)
     if name and path.is_file():
         yield path, path.resolve().parent
-    elif name.replace(".", "").isidentifier() and (module := modules_reached.module_file(folder / name)):
+    elif name.replace(".", "").isidentifier() and (module := modules_code_uses.module_file(folder / name)):
         yield module, folder
 
 
@@ -103,7 +103,7 @@ def _in_text(text: str) -> bool:
 
 def _in_python(script: Path, folder: Path) -> bool:
     """Whether a Python script, or a module of its project that it reaches, names Dask; True if it cannot be parsed."""
-    modules = list(modules_reached.reached_and_packages(script, folder))
+    modules = list(modules_code_uses.reached_and_packages(script, folder))
     return not modules or any(_in_tree(module.tree) for module in modules)
 
 
@@ -123,5 +123,5 @@ def _in_tree(tree: ast.Module) -> bool:
     of_hpcml = any(name.partition(".")[0] == "hpcml" for name in names)
     if of_hpcml and (attributes & {*_OF_HPCML} or names & {f"hpcml.{name}" for name in (*_OF_HPCML, "*")}):
         return True
-    texts = [*modules_reached.texts(tree)]
+    texts = [*modules_code_uses.texts(tree)]
     return any(map(_DASK.search, (*names, *attributes, *texts))) or any(map(_DISTRIBUTED.fullmatch, names))

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from hpcml import files, typed_json
+from hpcml import safe_files, typed_json
 from hpcml.errors import NotFoundError, StorageError, did_you_mean, nearest
 from hpcml.paths import RESERVE_COUNT, RESERVE_SIZE, RunPaths
 from hpcml.runs import lib_zip
@@ -103,7 +103,7 @@ def check_folder(folder: Path, trusted: Sequence[str]) -> list[str]:
         If another account or everybody may: what is put there in the place of a waiting run would run as this user.
     """
     with storage(folder):
-        risks = files.replaceable(folder, trusted)
+        risks = safe_files.replaceable(folder, trusted)
     for place, who, meant, unknown in risks:
         if not meant:
             hint = "Choose your own folder with --set paths.runs=…."
@@ -204,7 +204,7 @@ def creating(directory: Path, trusted: Sequence[str] = (), like: RunPaths | None
             for folder in (paths.logs, paths.out, paths.code, paths.reserve):
                 folder.mkdir(mode=0o700)
             for number in range(RESERVE_COUNT):
-                files.write(paths.reserve / str(number), " " * RESERVE_SIZE)
+                safe_files.write(paths.reserve / str(number), " " * RESERVE_SIZE)
             lib_zip.put(paths.library, directory.parent, like)
             yield paths
             new.rename(directory)
@@ -216,7 +216,7 @@ def creating(directory: Path, trusted: Sequence[str] = (), like: RunPaths | None
 
 def _check_owner(new: Path) -> None:
     """Refuse a file system on which a new folder is another's: its runs would be passed over as foreign."""
-    if not files.is_own_folder(new):
+    if not safe_files.is_own_folder(new):
         hint = "Use a file system that records the owners of files (--set paths.runs=…)."
         raise StorageError(
             "Files that you create in this folder do not belong to you", place=str(new.parent), hint=hint
@@ -225,7 +225,7 @@ def _check_owner(new: Path) -> None:
 
 def write_json(path: Path, content: object) -> None:
     """Write a JSON file of the run."""
-    files.write(path, json.dumps(content, indent=1, default=str) + "\n")
+    safe_files.write(path, json.dumps(content, indent=1, default=str) + "\n")
 
 
 def load(directory: Path) -> Run:
@@ -236,7 +236,7 @@ def load(directory: Path) -> Run:
     StorageError
         If its record cannot be read, or the folder is not this user's.
     """
-    if not files.is_own_folder(directory):
+    if not safe_files.is_own_folder(directory):
         if directory.is_symlink():
             hint = (
                 "Remove the link and move the run's folder itself to this path. "
@@ -279,7 +279,7 @@ def _jobs(paths: RunPaths) -> set[str]:
     jobs = {_job_of(paths.next_job)} - {""}
     with contextlib.suppress(OSError):
         for name in filter(str.isdecimal, os.listdir(paths.directory / "attempts")):
-            jobs.add(files.read(paths.attempt(int(name)).begun, 100).decode(errors="replace").strip())
+            jobs.add(safe_files.read(paths.attempt(int(name)).begun, 100).decode(errors="replace").strip())
     return jobs
 
 
@@ -300,7 +300,7 @@ def read_json(path: Path) -> Table | None:
     """
     with readable(path):
         try:
-            return Table(files.read_json(path))
+            return Table(safe_files.read_json(path))
         except FileNotFoundError:
             return None
 
@@ -336,9 +336,9 @@ def ids(folder: Path, name: str = "") -> list[str]:
         if not name or match["name"] == name
     ]
     names_in_order = [run_id for _, run_id in sorted(dated)]
-    if files.is_ours(stat_result) and not files.written_by_others(stat_result, folder):
+    if safe_files.is_ours(stat_result) and not safe_files.written_by_others(stat_result, folder):
         return names_in_order
-    return [run_id for run_id in names_in_order if files.is_own_folder(f"{folder}/{run_id}")]
+    return [run_id for run_id in names_in_order if safe_files.is_own_folder(f"{folder}/{run_id}")]
 
 
 def newest(folder: Path, run_ids: Sequence[str], most: int | None = None) -> list[str]:
@@ -352,7 +352,7 @@ def changed(folder: Path, run_ids: Sequence[str], most: int | None = None) -> di
     for name in reversed(run_ids):
         if len(stamps) == most:
             break
-        if stat_result := files.own_folder(f"{folder}/{name}"):
+        if stat_result := safe_files.own_folder(f"{folder}/{name}"):
             stamps.append((name, stat_result.st_mtime_ns))
     return dict(reversed(stamps))
 
@@ -410,14 +410,14 @@ def tasks_of(folder: Path, word: str) -> list[Run]:
     name, *stamp = array.rsplit("-", 3)
     task = re.compile(rf"{re.escape(name)}_(\d+)-{re.escape('-'.join(stamp))}", re.ASCII)
     tasks = {int(match[1]): run_id for run_id in run_ids if stamp and (match := task.fullmatch(run_id))}
-    runs = [load(folder / run_id) for _, run_id in sorted(tasks.items()) if files.is_own_folder(folder / run_id)]
+    runs = [load(folder / run_id) for _, run_id in sorted(tasks.items()) if safe_files.is_own_folder(folder / run_id)]
     return [run for run in runs if run.submission is None or run.submission.array == array]
 
 
 def _last(folder: Path, run_ids: Sequence[str]) -> Run | None:
     refused = None
     for run_id in reversed(run_ids):
-        if files.is_own_folder(f"{folder}/{run_id}"):
+        if safe_files.is_own_folder(f"{folder}/{run_id}"):
             run = load(folder / run_id)
             if not (run.submission and run.submission.error):
                 return run
@@ -492,7 +492,7 @@ def leftovers(folder: Path) -> list[tuple[str, Path]]:
     paths = []
     for name in names:
         match, path = _LEFT.fullmatch(name), folder / name
-        if not match or submitted_at(match["run"]) is None or not files.is_own_folder(path):
+        if not match or submitted_at(match["run"]) is None or not safe_files.is_own_folder(path):
             continue
         with contextlib.suppress(FileNotFoundError):  # it is gone by now
             if match["end"] == "removed" or path.stat().st_ctime < time.time() - _NEW_FOR:
@@ -512,7 +512,7 @@ def remove_folder(directory: Path) -> None:
     """
     going = directory.with_name(f".{directory.name}.{os.urandom(8).hex()}.removed")
     with storage(directory):
-        if not files.is_own_folder(directory):
+        if not safe_files.is_own_folder(directory):
             hint = "hpcml does not delete this folder. Check the folder with ls -ld, and remove it with rm."
             raise StorageError("The run's folder is not yours, or is a link", place=str(directory), hint=hint)
         directory.rename(going)

@@ -10,7 +10,7 @@ import stat
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from hpcml import files, installed_packages, schedulers
+from hpcml import installed_packages, safe_files, schedulers
 from hpcml.errors import NotFoundError, UsageError, did_you_mean, nearest
 from hpcml.runs import directories, packages
 from hpcml.runs.packages import Environment
@@ -137,11 +137,11 @@ def _conda_folders(environment: Mapping[str, str]) -> list[Path]:
     home = Path(environment.get("HOME", "/"))
     folders = [root / "envs" for root in _conda_roots(environment)]
     words = [*environment.get("CONDA_ENVS_PATH", "").split(":"), *environment.get("CONDA_ENVS_DIRS", "").split(":")]
-    own = files.text(home / ".condarc")
+    own = safe_files.text(home / ".condarc")
     listed = re.search(r"^envs_dirs:\s*\n((?:\s*-\s*.+\n?)+)", own, re.MULTILINE)
     words += [line.strip(" -'\"\t") for line in listed[1].splitlines()] if listed else []
     folders += [user_path(os.path.expandvars(word)) for word in words if word]
-    named = files.text(home / ".conda" / "environments.txt").splitlines()
+    named = safe_files.text(home / ".conda" / "environments.txt").splitlines()
     folders += [Path(line.strip()).parent for line in named if line.strip()]
     return list(dict.fromkeys([*folders, home / ".conda" / "envs"]))
 
@@ -154,11 +154,11 @@ def who_may_change(python: Path) -> str:
         folders = [*(settings if own else real.parent).parent.glob("lib*/python3*/site-packages")]  # files there run
         for path in (real, *own, *folders):
             status = path.stat()
-            if not files.is_obeyed(status):
-                return f"{path} belongs to {files.account(status.st_uid)}"
-            if who := files.written_by_others(status, path):
+            if not safe_files.is_obeyed(status):
+                return f"{path} belongs to {safe_files.account(status.st_uid)}"
+            if who := safe_files.written_by_others(status, path):
                 return f"{who} can write to {path}"
-        for place in (place for path in (python, *folders) for place in files.replaceable(path)):
+        for place in (place for path in (python, *folders) for place in safe_files.replaceable(path)):
             if not place.meant and not place.unknown:
                 return f"{place.who} can replace files in {place.path}"
     except OSError as error:

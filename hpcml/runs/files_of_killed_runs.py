@@ -11,7 +11,7 @@ import hmac
 import os
 from pathlib import Path
 
-from hpcml import files, outputs_brought_back
+from hpcml import outputs_brought_back, safe_files
 from hpcml.paths import RunPaths
 from hpcml.sites.settings_layers import process_environment
 
@@ -60,20 +60,20 @@ def _key(*, make: bool) -> bytes:
         if make and not path.exists():
             path.parent.mkdir(mode=0o700, exist_ok=True)
             _make(path)
-        key = files.read(path, _LENGTH)
-        return key if len(key) == _LENGTH and files.is_own_folder(path.parent) else b""
+        key = safe_files.read(path, _LENGTH)
+        return key if len(key) == _LENGTH and safe_files.is_own_folder(path.parent) else b""
     return b""
 
 
 def _make(path: Path) -> None:
     """Put a new key in place, unless another submission was first: by its key the record of that run is known."""
-    new = files.beside(path)
-    files.write(new, os.urandom(_LENGTH))
+    new = safe_files.beside(path)
+    safe_files.write(new, os.urandom(_LENGTH))
     try:
         os.link(new, path, follow_symlinks=False)
     except FileExistsError:
         pass
     except OSError:  # a file system without links
-        files.write(path, new.read_bytes())
+        safe_files.write(path, new.read_bytes())
     finally:
         new.unlink()

@@ -14,12 +14,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from hpcml import feature_hooks, installed_packages, kinds, schedulers
+from hpcml import features_by_point, installed_packages, kinds, schedulers
 from hpcml.errors import HpcmlError
 from hpcml.gpu_vendor import VENDOR
 from hpcml.plan.container import image_of
 from hpcml.request.record import NOT_SAID, Code, RunRequest
-from hpcml.runs import modules_reached
+from hpcml.runs import modules_code_uses
 from hpcml.runs.packages import Environment
 from hpcml.schedulers import partition_fit
 from hpcml.sites import settings_layers
@@ -119,7 +119,7 @@ def _of_python(site: Site, python: str, needed: Mapping[str, None]) -> tuple[lis
 def _of_image(site: Site, image: str, needed: Mapping[str, None]) -> tuple[list[str], str]:
     """Return the packages that an image lacks by its labels, and why that is unknown, empty if it is known."""
     try:
-        facts = feature_hooks.only("check of an image")(Path(image), cuda=site.gpu.cuda, gpus=0)
+        facts = features_by_point.only("check of an image")(Path(image), cuda=site.gpu.cuda, gpus=0)
     except HpcmlError:  # reported where the image is checked for the run
         return [*needed], ""
     labels = facts["labels"]
@@ -175,16 +175,16 @@ def _gpus_of_this_machine() -> int:
 
 def _uses(code: Code) -> list[_Use]:
     """Return the uses of GPUs in the texts of a script and the modules that it reaches."""
-    file = modules_reached.module_file(code.script) if code.form is Form.MODULE else code.script
+    file = modules_code_uses.module_file(code.script) if code.form is Form.MODULE else code.script
     if file is None or code.form not in (Form.SCRIPT, Form.MODULE):
         return []
     folder = code.script.parent if code.form is Form.MODULE else file.resolve().parent
-    trees = (module.tree for module in modules_reached.readable(file, folder))
+    trees = (module.tree for module in modules_code_uses.readable(file, folder))
     return list(dict.fromkeys(use for tree in trees for use in _of_tree(tree)))
 
 
 def _of_tree(tree: ast.Module) -> Iterator[_Use]:
-    names, texts = modules_reached.imported(tree), {*modules_reached.texts(tree)}
+    names, texts = modules_code_uses.imported(tree), {*modules_code_uses.texts(tree)}
     yield from (use for name, use in _BY_MODULE.items() if name in names)
     yield from (_BY_MODULE[name] for name in ("cudf", "cupy") if name in texts)  # a backend of Dask's, by name
     if "xgboost" in names and any(map(_DEVICE.fullmatch, texts)):

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hpcml import files, kinds, schedulers
+from hpcml import kinds, safe_files, schedulers
 from hpcml.errors import (
     INTERNAL,
     HpcmlError,
@@ -170,7 +170,7 @@ class RunHandle:
             return b"".join([*logs.lines(), *logs.rest()]).decode(errors="replace")
         for path in log_files(self.run, role):
             with directories.storage(path):
-                text = files.read(path, _LONGEST_LOG).decode(errors="replace")
+                text = safe_files.read(path, _LONGEST_LOG).decode(errors="replace")
             texts.append(f"==> {path.name} <==\n{text}" if on_every_node(role) else text)
         return "".join(texts)
 

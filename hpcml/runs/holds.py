@@ -7,15 +7,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from hpcml import __version__, files
+from hpcml import __version__, safe_files
 from hpcml.errors import ConfigError, NotFoundError, SiteError, UsageError
 from hpcml.request.record import RunRequest
 from hpcml.runs import directories
 from hpcml.runs import status as run_status
 from hpcml.runs.record import Record
 from hpcml.runs.status import Status
-from hpcml.schedulers import allocation, gres
-from hpcml.schedulers.allocation import Allocation
+from hpcml.schedulers import existing_allocation, gres
+from hpcml.schedulers.existing_allocation import Allocation
 from hpcml.sites.settings_layers import user_path
 from hpcml.states import Phase
 from hpcml.units import parse_memory
@@ -39,7 +39,7 @@ class Hold:
         assert submission is not None
         job = plan.inside.job
         if self.status.allocation.nodes and not job.one_machine:
-            found = allocation.of_job(submission.job, submission.cluster)
+            found = existing_allocation.of_job(submission.job, submission.cluster)
             return found._replace(nodes=tuple(node for node in found.nodes if node not in self.status.held.nodes_lost))
         try:
             memory = parse_memory(plan.directive("--mem")) >> 20
@@ -126,7 +126,7 @@ def find(folder: Path, word: str) -> Hold:
     """
     if word == "last":
         for run_id in reversed(directories.ids(folder)):
-            if (folder / run_id / "hold" / "queue").is_dir() and files.is_own_folder(f"{folder}/{run_id}"):
+            if (folder / run_id / "hold" / "queue").is_dir() and safe_files.is_own_folder(f"{folder}/{run_id}"):
                 run, status = run_status.now(directories.load(folder / run_id))
                 if not status.over and status.phase != Phase.PREPARED:
                     return Hold(run, status)

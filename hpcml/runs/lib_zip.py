@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from hpcml import files, node_archive
+from hpcml import node_archive, safe_files
 from hpcml.paths import RunPaths
 
 _MODE = 0o400  # a script that writes into its run's file would change those of the other runs
@@ -28,7 +28,7 @@ def put(library: Path, folder: Path, like: RunPaths | None = None) -> None:
     shared = folder / f".lib-{os.geteuid()}-{node_archive.seal(archive)}.zip"
     if _link(library, shared, archive):
         return
-    files.write(library, archive, _MODE)
+    safe_files.write(library, archive, _MODE)
     with contextlib.suppress(OSError):  # a file system without hard links, or a folder is in the way
         try:
             shared.hardlink_to(library)
@@ -45,12 +45,12 @@ def _link(library: Path, shared: Path, archive: bytes) -> bool:
     The file must be this user's or of the account that installed hpcml, nobody else may write to it, and it must have
     the archive's bytes. It is looked at again after the link, because another file may have its name by then.
     """
-    new = files.beside(library)
+    new = safe_files.beside(library)
     with contextlib.suppress(OSError):
-        if files.read(shared, len(archive), obeyed=True) != archive:
+        if safe_files.read(shared, len(archive), obeyed=True) != archive:
             return False
         new.hardlink_to(shared)
-        if files.read(new, len(archive), obeyed=True) == archive:
+        if safe_files.read(new, len(archive), obeyed=True) == archive:
             new.rename(library)
             return True
     with contextlib.suppress(OSError):

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import hpcml
-from hpcml import files, schedulers, typed_json
+from hpcml import safe_files, schedulers, typed_json
 from hpcml.errors import SlurmUnreachableError, StorageError
 from hpcml.runs import directories
 from hpcml.runs import record as run_record
@@ -164,7 +164,7 @@ class Ends:
 
     def _read(self) -> dict[str, Kept]:
         try:
-            head, _, body = files.read(self.path).partition(b"\n")
+            head, _, body = safe_files.read(self.path).partition(b"\n")
             ends = {}
             for line in body.decode().splitlines() if head == _head(body) else ():
                 run, changed, failed, text = line.split(" ", 3)
@@ -203,7 +203,7 @@ class Ends:
         lines = [f"{run} {kept.changed} {kept.failed:d} {kept.text}\n" for run, kept in all_of_them.items()]
         body = "".join(lines).encode()
         with contextlib.suppress(OSError):  # no room, or nothing may be written here: the listing is none the worse
-            files.write(self.path, _head(body) + b"\n" + body)
+            safe_files.write(self.path, _head(body) + b"\n" + body)
 
 
 def _head(body: bytes) -> bytes:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from hpcml import files, kinds
+from hpcml import kinds, safe_files
 from hpcml.runs import directories
 from hpcml.runs import record as records
 from hpcml.runs.status import Status
@@ -52,7 +52,7 @@ class Merged:
         self.growth: dict[str, list[tuple[float, int]]] = {}  # by file: its size at times
         for path in sorted(path for role in _roles() for path in run.paths.logs.glob(f"{role}-*.times")):
             with directories.storage(path):
-                text = files.read(path).decode(errors="replace")
+                text = safe_files.read(path).decode(errors="replace")
             for match in filter(None, map(_GROWTH.fullmatch, text.splitlines())):
                 self.growth.setdefault(match[3], []).append((float(match[1]), int(match[2])))
         self.positions: dict[Path, int] = {}
@@ -66,7 +66,7 @@ class Merged:
         width = max(len(name) for name in names.values() if name.startswith("rank "))
         for number, path in enumerate(names):
             begin = self.positions.setdefault(path, self.start(path))
-            whole = files.size_of(path)
+            whole = safe_files.size_of(path)
             for when, size in (*self.growth.get(path.name, ()), (math.inf, whole)):
                 if begin < (end := min(size, whole)):
                     pieces.append((when, number, path, begin, end))
@@ -84,7 +84,7 @@ class Merged:
 
     def _names(self) -> dict[Path, str]:
         logs = self.run.paths.logs
-        seen = files.size_of(self.run.paths.events), logs.stat().st_mtime_ns if logs.is_dir() else 0
+        seen = safe_files.size_of(self.run.paths.events), logs.stat().st_mtime_ns if logs.is_dir() else 0
         if seen != self.seen:
             by_rank = {path: f"rank {rank}" for rank, path in of_ranks(self.run).items()}
             self.seen, self.names = seen, {**by_rank, **dict(_of_agents(self.run))}
@@ -92,7 +92,7 @@ class Merged:
 
     def _read(self, path: Path, begin: int, end: int) -> Iterator[bytes]:
         """Yield the lines that end in a part of a file."""
-        with directories.storage(path), open(files.open_regular(path), "rb") as file:
+        with directories.storage(path), open(safe_files.open_regular(path), "rb") as file:
             file.seek(begin)
             while data := file.read(min(_PIECE, end - file.tell())):
                 *lines, rest = (self.rests.pop(path, b"") + data).split(b"\n")

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from hpcml import files
+from hpcml import safe_files
 from hpcml.plan import batch_script
 from hpcml.request.record import Code
 from hpcml.schedulers import Submission
@@ -125,7 +125,7 @@ def _contents(folder: Path) -> Iterator[bytes]:
         with contextlib.suppress(OSError):  # of one that cannot be read, and counts, the renderer tells
             if path.is_file():
                 yield os.path.relpath(path, folder).encode()
-                yield files.read(path, ours=False, follow=True)
+                yield safe_files.read(path, ours=False, follow=True)
 
 
 def _news(place: str, digest: str, named: Sequence[str] = ()) -> str:
@@ -171,8 +171,8 @@ def _write(path: Path, after: Mapping[str, list[str]]) -> None:
     newest = dict(list({**rest, **after}.items())[-_MOST:])
     with contextlib.suppress(OSError):  # a full disk is reported by the submission, which needs more of it
         path.parent.mkdir(mode=0o700, exist_ok=True)
-        if files.is_own_folder(path.parent):
-            files.write(path, json.dumps(newest, indent=1) + "\n")
+        if safe_files.is_own_folder(path.parent):
+            safe_files.write(path, json.dumps(newest, indent=1) + "\n")
 
 
 def _read(path: Path | None) -> dict[str, list[str]]:
@@ -183,7 +183,7 @@ def _read(path: Path | None) -> dict[str, list[str]]:
     if path is None:
         return {}
     try:
-        record = files.read_json(path, _LIMIT)
+        record = safe_files.read_json(path, _LIMIT)
         return {str(folder): [str(kind) for kind in kinds] for folder, kinds in record.items()}
     except (OSError, ValueError, TypeError, AttributeError):
         return {}

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from hpcml import files, installed_packages
+from hpcml import installed_packages, safe_files
 from hpcml.errors import ScriptError
 from hpcml.sites import settings_layers
 
@@ -32,7 +32,7 @@ class Environment:
     def __init__(self, python: str) -> None:
         self.python, self.same = python, python == sys.executable
         self.prefix = prefix_of(Path(python))
-        settings = files.text(self.prefix / installed_packages.SETTINGS)
+        settings = safe_files.text(self.prefix / installed_packages.SETTINGS)
         virtual = os.path.lexists(self.prefix / installed_packages.SETTINGS)  # also if it cannot be read
         closed = bool(settings) and "include-system-site-packages = true" not in settings.lower()
         self.version = _version(python, self.prefix, settings)
@@ -165,7 +165,7 @@ def _named_by_pth(folders: list[str]) -> tuple[list[str], bool]:
     added: list[Path] = []
     code = False
     for path in (path for folder in folders for path in Path(folder).glob("*.pth")):
-        lines = [line.strip() for line in files.text(path).splitlines() if line.strip()]
+        lines = [line.strip() for line in safe_files.text(path).splitlines() if line.strip()]
         added += [path.parent / line for line in lines if not line.startswith("import ")]
         code = code or any(line.startswith("import ") and not _HARMLESS.search(path.name) for line in lines)
     return [str(folder) for folder in added if os.path.exists(folder)], code

@@ -12,11 +12,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hpcml import files, installed_packages, kinds, subprocesses
+from hpcml import installed_packages, kinds, safe_files, subprocesses
 from hpcml.config_trust import Origin
 from hpcml.errors import ScriptError, UsageError
 from hpcml.request.record import RunRequest
-from hpcml.runs import directories, modules_reached, uv_environments
+from hpcml.runs import directories, modules_code_uses, uv_environments
 from hpcml.runs.environments import OPTION, away_from_nodes, exists, find, too_old, who_may_change
 from hpcml.runs.packages import Environment
 from hpcml.runs.uv_environments import Described
@@ -249,7 +249,7 @@ class _Needed:
     def names(self) -> list[str]:
         """The modules: of the kind of run, of the form, and what the script always imports."""
         if self._names is None:
-            self._names = list(dict.fromkeys([*self.of_run, *modules_reached.needed(self.spec.code)]))
+            self._names = list(dict.fromkeys([*self.of_run, *modules_code_uses.needed(self.spec.code)]))
         return self._names
 
     @property
@@ -301,7 +301,7 @@ def _why_unused(prefix: Path, needed: _Needed) -> str:
         return "it is conda's base environment"
     if why := too_old(Environment(str(python))):
         return f"it {why}"
-    here, kind = os.uname().machine, files.architecture_of(python)
+    here, kind = os.uname().machine, safe_files.architecture_of(python)
     if kind and kind != here:
         return f"it is for {kind}, but this machine is {here}"
     return away_from_nodes(python, needed.loaded) or needed.missing(python)

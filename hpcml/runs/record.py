@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from hpcml import earlier_names, files, kinds, schedulers, typed_json
+from hpcml import earlier_names, kinds, safe_files, schedulers, typed_json
 from hpcml.errors import ANSWER_LOST, CANCELLED, NotFoundError, StorageError
 from hpcml.failures.end import End
 from hpcml.paths import SUPERVISOR, RunPaths
@@ -191,7 +191,7 @@ def supervisor_exit(paths: RunPaths) -> SupervisorEnd | None:
 
     path = supervisor_record(paths)
     with directories.storage(paths.directory):
-        text = files.read(path, 100).decode(errors="replace").strip() if path else ""
+        text = safe_files.read(path, 100).decode(errors="replace").strip() if path else ""
     if path is None or not text.isdigit():
         return None
     return SupervisorEnd(path.name.partition("@")[2], int(text), read_note(path.with_name(f"note@{path.name}")))
@@ -292,8 +292,8 @@ def _given_up(run: directories.Run) -> directories.Run:
 
 def _age(run: directories.Run) -> float:
     """Return the seconds since the run's folder was written, by the clock of its file system."""
-    probe = files.beside(run.paths.plan)
-    os.close(files.create(probe))
+    probe = safe_files.beside(run.paths.plan)
+    os.close(safe_files.create(probe))
     now = probe.stat().st_mtime
     probe.unlink()
     return now - run.paths.plan.stat().st_mtime

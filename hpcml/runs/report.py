@@ -1,4 +1,4 @@
-"""The report of a run, made on the login node from the run's files and what Slurm says of its end."""
+"""The report of a run, made on the login node from its files and its end by Slurm; what commands show of it."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import os
 from pathlib import Path
 from typing import Any
 
-from hpcml import files, kinds, schedulers
+from hpcml import kinds, safe_files, schedulers
 from hpcml.errors import NotFoundError, StorageError
-from hpcml.report.ending import Ending
+from hpcml.report.ending import Ending, profile_commands
 from hpcml.runs import directories
 from hpcml.runs import record as records
 from hpcml.runs import status as run_status
@@ -70,13 +70,32 @@ def smaller(page: Path) -> list[str]:
 def facts(page: Path) -> Any:
     """Return the data of a report; StorageError if they cannot be read."""
     with directories.storage(page):
-        return files.read_json(page.with_suffix(".json"))
+        return safe_files.read_json(page.with_suffix(".json"))
 
 
 def page_of(run: directories.Run) -> Path | None:
     """Return the page of a run's report if there is one that may be used."""
     try:
-        os.close(files.open_regular(run.paths.report))
+        os.close(safe_files.open_regular(run.paths.report))
     except OSError:
         return None
     return run.paths.report
+
+
+def files_of(run: directories.Run) -> list[tuple[str, Path]]:
+    """Return the page of an ended run's report with its title, if there is one."""
+    page = page_of(run)
+    return [("report", page)] if page else []
+
+
+def advice_of(run: directories.Run, status: run_status.Status) -> list[tuple[str, str]]:
+    """Return the resources of which a run that succeeded could have asked less, with a title."""
+    page = None if status.exit_status else page_of(run)
+    return [("smaller", text) for text in smaller(page)] if page else []
+
+
+def commands_of(run: directories.Run) -> list[tuple[str, str]]:
+    """Return the commands that make an ended run's report if it has none, and open its profiles, with a title."""
+    missing = records.newest_attempt(run.paths) is not None and page_of(run) is None
+    page = [("report", f"hpcml report {run.id}")] if missing else []
+    return page + [("profile", command) for command in profile_commands(run.paths)]

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from hpcml.errors import UsageError
 from hpcml.options import sbatch_tasks, script_lines
 from hpcml.request import record
-from hpcml.runs import modules_reached
+from hpcml.runs import modules_code_uses
 from hpcml.sites import settings_layers
 from hpcml.workload_forms import Form
 
@@ -132,7 +132,7 @@ def _is_module(name: str, here: Path) -> bool:
     """Return True if a module of that name is in the current folder."""
     if not all(word.isidentifier() for word in name.split(".")):
         return False
-    return modules_reached.module_file(here / name) is not None
+    return modules_code_uses.module_file(here / name) is not None
 
 
 def _in_environment(path: Path) -> bool:

@@ -17,7 +17,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
-from hpcml.runs import folders_reached
+from hpcml.runs import folders_code_uses
 from hpcml.runs.directories import storage
 from hpcml.sites.schema import Code
 from hpcml.sites.settings_layers import user_path
@@ -385,7 +385,7 @@ def take(
 
 def _mark(root: Path, target: Path) -> None:
     """Have the copy of a project the hidden marks by which code looks for its root; of a repository the name alone."""
-    for name in (name for name in folders_reached.MARKERS if name.startswith(".") and (root / name).exists()):
+    for name in (name for name in folders_code_uses.MARKERS if name.startswith(".") and (root / name).exists()):
         mark = target / name / "HEAD" if (root / name).is_dir() else target / name  # no empty folder is sent
         mark.parent.mkdir(exist_ok=True)
         mark.touch()

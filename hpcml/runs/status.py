@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-from hpcml import earlier_names, files, kinds, outputs_brought_back, schedulers
+from hpcml import earlier_names, kinds, outputs_brought_back, safe_files, schedulers
 from hpcml.errors import (
     ALLOCATION_LOST,
     ANSWER_LOST,
@@ -770,9 +770,9 @@ def _step_ended(before: Status, run: directories.Run, supervisor: records.Superv
         ended = role_end.of_role(exit_status, ()).what
         message = f"the script's job step {ended} before hpcml recorded how the run ended"
         return _lost(before, run, exit_status, message)
-    log = files.tail(run.paths.script_log)
+    log = safe_files.tail(run.paths.script_log)
     if image := before.planned.image:
-        full_log = files.tail(run.paths.script_log, 200) or files.tail(run.paths.job_log, 200)
+        full_log = safe_files.tail(run.paths.script_log, 200) or safe_files.tail(run.paths.job_log, 200)
         why = role_end.not_entered("\n".join(full_log), exit_status, supervisor.note)
         current = _lost(before, run, IMAGE, f"{supervisor.node}: {why.what}")
         hint = why.hint.replace("IMAGE", image)
@@ -784,7 +784,7 @@ def _step_ended(before: Status, run: directories.Run, supervisor: records.Superv
 
 
 def _lost(current: Status, run: directories.Run, exit_status: int, message: str, state: str = State.FAILED) -> Status:
-    quote = files.tail(run.paths.job_log)
+    quote = safe_files.tail(run.paths.job_log)
     hint = f"Read the job's log: {run.paths.job_log}."
     if room := directories.full(run.paths.directory):
         message += f"; {room}"

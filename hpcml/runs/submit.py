@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from hpcml import (
     __version__,
     assets,
-    feature_hooks,
-    files,
+    features_by_point,
     kinds,
     outputs_brought_back,
+    safe_files,
     schedulers,
     subprocesses,
     typed_json,
@@ -126,7 +126,7 @@ def prepare_request(
     place = spec.place
     loaded = lookup.load_here(place.site, spec.code.cwd, place.settings, place.line_settings)
     spec, notes = kinds.get(spec.kind).with_script(spec)
-    for adapt in feature_hooks.added("change of a request"):
+    for adapt in features_by_point.added("change of a request"):
         spec, more = adapt(loaded.site, spec, look=not dry_run)
         notes += more
     prepared = prepare(loaded, spec, dry_run=dry_run, may_choose_gpus=may_choose_gpus)
@@ -174,7 +174,7 @@ def prepare(
     from hpcml.plan import batch_script
 
     chosen = pythons.typed(loaded, spec, dry_run=dry_run)
-    for check_request in feature_hooks.added("check of a request"):
+    for check_request in features_by_point.added("check of a request"):
         check_request(chosen.loaded.site, chosen.spec)
     if not spec.python:
         is_late = _with_start(loaded.site, spec).workers.start == "late"
@@ -216,7 +216,7 @@ def prepare(
         RunLocation(directory, sys.executable, __version__, settings_layers.user_umask(), pythons.origin(loaded)),
     )
     made = _with_reason(made, loaded.site)
-    for check_plan in feature_hooks.added("check of a plan"):
+    for check_plan in features_by_point.added("check of a plan"):
         with _noted(chosen.notes):
             checked: Checked = check_plan(loaded, spec, made, dry_run=dry_run)
         always += checked.always
@@ -401,7 +401,7 @@ def _write_array(prepared: Prepared, first: RunPaths) -> RunPaths:
     with directories.storage(paths.directory):
         paths.directory.mkdir(mode=0o700, parents=True)
         directories.write_json(paths.plan, typed_json.plain(prepared.plan))
-        files.write(paths.script, prepared.script)
+        safe_files.write(paths.script, prepared.script)
     return paths
 
 
@@ -417,8 +417,7 @@ def check_image(prepared: Prepared) -> dict[str, object]:
     if not settings.job.image:
         return {}
     gpus, cuda = settings.workers.gpu.count if settings.workers.gpu else 0, prepared.loaded.site.gpu.cuda
-    image: dict[str, object] = feature_hooks.only("check of an image")(Path(settings.job.image), cuda=cuda, gpus=gpus)
-    return image
+    return dict(features_by_point.only("check of an image")(Path(settings.job.image), cuda=cuda, gpus=gpus))
 
 
 def _write_all(runs: Sequence[Prepared], image: dict[str, object]) -> list[str]:
@@ -456,12 +455,12 @@ def _write(prepared: Prepared, script: str, image: dict[str, object], like: RunP
     with directories.creating(Path(made.directory), loaded.site.paths.trust, like) as paths:
         directories.write_json(paths.request, request)
         directories.write_json(paths.plan, typed_json.plain(made))
-        files.write(paths.script, script)
+        safe_files.write(paths.script, script)
         if prepared.points:
-            files.write(paths.points, prepared.points)
+            safe_files.write(paths.points, prepared.points)
         if spec.environment:
             lines = (f"export {name}={shlex.quote(value)}\n" for name, value in spec.environment)
-            files.write(paths.variables, "".join(lines).encode(errors="surrogateescape"))
+            safe_files.write(paths.variables, "".join(lines).encode(errors="surrogateescape"))
         if made.inside.report.profilers:
             paths.profiles.mkdir(mode=0o700)
         if spec.code.form is Form.HOLD:
@@ -469,7 +468,7 @@ def _write(prepared: Prepared, script: str, image: dict[str, object], like: RunP
         group = stat.S_IMODE(paths.out.stat().st_mode) & 0o7000  # set-group-id of the runs folder
         paths.out.chmod(group | 0o777 & ~made.inside.code.umask)
         for name in made.scripts:
-            files.write(paths.directory / name, (assets.folder("templates") / name).read_text(encoding="utf-8"))
+            safe_files.write(paths.directory / name, (assets.folder("templates") / name).read_text(encoding="utf-8"))
         return _copy_code(prepared, paths)
 
 
@@ -477,7 +476,7 @@ def _copy_code(prepared: Prepared, paths: RunPaths) -> list[str]:
     """Copy what the run starts into its directory; return notes on what is not copied."""
     loaded, spec, made = prepared.loaded, prepared.spec, prepared.plan
     if spec.code.form is Form.BATCH:
-        files.write(paths.batch_script, spec.code.script.read_bytes(), 0o700)
+        safe_files.write(paths.batch_script, spec.code.script.read_bytes(), 0o700)
     if not spec.code.copied or made.code_of not in ("", made.run_id):
         return []
     lasting = not spec.code.staged  # what a laptop sent is copied whole: where it lies now, it is removed
@@ -496,5 +495,5 @@ def _copy_code(prepared: Prepared, paths: RunPaths) -> list[str]:
         files_of_killed_runs.begin(paths, Path(made.directory), home, why)
     if made.inside.job.image:
         linked = taken.places if loaded.site.code.snapshot != "none" else spec.code.sources
-        files.write(paths.sources, "".join(f"{folder}\n" for folder in linked if folder != spec.code.cwd))
+        safe_files.write(paths.sources, "".join(f"{folder}\n" for folder in linked if folder != spec.code.cwd))
     return taken.notes()

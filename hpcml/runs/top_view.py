@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hpcml import files, samples, typed_json
+from hpcml import safe_files, samples, typed_json
 from hpcml.failures.rules import of_xid
 from hpcml.kind import Kind
 from hpcml.paths import AttemptPaths
@@ -180,7 +180,7 @@ def _stamp(path: Path) -> _Stamp | None:
 def last_lines(path: Path, most: int = LINES) -> tuple[str, ...]:
     """Return the last lines of a log without what a terminal would obey; of a progress bar its newest state."""
     try:
-        with open(files.open_regular(path), "rb") as file:
+        with open(safe_files.open_regular(path), "rb") as file:
             start = max(0, os.fstat(file.fileno()).st_size - _LOG_TAIL)
             file.seek(start)
             text = file.read(_LOG_TAIL).decode(errors="replace")

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpcml import files, kinds, schedulers
+from hpcml import kinds, safe_files, schedulers
 from hpcml.errors import UsageError
 from hpcml.options import sbatch_tasks, script_lines
 from hpcml.options.reading import request_of
@@ -42,8 +42,8 @@ def of_file(
         The first line that hpcml has no word for.
     """
     try:
-        content = files.read(script, _MOST, ours=False, follow=True)
-    except files.ForeignError as error:
+        content = safe_files.read(script, _MOST, ours=False, follow=True)
+    except safe_files.ForeignError as error:
         raise UntranslatedError(1, error.why) from error
     except OSError as error:
         raise UntranslatedError(1, f"it cannot be read: {error.strerror}") from error
@@ -79,7 +79,7 @@ def _check_files(made: Translation) -> None:
             continue
         with contextlib.suppress(OSError, RuntimeError):  # on the nodes alone, or nobody's home
             path = settings_layers.here() / Path(match[1]).expanduser()
-            text = files.read(path, _MOST, ours=False, follow=True).decode(errors="replace")
+            text = safe_files.read(path, _MOST, ours=False, follow=True).decode(errors="replace")
             if found := next(sbatch_tasks.launchers(text), ""):
                 raise UntranslatedError(row.number, f"{match[1]}, which has a line with {found}")
 

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hpcml import files, installed_packages, subprocesses
+from hpcml import installed_packages, safe_files, subprocesses
 from hpcml.config_trust import HPCML
 from hpcml.errors import ScriptError, StorageError
 from hpcml.request.record import Code
@@ -70,12 +70,12 @@ def metadata(script: Path) -> dict[str, Any] | None:
     ScriptError
         If it is not valid TOML.
     """
-    match = _BLOCK.search(files.text(script, _LARGEST).replace("\r\n", "\n"))
+    match = _BLOCK.search(safe_files.text(script, _LARGEST).replace("\r\n", "\n"))
     if match is None:
         return None
     content = "".join(line[2 if line.startswith("# ") else 1 :] for line in match["content"].splitlines(keepends=True))
     try:
-        return files.parsed(tomllib.loads, content)
+        return safe_files.parsed(tomllib.loads, content)
     except ValueError as error:
         hint = "Correct the lines between '# /// script' and '# ///'."
         raise ScriptError(f"The script's metadata is not valid TOML: {error}", place=str(script), hint=hint) from error
@@ -92,7 +92,7 @@ def of_script(code: Code, runs: Path, *, dry_run: bool) -> Described | None:
     if code.form is not Form.SCRIPT or (table := metadata(code.script)) is None:
         return None
     script = code.script
-    lock = files.text(script.with_name(f"{script.name}.lock"), _LARGEST)
+    lock = safe_files.text(script.with_name(f"{script.name}.lock"), _LARGEST)
     tool = table.get("tool", {}) if isinstance(table.get("tool", {}), dict) else {}
     uv = tool.get("uv", {}) if isinstance(tool.get("uv", {}), dict) else {}
     built = [*_built_sources(uv.get("sources", {})), *_built_texts(table.get("dependencies")), *_built(_toml(lock))]
@@ -123,9 +123,9 @@ def project_of(code: Code) -> Path | None:
 def why_foreign(project: Path) -> str:
     """Return the reason why a project's description is not obeyed, in a clause; empty if it is."""
     try:
-        files.read_setting(project / "pyproject.toml")
-        files.read(project / LOCK, _LARGEST, obeyed=True)
-    except files.ForeignError as error:
+        safe_files.read_setting(project / "pyproject.toml")
+        safe_files.read(project / LOCK, _LARGEST, obeyed=True)
+    except safe_files.ForeignError as error:
         return error.why
     except (OSError, UnicodeDecodeError) as error:
         return f"it cannot be read ({getattr(error, 'strerror', None) or error})"
@@ -147,16 +147,16 @@ def of_project(project: Path, runs: Path, needs: tuple[str, ...], *, sent: bool,
     ScriptError
         If uv cannot make it; StorageError if the folder cannot be used.
     """
-    text = files.text(project / LOCK, _LARGEST)
+    text = safe_files.text(project / LOCK, _LARGEST)
     lock, own = _toml(text), project / ".venv/bin/python"
     line = by_hand(project)
     if os.path.lexists(own) and not sent:
         differing = list(_differing(lock, own))
         notes = (f"{project}/.venv differs from {LOCK}: {', '.join(differing[:3])}. To update it: {line}",)
         return Described(own, f"{project}/.venv", notes if differing else ())
-    settings = _toml(files.text(project / "pyproject.toml"))
+    settings = _toml(safe_files.text(project / "pyproject.toml"))
     own_table = settings.get("project", {}) if isinstance(settings.get("project", {}), dict) else {}
-    pinned = files.text(project / ".python-version").strip()
+    pinned = safe_files.text(project / ".python-version").strip()
     python = pinned if _PINNED.fullmatch(pinned) else _specifiers(own_table.get("requires-python"))
     names = {name for name, _ in _packages(lock)}
     lacks = [name for name in needs if name not in names]
@@ -174,7 +174,7 @@ def of_project(project: Path, runs: Path, needs: tuple[str, ...], *, sent: bool,
 
 def _toml(text: str) -> dict[str, Any]:
     try:
-        return files.parsed(tomllib.loads, text)
+        return safe_files.parsed(tomllib.loads, text)
     except ValueError:  # uv says so
         return {}
 
@@ -270,7 +270,7 @@ def _made(wanted: _Wanted, runs: Path, origin: str, *, dry_run: bool) -> Describ
     folder = runs / FOLDER / f"{key}-{os.urandom(8).hex()}"
     try:
         _sync(wanted, folder)
-        new = files.beside(folder)
+        new = safe_files.beside(folder)
         new.symlink_to(folder.name)
         new.rename(runs / FOLDER / key)  # another submission may have made the same: both are good
     except BaseException:
@@ -286,7 +286,7 @@ def _complete(link: Path) -> Path | None:
     except OSError:
         return None
     folder = link.with_name(name) if _MADE.fullmatch(name) else link
-    is_own = all(map(files.is_own_folder, (folder, folder.parent)))
+    is_own = all(map(safe_files.is_own_folder, (folder, folder.parent)))
     return folder if is_own and os.path.exists(folder / "bin/python") else None
 
 
@@ -297,7 +297,7 @@ def _make_folder(folder: Path) -> None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise StorageError(f"The folder cannot be made: {error.strerror}", place=str(folder), hint=hint) from error
-    if not files.is_own_folder(folder):
+    if not safe_files.is_own_folder(folder):
         raise StorageError("The folder is not yours, or is a link", place=str(folder), hint=hint)
 
 

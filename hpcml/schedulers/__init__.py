@@ -383,9 +383,9 @@ def with_variables(name: str, spec: RunRequest, overridden: Callable[[str], bool
 
 def find_nodes(name: str) -> Nodes | None:
     """Return the functions of a scheduler on the nodes of its jobs, by the scheduler's name; None without nodes."""
-    from hpcml.schedulers import allocation, slurm
+    from hpcml.schedulers import existing_allocation, slurm
 
-    modules: dict[str, Nodes] = {"slurm": slurm, "allocation": allocation, "hold": allocation}
+    modules: dict[str, Nodes] = {"slurm": slurm, "allocation": existing_allocation, "hold": existing_allocation}
     return modules.get(name)
 
 
@@ -443,9 +443,9 @@ def machine_of(name: str) -> Machine:
 
 def get(name: str) -> Scheduler:
     """Return a scheduler by its name; StorageError if there is none: a profile's is checked, a record's may be any."""
-    from hpcml.schedulers import allocation, hold, local, slurm
+    from hpcml.schedulers import existing_allocation, hold, local, slurm
 
-    modules: dict[str, Scheduler] = {"slurm": slurm, "local": local, "allocation": allocation}
+    modules: dict[str, Scheduler] = {"slurm": slurm, "local": local, "allocation": existing_allocation}
     modules |= {"hold": hold.IN_JOB, "local-hold": hold.HERE}
     if name not in modules:
         hint = "Update hpcml: a newer hpcml may have written the run's files. Or someone changed these files."

@@ -8,11 +8,11 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from hpcml import files, hold_queue, typed_json
+from hpcml import hold_queue, safe_files, typed_json
 from hpcml.errors import SiteError, StorageError, UsageError
 from hpcml.paths import RunPaths
 from hpcml.run_files import RecordedPlan
-from hpcml.schedulers import JobLayout, JobRequest, JobState, Scheduler, Submission, allocation, local, slurm
+from hpcml.schedulers import JobLayout, JobRequest, JobState, Scheduler, Submission, existing_allocation, local, slurm
 from hpcml.sites.schema import Site
 from hpcml.states import State
 
@@ -47,16 +47,16 @@ class Hold:
 
     def submit(self, site: Site, run: RunPaths) -> Submission:
         """Put the run into the hold; SiteError if it takes none any more, StorageError if it cannot be written."""
-        plan = typed_json.on_demand(RecordedPlan, files.read_json(run.plan))
+        plan = typed_json.on_demand(RecordedPlan, safe_files.read_json(run.plan))
         hold = RunPaths(Path(plan.hold))
         start = hold_queue.Start(hold_queue.batch_script(run), slurm.clean_environment())
         if not self.ONE_MACHINE:
             of_job = ("SLURM_JOB_ID", "SLURM_CLUSTER_NAME")
-            command = ("srun", *allocation.step_options(run, allocation.taken(site, plan.part)))
-            start = hold_queue.Start(command, start.environment, of_job, "--nodelist", allocation.NODE_NAMES)
+            command = ("srun", *existing_allocation.step_options(run, existing_allocation.taken(site, plan.part)))
+            start = hold_queue.Start(command, start.environment, of_job, "--nodelist", existing_allocation.NODE_NAMES)
         new = hold.hold / f".{run.directory.name}"
         try:
-            files.write(new, json.dumps(typed_json.plain(start)))
+            safe_files.write(new, json.dumps(typed_json.plain(start)))
             new.rename(hold.queue / run.directory.name)
         except OSError as error:
             with contextlib.suppress(OSError):  # it has the shell's variables
@@ -69,7 +69,7 @@ class Hold:
             raise StorageError(
                 f"The run could not be put into the hold: {error.strerror}", place=str(hold.hold), hint=hint
             ) from error
-        of_hold = typed_json.read(Submission, files.read_json(hold.submission))
+        of_hold = typed_json.read(Submission, safe_files.read_json(hold.submission))
         run_id = "" if of_hold.pid else hold.directory.name
         return of_hold._replace(
             run=run_id, hold=str(hold.directory), directory=str(run.directory), said=(), cancelled=0.0
@@ -123,4 +123,4 @@ def _state(hold: JobState, folder: Path, run: Path, *, has_steps: bool) -> JobSt
     return JobState(State.RUNNING) if (paths.told / run.name).exists() else _GONE
 
 
-IN_JOB, HERE = Hold(slurm, allocation), Hold(local, local)
+IN_JOB, HERE = Hold(slurm, existing_allocation), Hold(local, local)

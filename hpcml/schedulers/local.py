@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from hpcml import assets, files, subprocesses, typed_json
+from hpcml import assets, safe_files, subprocesses, typed_json
 from hpcml.config_trust import HPCML
 from hpcml.errors import NotFoundError, SiteError, UsageError
 from hpcml.paths import RunPaths
@@ -68,7 +68,7 @@ def lay_out(site: Site, request: JobRequest) -> JobLayout:
 def submit(site: Site, run: RunPaths) -> Submission:
     """Start the batch script in the background, or what waits and then becomes it; NotFoundError without bash."""
     command, blocked = ["bash", str(run.script)], []
-    if typed_json.on_demand(RecordedPlan, files.read_json(run.plan)).after:
+    if typed_json.on_demand(RecordedPlan, safe_files.read_json(run.plan)).after:
         command = [sys.executable, "-P", "-c", _WAIT, str(assets.package_root()), str(run.directory)]
         blocked = [signal.SIGTERM]  # until it can write that it was cancelled
     environment = clean_environment()

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hpcml import files, typed_json, units
+from hpcml import safe_files, typed_json, units
 from hpcml.config_trust import HPCML
 from hpcml.errors import ANSWER_LOST, HpcmlError, SiteError, SlurmUnreachableError
 from hpcml.failures.rule import Where
@@ -197,7 +197,7 @@ def submit(site: Site, run: RunPaths) -> Submission:
     try:
         return _confirmed(sbatch(str(run.script), timeout, umask=_umask(run))._replace(run=run_id))
     except AnswerLostError as lost:
-        clusters = re.search(r"(?m)^#SBATCH --clusters=(\S+)$", files.read(run.script).decode(errors="replace"))
+        clusters = re.search(r"(?m)^#SBATCH --clusters=(\S+)$", safe_files.read(run.script).decode(errors="replace"))
         if job_id := _look_again(run_id, min(timeout, _LOOK_AGAIN), clusters[1] if clusters else ""):
             return job_id
         message = "It is unknown whether Slurm accepted the job"
@@ -207,7 +207,7 @@ def submit(site: Site, run: RunPaths) -> Submission:
 
 def _umask(run: RunPaths) -> int:
     """Return the umask for a job's output: the user's where that goes into the user's own files. A map has no plan."""
-    plan = typed_json.on_demand(RecordedPlan, files.read_json(run.plan)) if run.plan.exists() else None
+    plan = typed_json.on_demand(RecordedPlan, safe_files.read_json(run.plan)) if run.plan.exists() else None
     return _UMASK if plan is None or plan.directive("--output") else plan.inside.code.umask
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hpcml import assets, files
+from hpcml import assets, safe_files
 from hpcml.config_trust import Origin
 from hpcml.errors import ConfigError, did_you_mean, nearest
 from hpcml.sites import key_permissions, renamed_keys
@@ -73,8 +73,8 @@ def config_folders(environment: Mapping[str, str]) -> list[Path]:
 def why_ignored(path: Path) -> str:
     """Return the reason for which a file of settings is ignored, in words, and the remedy; empty if it is used."""
     try:
-        files.read_setting(path)
-    except files.ForeignError as error:
+        safe_files.read_setting(path)
+    except safe_files.ForeignError as error:
         next_step = error.hint or "copy the settings that you need from this file into your own file in ~/.config/hpcml"
         return f"hpcml ignores {path}: {error.why} ({next_step})"
     except (OSError, UnicodeDecodeError):

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, get_args, get_origin
 
-from hpcml import files
+from hpcml import safe_files
 from hpcml.config_trust import HPCML, Named, Origin
 from hpcml.errors import ConfigError, NotFoundError, did_you_mean, nearest
 from hpcml.sites import key_permissions, renamed_keys
@@ -120,7 +120,7 @@ def read_toml(path: Path, *, obeyed: bool = False) -> dict[str, Any]:
     Parameters
     ----------
     obeyed
-        Whether what it says is done, so that nobody else may have written it (:func:`hpcml.files.read_setting`).
+        Whether what it says is done, so that nobody else may have written it (:func:`hpcml.safe_files.read_setting`).
 
     Raises
     ------
@@ -130,8 +130,8 @@ def read_toml(path: Path, *, obeyed: bool = False) -> dict[str, Any]:
     import tomllib
 
     try:
-        text = files.read_setting(path) if obeyed else files.read(path, ours=False, follow=True).decode()
-        return files.parsed(tomllib.loads, text)
+        text = safe_files.read_setting(path) if obeyed else safe_files.read(path, ours=False, follow=True).decode()
+        return safe_files.parsed(tomllib.loads, text)
     except OSError as error:
         hint = "Give yourself read permission, or move the file elsewhere so that hpcml does not read it."
         raise ConfigError(f"The file cannot be read: {error.strerror}", place=str(path), hint=hint) from error
@@ -174,7 +174,7 @@ def _toml_value(text: str) -> object:
     import tomllib
 
     try:
-        table = files.parsed(tomllib.loads, f"v = {text}")
+        table = safe_files.parsed(tomllib.loads, f"v = {text}")
     except ValueError:
         return text
     value = table["v"]

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hpcml import files, node_archive, schedulers, subprocesses
+from hpcml import node_archive, safe_files, schedulers, subprocesses
 from hpcml.config_trust import HPCML, Origin
 from hpcml.errors import HpcmlError, SiteError, SlurmUnreachableError, StorageError, UsageError
 from hpcml.node.hardware import record
@@ -30,10 +30,10 @@ from hpcml.schedulers import UNREADABLE, AnswerLostError
 from hpcml.sites.lookup import load_profile
 from hpcml.sites.schema import Fact, Site
 from hpcml.sites.settings_layers import Layers, build, process_environment, read_toml
-from hpcml.survey import profile
-from hpcml.survey.draft import SCHEDULER, SLURM, Draft, How, keep_older
+from hpcml.survey import decide_profile
+from hpcml.survey.decide_profile import QUICK
 from hpcml.survey.node_tables import Login
-from hpcml.survey.profile import QUICK
+from hpcml.survey.profile_draft import SCHEDULER, SLURM, Draft, How, keep_older
 from hpcml.units import TimeLimit
 
 _MODULES_SECONDS = 20.0  # for `module avail`, which reads a tree of files
@@ -53,7 +53,7 @@ class Survey:
         self.draft = self._write()
 
     def _write(self) -> Draft:
-        return profile.write(self.tables, self.login, self.node, self.date)
+        return decide_profile.write(self.tables, self.login, self.node, self.date)
 
     def probe(self, account: str, partition: str, qos: str, seconds: float) -> None:
         """Look at a node by a job, which waits and runs no longer than this.
@@ -139,7 +139,7 @@ class Survey:
         """Give a file with the profile, for as long as it is looked at."""
         with tempfile.TemporaryDirectory(prefix="hpcml-site-") as folder:
             path = Path(folder, "now.toml")
-            files.write(path, self.draft.text(heading))
+            safe_files.write(path, self.draft.text(heading))
             yield path
 
 
@@ -161,7 +161,7 @@ def _refused(directives: Mapping[str, str], folder: Path) -> str:
         if option != "--output"
     ]
     script = folder / "check.sh"
-    files.write(script, "\n".join(["#!/bin/sh", *lines, "true", ""]))
+    safe_files.write(script, "\n".join(["#!/bin/sh", *lines, "true", ""]))
     try:
         schedulers.get(SCHEDULER).check(script)
     except SiteError as error:
@@ -178,7 +178,7 @@ def _login() -> Login:
         command = ["bash", "-lc", "module -t avail apptainer; module -t avail singularity"]
         answer = subprocesses.run(command, _MODULES_SECONDS, program=HPCML)
         modules = tuple(dict.fromkeys(_MODULE.findall(answer.text)))[:6]
-    groups = tuple(files.group(gid) for gid in os.getgroups())
+    groups = tuple(safe_files.group(gid) for gid in os.getgroups())
     return Login(socket.gethostname(), groups, environment, programs, modules, _mounts())
 
 
@@ -202,8 +202,8 @@ def put(path: Path, text: str, *, old: bool = False) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if old:
-            files.write(path.with_name(f"{path.name}.old"), files.read_setting(path), 0o644)
-        files.write(path, text, 0o644)
+            safe_files.write(path.with_name(f"{path.name}.old"), safe_files.read_setting(path), 0o644)
+        safe_files.write(path, text, 0o644)
     except OSError as error:
         hint = "Give yourself write permission, or use --print and save the output elsewhere."
         raise StorageError(f"The profile cannot be written: {error.strerror}", place=str(path), hint=hint) from error
@@ -271,8 +271,8 @@ def run_job(wanted: JobRequest, seconds: float) -> Node:
     try:
         top.mkdir(mode=0o700, exist_ok=True)
         folder.mkdir(mode=0o700)
-        files.write(folder / LIBRARY, node_archive.node_archive())
-        files.write(folder / "job.sh", _script(wanted, name, folder, seconds))
+        safe_files.write(folder / LIBRARY, node_archive.node_archive())
+        safe_files.write(folder / "job.sh", _script(wanted, name, folder, seconds))
     except OSError as error:
         hint = "hpcml writes the job's files into this folder. Free some space, or give yourself write permission."
         raise StorageError(f"A file cannot be written: {error.strerror}", place=str(folder), hint=hint) from error
@@ -308,7 +308,7 @@ def _answer(folder: Path, job: str, seconds: float) -> Node:
     while time.monotonic() < ends:
         if _ANSWER in os.listdir(folder):  # listing is what makes a network file system look again
             try:
-                return record.from_json(files.read_json(folder / _ANSWER))
+                return record.from_json(safe_files.read_json(folder / _ANSWER))
             except (OSError, ValueError) as error:
                 hint = "Report this to the developers of hpcml, with the output of hpcml --version."
                 raise SiteError(f"The job's output cannot be read: {error}", place=f"job {job}", hint=hint) from error
@@ -336,5 +336,5 @@ def _no_answer(folder: Path, job: str, state: str) -> SiteError:
         f"The job on a node ended without a result ({state})",
         place=f"job {job}",
         hint=hint,
-        quote=files.tail(folder / "job.log", 6),
+        quote=safe_files.tail(folder / "job.log", 6),
     )

@@ -11,7 +11,7 @@ from hpcml import units
 from hpcml.gpu_vendor import VENDOR
 from hpcml.node.hardware import record
 from hpcml.node.hardware.record import NEEDS, Node
-from hpcml.survey.draft import LOGIN, NODE, Draft, How
+from hpcml.survey.profile_draft import LOGIN, NODE, Draft, How
 
 _SCRATCH = ("CINECA_SCRATCH", "SCRATCH", "PSCRATCH", "WORK", "FAST", "PROJECT", "GPFS_PROJECTS", "WORKSPACE")
 _CONTAINERS = ("apptainer", "singularity")

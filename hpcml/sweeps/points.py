@@ -18,9 +18,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from hpcml import files
+from hpcml import safe_files
 from hpcml.errors import HpcmlError, NotFoundError, UsageError
-from hpcml.runs import modules_reached
+from hpcml.runs import modules_code_uses
 
 MOST = 10_000  # points of a sweep: each has files of its own
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
@@ -238,7 +238,7 @@ def _place(path: Path) -> str:
 def _text(path: Path) -> str:
     place = _place(path)
     try:
-        return files.read(path, _LONGEST_FILE, ours=False, follow=True).decode("utf-8-sig")
+        return safe_files.read(path, _LONGEST_FILE, ours=False, follow=True).decode("utf-8-sig")
     except OSError as error:
         raise NotFoundError(f"The file of points cannot be read: {error.strerror}", place=place) from error
     except UnicodeDecodeError as error:
@@ -287,7 +287,7 @@ def _jsonl(text: str, place: str) -> Iterator[Point]:
             continue
         hint = 'Write one JSON object on each line: {"k": 8, "lr": 0.1}.'
         try:
-            table = files.parsed(json.loads, line)
+            table = safe_files.parsed(json.loads, line)
         except ValueError as error:
             raise _wrong(f"Line {number} is not valid JSON", place, hint) from error
         right = isinstance(table, dict) and table and all(_is_value(value) for value in table.values())
@@ -375,7 +375,7 @@ def _beside(folder: Path, source: bytes, package: tuple[str, ...]) -> Iterator[P
     except (SyntaxError, ValueError):
         return  # whoever runs it says so
     statements = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
-    for name in sorted({name for node in statements for name in modules_reached.dotted_names(node, package)}):
+    for name in sorted({name for node in statements for name in modules_code_uses.dotted_names(node, package)}):
         yield from _sources(folder, name)
 
 

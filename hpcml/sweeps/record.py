@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from hpcml import files, leases
+from hpcml import leases, safe_files
 from hpcml.errors import NotFoundError, StorageError, UsageError
 from hpcml.failures import point
 from hpcml.failures.point import PointEnd
@@ -137,7 +137,7 @@ def make_folder(runs: Path, name: str) -> None:
         runs.mkdir(mode=0o700, parents=True, exist_ok=True)
         for folder in (path.parent.parent, path.parent):
             folder.mkdir(mode=0o700, exist_ok=True)
-            if not files.is_own_folder(folder):
+            if not safe_files.is_own_folder(folder):
                 hint = "Choose another runs folder with --set paths.runs=…."
                 raise StorageError("The path is not a folder that you own", place=str(folder), hint=hint)
 
@@ -174,7 +174,7 @@ def progress(runs: Path, sweep: Sweep) -> Progress:
 
 
 def _existing_runs(runs: Path, sweep: Sweep) -> list[directories.Run]:
-    return [directories.load(runs / run_id) for run_id in sweep.runs if files.is_own_folder(runs / run_id)]
+    return [directories.load(runs / run_id) for run_id in sweep.runs if safe_files.is_own_folder(runs / run_id)]
 
 
 def _has_written_end(one: handle.Standing) -> bool:
@@ -310,9 +310,9 @@ def held(runs: Path, name: str, run_id: str) -> Iterator[None]:
 def _has_submitted(runs: Path, holder: Holder) -> bool:
     """Whether a command of another machine has nothing more to do: its run is submitted."""
     folder = runs / holder.run
-    return (
-        not leases.is_here(holder) and files.is_own_folder(folder) and directories.load(folder).submission is not None
-    )
+    if leases.is_here(holder) or not safe_files.is_own_folder(folder):
+        return False
+    return directories.load(folder).submission is not None
 
 
 def _refused(path: Path, name: str, holder: Holder, *, gone: bool) -> UsageError:

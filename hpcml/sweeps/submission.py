@@ -14,7 +14,7 @@ from hpcml.failures.rule import Retry
 from hpcml.failures.rules import BY_NAME
 from hpcml.paths import RunPaths
 from hpcml.request.record import Code, RunRequest
-from hpcml.runs import bad_nodes, directories, folders_reached, packages, pythons, why
+from hpcml.runs import bad_nodes, directories, folders_code_uses, packages, pythons, why
 from hpcml.runs import status as run_status
 from hpcml.runs import submit as runs_submit
 from hpcml.runs.record import Record
@@ -307,7 +307,7 @@ class Choice(NamedTuple):
 def _modules_of_project(code: Code) -> list[Path]:
     """Return the modules outside the script's folder that it reaches in its project."""
     script = code.script.resolve()
-    found = folders_reached.of_python(script, script.parent).modules if code.root else ()
+    found = folders_code_uses.of_python(script, script.parent).modules if code.root else ()
     return [module for module in found if not module.is_relative_to(script.parent)]
 
 

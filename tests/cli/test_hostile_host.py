@@ -15,7 +15,7 @@ import planted
 from hpcml import errors, subprocesses
 from hpcml.config_trust import HPCML
 from hpcml.remote import login_call
-from hpcml.remote.delivery import Delivery
+from hpcml.remote.pack_delivery import Delivery
 from remote_world import Laptop
 
 HELLO = '{"hello": 2, "version": "0"}'

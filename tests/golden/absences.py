@@ -7,8 +7,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from hpcml.kind import Kind
+from hpcml.node.events_and_end import EventLog
 from hpcml.node.missing_processes import Absence, Words
-from hpcml.node.outcome import EventLog
 
 
 def absence_of(

@@ -12,7 +12,7 @@ import pytest
 
 import lab_cgroups
 from conftest import ALL_NODES, Cluster, Ended
-from hpcml import files, kinds, samples
+from hpcml import kinds, safe_files, samples
 from hpcml.paths import RunPaths
 from lab_state import PATIENCE, wait_for
 
@@ -72,7 +72,7 @@ def is_sampled(directory: Path) -> bool:
 def _as_alice() -> Iterator[None]:
     """Samples are alice's: only she and root may read them."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(files, "is_ours", lambda _: True)
+        patch.setattr(safe_files, "is_ours", lambda _: True)
         yield
 
 

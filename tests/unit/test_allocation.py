@@ -23,9 +23,9 @@ from hpcml.options.reading import request_of
 from hpcml.paths import RunPaths
 from hpcml.plan.make_plan import RunLocation, plan
 from hpcml.request.record import NOT_SAID, Code, RunRequest
-from hpcml.schedulers import JobState, allocation, local
+from hpcml.schedulers import JobState, existing_allocation, local
 from hpcml.schedulers import hold as hold_scheduler
-from hpcml.schedulers.allocation import Allocation
+from hpcml.schedulers.existing_allocation import Allocation
 from hpcml.sites.schema import Site, SlurmOptions
 from hpcml.units import TimeLimit
 
@@ -42,11 +42,14 @@ GIVEN = Allocation("291", ("n1", "n2", "n3"), 5, 2048, 2, 0.0, ("a100",))
 
 def test_what_scontrol_tells() -> None:
     end = time.mktime(time.strptime("2026-11-22T22:44:52", "%Y-%m-%dT%H:%M:%S"))
-    assert allocation.parse("291", SHOWN) == GIVEN._replace(end=end)
-    assert allocation.parse("291", SHOWN.replace("2026-11-22T22:44:52", "Unknown")).end == 0
-    assert allocation.parse("291", SHOWN.replace("gpu:2(IDX:0-1)", "").replace("gpu:a100:2(IDX:0-1)", "")).gpus == 0
+    assert existing_allocation.parse("291", SHOWN) == GIVEN._replace(end=end)
+    assert existing_allocation.parse("291", SHOWN.replace("2026-11-22T22:44:52", "Unknown")).end == 0
+    assert (
+        existing_allocation.parse("291", SHOWN.replace("gpu:2(IDX:0-1)", "").replace("gpu:a100:2(IDX:0-1)", "")).gpus
+        == 0
+    )
     other = SHOWN.replace("JobId=291", "JobId=292").replace("n[1-3]", "n[7-9]")  # of the same array
-    assert allocation.parse("291", SHOWN + other) == allocation.parse("291", SHOWN)
+    assert existing_allocation.parse("291", SHOWN + other) == existing_allocation.parse("291", SHOWN)
 
 
 @pytest.mark.parametrize(("old", "new", "sentence"), [
@@ -56,7 +59,7 @@ def test_what_scontrol_tells() -> None:
 ])  # fmt: skip
 def test_what_no_run_can_be_in(old: str, new: str, sentence: str) -> None:
     with pytest.raises(SiteError, match=sentence):
-        allocation.parse("291", SHOWN.replace(old, new))
+        existing_allocation.parse("291", SHOWN.replace(old, new))
 
 
 @pytest.mark.parametrize(("variables", "sentence"), [
@@ -70,7 +73,7 @@ def test_where_no_run_can_begin(monkeypatch: pytest.MonkeyPatch, variables: dict
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(UsageError, match=sentence):
-        allocation.current()
+        existing_allocation.current()
 
 
 def spec(**asked: object) -> RunRequest:
@@ -151,7 +154,7 @@ def test_a_limit_that_was_put_off_is_not_near_yet(tmp_path: Path, monkeypatch: p
         asked.append((tmp_path / "attempts/0/time-limit").exists())
         return GIVEN._replace(end=began + 1.5)
 
-    monkeypatch.setattr(allocation, "current", current)
+    monkeypatch.setattr(existing_allocation, "current", current)
     ending._tell_of_the_limit(began + 1, 1.0)
     assert asked == [False, False], "the second look finds the same limit"
     assert (tmp_path / "attempts/0/time-limit").exists()
@@ -168,9 +171,9 @@ def test_a_process_that_has_the_pid_of_an_ended_run_gets_no_signal() -> None:
 @pytest.mark.parametrize("state", ["RUNNING", "PENDING", "UNKNOWN"])
 def test_a_run_whose_step_is_gone_has_ended(state: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its allocation goes on."""
-    monkeypatch.setattr(allocation, "_steps", lambda _: [("291.0", "there", "n1")])
+    monkeypatch.setattr(existing_allocation, "_steps", lambda _: [("291.0", "there", "n1")])
     monkeypatch.setattr("hpcml.schedulers.slurm.states", lambda jobs: dict.fromkeys(jobs, JobState(state)))
-    found = allocation.states(["291 7 /runs/gone", "291 8 /runs/there"])
+    found = existing_allocation.states(["291 7 /runs/gone", "291 8 /runs/there"])
     assert (found["291 7 /runs/gone"].ended, found["291 8 /runs/there"].active) == (True, True)
 
 
@@ -180,8 +183,8 @@ def test_hpcml_run_ends_after_its_steps(monkeypatch: pytest.MonkeyPatch) -> None
         submission = SimpleNamespace(pid=steps.pid, started=subprocesses.start_time(steps.pid))
         here = SimpleNamespace(submission=submission, paths=None)
         inside = SimpleNamespace(job=SimpleNamespace(signal_lead=60))
-        monkeypatch.setattr(allocation, "current", lambda: GIVEN)
-        monkeypatch.setattr(allocation, "other_steps", lambda _: [])
+        monkeypatch.setattr(existing_allocation, "current", lambda: GIVEN)
+        monkeypatch.setattr(existing_allocation, "other_steps", lambda _: [])
         monkeypatch.setattr(run, "fitted", lambda *_: None)
         monkeypatch.setattr(run, "prepare", lambda *_: SimpleNamespace(plan=SimpleNamespace(inside=inside)))
         monkeypatch.setattr(run, "_Ending", lambda: SimpleNamespace(begin=lambda *_: None))

@@ -16,11 +16,11 @@ from types import SimpleNamespace
 import pytest
 
 from hpcml import errors
-from hpcml.files import ForeignError
 from hpcml.node import end_cause
-from hpcml.node.outcome import EventLog
+from hpcml.node.events_and_end import EventLog
 from hpcml.node.script import checkpoints
 from hpcml.paths import RunPaths
+from hpcml.safe_files import ForeignError
 from hpcml.script_api import Run
 from node_settings import settings as settings_of
 from tests.said import in_order

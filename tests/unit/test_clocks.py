@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from hpcml.node.versions import Clocks
+from hpcml.node.versions_and_clocks import Clocks
 
 NOW = 1_800_000_000.0
 BEHIND, AHEAD = 86400.0, 3600.0

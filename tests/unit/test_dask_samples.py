@@ -16,16 +16,13 @@ from typing import Any
 import pytest
 
 from hpcml.kinds.dask.node import performance_report, state_samples
+from hpcml.kinds.dask.node.state_samples import ON_FILES, SENT, Measurement, activity_of
 from hpcml.kinds.dask.samples import (
-    ON_FILES,
-    SENT,
     FunctionSample,
-    Measurement,
     Moved,
     Tasks,
     ThreadSeconds,
     WorkerSample,
-    activity_of,
 )
 from hpcml.node.sampling.sampler import SampleFile
 from hpcml.paths import AttemptPaths

@@ -212,7 +212,7 @@ def test_a_process_with_another_python_opens_no_connection_to_the_run(
     attempt = RunPaths(tmp_path).attempt(0)
     attempt.directory.mkdir(parents=True)
     attempt.link.write_text(json.dumps({"versions": {"python": "2.7.1"}}))
-    monkeypatch.setattr("hpcml.node.settings.load", lambda: SimpleNamespace(attempt=attempt))
+    monkeypatch.setattr("hpcml.node.context.load", lambda: SimpleNamespace(attempt=attempt))
     assert not replacements.install_in_child([])
     assert "in this process but 2.7.1 in the run" in capsys.readouterr().err
     assert "DASK_SCHEDULER_ADDRESS" not in os.environ

@@ -18,10 +18,10 @@ from distributed.core import Status
 import hpcml
 from hpcml import schedulers
 from hpcml.api import elastic as cluster
-from hpcml.api import job_guard, job_request
+from hpcml.api import job_guard, keywords_to_job
 from hpcml.errors import HpcmlError, SiteError, SlurmUnreachableError
 from hpcml.kinds.dask.node import elastic_worker
-from hpcml.node.settings import load
+from hpcml.node.context import load
 from hpcml.request.record import Code
 from hpcml.runs.submit import prepare
 from hpcml.schedulers import slurm
@@ -50,11 +50,11 @@ class Asked:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, **options: Any) -> None:
         code = Code(Path("elastic"), cwd=Path.cwd(), form=Form.ELASTIC)
-        loaded, spec = job_request.parse("x", "elastic", code, {**OPTIONS, **options})
+        loaded, spec = keywords_to_job.parse("x", "elastic", code, {**OPTIONS, **options})
         self.loaded, self.spec = cluster._without_ucx(loaded), spec.changed(nodes=1)
-        self.folder = job_request.place(self.loaded, ".clusters", "elastic")
-        self.made = job_request.plan_at(self.loaded, self.spec, self.folder)
-        job_request.make(self.folder, self.loaded)
+        self.folder = keywords_to_job.place(self.loaded, ".clusters", "elastic")
+        self.made = keywords_to_job.plan_at(self.loaded, self.spec, self.folder)
+        keywords_to_job.make(self.folder, self.loaded)
         cluster._write(self.made, self.spec)
         about = {"cores": 1, "memory": "1GiB", "processes": 1, "python": "python", "shebang": "#!/bin/bash"}
         about |= {"security": Security(), "job_script_prologue": cluster._prologue(self.made), "log_directory": None}

@@ -14,8 +14,8 @@ from typing import Any, cast
 
 import pytest
 
+from hpcml.node.context import Context
 from hpcml.node.script import launcher
-from hpcml.node.settings import Context
 from hpcml.node.tasks import error_hint
 from hpcml.paths import AttemptPaths
 from node_settings import settings as settings_of

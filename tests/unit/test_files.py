@@ -15,12 +15,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from hpcml import files
+from hpcml import safe_files
 from hpcml.errors import StorageError
 from hpcml.runs import directories
 
 STRANGER = 12345
-PACKAGE = Path(files.__file__).parent
+PACKAGE = Path(safe_files.__file__).parent
 
 
 def give_by_acl(path: Path) -> None:
@@ -54,46 +54,46 @@ def test_a_group_of_one_s_own(
     monkeypatch.setattr(pwd, "getpwuid", lambda _: SimpleNamespace(pw_name="me", pw_gid=primary))
     monkeypatch.setattr(grp, "getgrgid", lambda _: SimpleNamespace(gr_name=name, gr_mem=members))
     if ours:
-        assert files.read_setting(path) == "x"
+        assert safe_files.read_setting(path) == "x"
     else:
-        with pytest.raises(files.ForeignError, match=f"group {name} can write to the file"):
-            files.read_setting(path)
+        with pytest.raises(safe_files.ForeignError, match=f"group {name} can write to the file"):
+            safe_files.read_setting(path)
 
 
 def test_a_file_is_written_whole_and_through_no_link(tmp_path: Path) -> None:
     target, victim = tmp_path / "a", tmp_path / "victim"
     victim.write_text("mine")
     target.symlink_to(victim)
-    files.write(target, "new")
+    safe_files.write(target, "new")
     assert (target.read_text(), victim.read_text()) == ("new", "mine")
     assert not target.is_symlink()
     assert stat.S_IMODE(target.stat().st_mode) == 0o600
     with pytest.raises(UnicodeEncodeError):
-        files.write(target, "half \ud800")
+        safe_files.write(target, "half \ud800")
     assert sorted(os.listdir(tmp_path)) == ["a", "victim"]
 
 
 def test_a_file_is_read_up_to_a_size(tmp_path: Path) -> None:
     path = tmp_path / "a"
     path.write_bytes(b"x" * 100)
-    assert files.read(path, 100) == b"x" * 100
-    with pytest.raises(files.ForeignError, match="larger than 99 bytes"):
-        files.read(path, 99)
-    with pytest.raises(files.ForeignError, match="is a link"):
-        files.read(Path("/proc/self/exe"))
+    assert safe_files.read(path, 100) == b"x" * 100
+    with pytest.raises(safe_files.ForeignError, match="larger than 99 bytes"):
+        safe_files.read(path, 99)
+    with pytest.raises(safe_files.ForeignError, match="is a link"):
+        safe_files.read(Path("/proc/self/exe"))
 
 
 def test_a_record_of_another_user_is_not_read(tmp_path: Path, root: None) -> None:
     path = tmp_path / "a"
     path.write_text("theirs")
     os.chown(path, STRANGER, STRANGER)
-    assert files.read(path, ours=False) == b"theirs"
-    with pytest.raises(files.ForeignError, match=f"belongs to uid {STRANGER}"):
-        files.read(path)
+    assert safe_files.read(path, ours=False) == b"theirs"
+    with pytest.raises(safe_files.ForeignError, match=f"belongs to uid {STRANGER}"):
+        safe_files.read(path)
 
 
 def replaceable(path: Path, *trusted: str) -> list[tuple[str, str, bool]]:
-    found = files.replaceable(path, trusted)
+    found = safe_files.replaceable(path, trusted)
     return [(one.path.name, one.who, one.meant) for one in found]
 
 
@@ -141,21 +141,23 @@ def test_an_acl_is_no_group_of_one_s_own(tmp_path: Path, monkeypatch: pytest.Mon
     path.write_text("x")
     path.chmod(0o664)
     folder.chmod(0o775)
-    assert files.read_setting(path) == "x"
+    assert safe_files.read_setting(path) == "x"
     assert replaceable(folder / "runs") == []
 
     give_by_acl(path)
     with pytest.raises(
-        files.ForeignError, match=r"through an ACL \(see getfacl .*a b/hpcml.toml'\), can write"
+        safe_files.ForeignError, match=r"through an ACL \(see getfacl .*a b/hpcml.toml'\), can write"
     ) as told:
-        files.read_setting(path)
+        safe_files.read_setting(path)
     assert told.value.hint == f"chmod go-w '{path}'"
     subprocess.run(["chmod", "go-w", path], check=True)
-    assert files.read_setting(path) == "x"
+    assert safe_files.read_setting(path) == "x"
 
     give_by_acl(folder)
-    with pytest.raises(files.ForeignError, match=r"other users, through an ACL .*, can write to the file's folder"):
-        files.read_setting(path)
+    with pytest.raises(
+        safe_files.ForeignError, match=r"other users, through an ACL .*, can write to the file's folder"
+    ):
+        safe_files.read_setting(path)
     assert replaceable(folder / "runs") == [("a b", f"other users, through an ACL (see getfacl '{folder}'),", True)]
 
 
@@ -164,7 +166,7 @@ def test_settings_of_the_account_that_installed_hpcml(tmp_path: Path, root: None
     shutil.copytree(PACKAGE, installed / "hpcml", ignore=shutil.ignore_patterns("__pycache__"))
     site.mkdir()
     path.write_text("x")
-    code = "import sys; from pathlib import Path; from hpcml import files; print(files.__file__, files.read_setting(Path(sys.argv[1])))"
+    code = "import sys; from pathlib import Path; from hpcml import safe_files; print(safe_files.__file__, safe_files.read_setting(Path(sys.argv[1])))"
 
     def read() -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-c", code, str(path)]
@@ -176,7 +178,7 @@ def test_settings_of_the_account_that_installed_hpcml(tmp_path: Path, root: None
     assert f"the file's folder belongs to uid {STRANGER}" in read().stderr
     for place in (installed, *installed.rglob("*")):
         os.chown(place, STRANGER, -1)
-    assert read().stdout == f"{installed}/hpcml/files.py x\n"
+    assert read().stdout == f"{installed}/hpcml/safe_files.py x\n"
     os.chown(path, STRANGER + 1, -1)
     assert f"the file belongs to uid {STRANGER + 1}" in read().stderr
     os.chown(path, STRANGER, -1)
@@ -190,8 +192,8 @@ def test_folders_of_whom_a_user_namespace_does_not_know(tmp_path: Path, root: No
     folder.mkdir()
     os.chown(folder, STRANGER, -1)
     code = (
-        "import sys; from pathlib import Path; from hpcml import files\n"
-        "found = files.replaceable(Path(sys.argv[1]) / 'runs')\nprint([one.who for one in found])"
+        "import sys; from pathlib import Path; from hpcml import safe_files\n"
+        "found = safe_files.replaceable(Path(sys.argv[1]) / 'runs')\nprint([one.who for one in found])"
     )
     command = ["unshare", "--user", "--map-root-user", sys.executable, "-c", code, str(folder)]
     environment = {**os.environ, "PYTHONPATH": str(PACKAGE.parent)}
@@ -199,14 +201,14 @@ def test_folders_of_whom_a_user_namespace_does_not_know(tmp_path: Path, root: No
         subprocess.run([*command[:3], "true"], check=True, capture_output=True)
     except (OSError, subprocess.CalledProcessError):
         pytest.skip("no user namespace can be made here")
-    assert [one.who for one in files.replaceable(folder)] == [f"uid {STRANGER}"]
+    assert [one.who for one in safe_files.replaceable(folder)] == [f"uid {STRANGER}"]
     assert subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout == "[]\n"
     folder.chmod(0o777)
     assert "everybody" in subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
 
 
 def test_nobody_is_never_to_be_trusted(tmp_path: Path, root: None) -> None:
-    os.chown(tmp_path, files.overflow_user(), -1)
+    os.chown(tmp_path, safe_files.overflow_user(), -1)
     with pytest.raises(StorageError, match="this machine cannot identify the owner") as told:
         directories.check_folder(tmp_path / "runs", [])
     assert "paths.trust" not in told.value.hint

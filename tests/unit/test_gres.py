@@ -6,7 +6,7 @@ import pytest
 
 from hpcml.options import sbatch_options
 from hpcml.plan import cost
-from hpcml.schedulers import allocation, gres
+from hpcml.schedulers import existing_allocation, gres
 from hpcml.sites.schema import Site
 
 # A text, and its resources: name, type, count.
@@ -67,4 +67,4 @@ def test_one_grammar_for_nodes_requests_and_allocations() -> None:
     for option, text in (("--gres", "lustre:1,gpu:4090:3"), ("--gpus-per-node", "4090:3"), ("--gpus-per-node", "3")):
         assert cost.request(Site(), ((option, text),), 2, 60).gpus == 6
     shown = "JobId=1 JobState=RUNNING NodeList=n1   Nodes=n1 CPU_IDs=0-7 Mem=10 GRES=gpu:1g.10gb:2(IDX:0,3),gpu:5090:1(IDX:1) "
-    assert allocation.parse("1", shown).gpus == 3
+    assert existing_allocation.parse("1", shown).gpus == 3

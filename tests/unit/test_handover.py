@@ -15,7 +15,7 @@ import pytest
 from distributed.exceptions import WorkerStartTimeoutError
 
 from hpcml.kinds.dask.node import main_in_workers
-from hpcml.kinds.dask.node.script import opened_cluster, run_cluster, state_to_workers
+from hpcml.kinds.dask.node.script import cluster_options_to_workers, run_cluster, state_to_workers
 from tests.said import in_order
 
 HOME = {"HOME": "/home/a", "OLD": "1", "PATH": "/bin"}
@@ -32,7 +32,7 @@ HOME = {"HOME": "/home/a", "OLD": "1", "PATH": "/bin"}
      {"PATH": "/x:/bin", "LIB": "/home/a/lib", "LIB2": "/home/a/lib/2"}),
 ])  # fmt: skip
 def test_exports_of_a_job_script(lines: list[str], expected: dict[str, str]) -> None:
-    assert opened_cluster.exports(lines, HOME) == (expected, [])
+    assert cluster_options_to_workers.exports(lines, HOME) == (expected, [])
 
 
 @pytest.mark.parametrize("line", [
@@ -40,7 +40,7 @@ def test_exports_of_a_job_script(lines: list[str], expected: dict[str, str]) -> 
     "export A=~/x", "export A='",
 ])  # fmt: skip
 def test_lines_that_need_a_shell_are_named(line: str) -> None:
-    variables, lacking = opened_cluster.exports([line, "export B=1"], HOME)
+    variables, lacking = cluster_options_to_workers.exports([line, "export B=1"], HOME)
     assert variables == {"B": "1"}
     assert [words.partition(" (set runtime")[0] for words in lacking] == [f"the job script's line '{line}'"]
 
@@ -50,7 +50,7 @@ def test_lines_that_need_a_shell_are_named(line: str) -> None:
 ])  # fmt: skip
 def test_gpus_of_a_job_script_are_named_in_a_run_of_cpus(directives: list[str], *, gpus: bool, named: bool) -> None:
     options = {"job_extra_directives": directives}
-    assert bool(opened_cluster.of_job_script(options, "slurm", {}, gpus=gpus)[1]) is named
+    assert bool(cluster_options_to_workers.of_job_script(options, "slurm", {}, gpus=gpus)[1]) is named
 
 
 def test_statements_of_a_script(subtests: pytest.Subtests) -> None:
@@ -125,10 +125,10 @@ def test_what_a_script_takes_back_is_handed_over_too(last: bytes, given: int, mo
     async def less(_: object) -> list[str]:
         return []
 
-    one: Any = object.__new__(opened_cluster.Opening)
+    one: Any = object.__new__(cluster_options_to_workers.Opening)
     one.handover, one.lacking, one.shared, one.owner = state_to_workers.Handover(), [], False, lambda: None
     one._packed, one._of_others, one._less_memory = lambda: b"now", list, less
-    monkeypatch.setattr(opened_cluster, "_last", (last, state_to_workers.Handover(umask=0)))
+    monkeypatch.setattr(cluster_options_to_workers, "_last", (last, state_to_workers.Handover(umask=0)))
     monkeypatch.setattr(state_to_workers, "give", give)
     asyncio.run(one.hand_over(None))
     assert len(gave) == given

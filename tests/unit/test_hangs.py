@@ -10,7 +10,7 @@ import pytest
 
 from hpcml import errors
 from hpcml.kinds.dask.node.supervised import Hangs
-from hpcml.node.outcome import EventLog, RunEndedError
+from hpcml.node.events_and_end import EventLog, RunEndedError
 from hpcml.node.process_helpers import OwnTime
 from hpcml.node.tasks import run_tasks
 from hpcml.paths import RunPaths

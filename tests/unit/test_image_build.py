@@ -20,13 +20,13 @@ from hpcml.config_trust import HPCML
 from hpcml.errors import ImageError, NotFoundError, StorageError, UsageError
 from hpcml.failures.rule import Where
 from hpcml.failures.rules import meaning
-from hpcml.images import build, sif
+from hpcml.images import build, definitions, sif
 
 APPTAINER = build.Program("/opt/bin/apptainer", "apptainer", (1, 4, 5), HPCML)
 
 
 def order(tmp_path: Path, name: str = "cpu") -> build.Order:
-    return build.Order(sif.find_definition(name, Path()), tmp_path / "a.sif", APPTAINER, fakeroot=True, arguments={"B": "2", "A": "1 x"},
+    return build.Order(definitions.find_definition(name, Path()), tmp_path / "a.sif", APPTAINER, fakeroot=True, arguments={"B": "2", "A": "1 x"},
                              certificates="/a")  # fmt: skip
 
 
@@ -91,7 +91,7 @@ def test_ids_for_a_namespace(tmp_path: Path) -> None:
 
 def test_too_little_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = "Bootstrap: docker\nFrom: a:1\n%labels\n    org.hpcml.space 900000T\n"
-    own = sif.Definition("a", tmp_path / "a.def", text)
+    own = definitions.Definition("a", tmp_path / "a.def", text)
     monkeypatch.setenv("APPTAINER_TMPDIR", str(tmp_path))
     with pytest.raises(StorageError, match="the build needs about") as caught:
         build.check_space(own, tmp_path / "a.sif", APPTAINER)
@@ -110,7 +110,7 @@ def test_pip_s_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_password_in_pip_s_index_stays_out_of_the_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cpu = sif.find_definition("cpu", tmp_path)
+    cpu = definitions.find_definition("cpu", tmp_path)
 
     def prepared(index: str) -> build.Order:
         monkeypatch.setattr(build, "pip_settings", lambda: {"index-url": index})
@@ -126,7 +126,7 @@ def test_a_password_in_pip_s_index_stays_out_of_the_image(tmp_path: Path, monkey
 def test_debian_comes_from_the_mirror_of_this_machine_s_apt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     apt = tmp_path / "apt-get"
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    wheels, given = sif.find_definition("cpu-wheels", tmp_path), {"PIP_INDEX": ""}
+    wheels, given = definitions.find_definition("cpu-wheels", tmp_path), {"PIP_INDEX": ""}
     apt.write_text(
         "#!/bin/sh\necho 'Packages|Debian-Security|http://a.org/s/'; echo 'Packages|Debian|http://b.org/debian/'\n"
     )
@@ -141,7 +141,7 @@ def test_debian_comes_from_the_mirror_of_this_machine_s_apt(tmp_path: Path, monk
 
 def test_the_source_of_ucx_is_looked_for_before_the_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    wheels = sif.find_definition("rapids-cu12-wheels", tmp_path)
+    wheels = definitions.find_definition("rapids-cu12-wheels", tmp_path)
     given = {"PIP_INDEX": "", "MIRROR": "http://b.example.org/debian"}
     assert any("not support InfiniBand" in note for note in build._arguments(wheels, given)[2])
     with pytest.raises(NotFoundError, match="UCX is not a file"):
@@ -155,7 +155,7 @@ def test_the_list_of_wheels_is_the_definition_s_own_and_of_its_versions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    cpu = sif.find_definition("cpu", tmp_path)
+    cpu = definitions.find_definition("cpu", tmp_path)
     assert build._arguments(cpu, {})[0]["LOCK"] == str(cpu.path.parent / "locks/cpu.txt")
     assert build._arguments(cpu, {"DASK": cpu.defaults["DASK"]})[0]["LOCK"].endswith("locks/cpu.txt")
     with pytest.raises(UsageError, match=r"another version than DASK=2026\.9\.0"):
@@ -167,7 +167,7 @@ def test_the_list_of_wheels_is_the_definition_s_own_and_of_its_versions(
     assert arguments["LOCK"] == str(tmp_path / "mine.txt")
     (tmp_path / "mine.def").write_text(cpu.text)  # a copy without the folder beside it
     with pytest.raises(NotFoundError) as caught:
-        build._arguments(sif.find_definition("mine.def", tmp_path), {})
+        build._arguments(definitions.find_definition("mine.def", tmp_path), {})
     assert str(cpu.path.parent / "locks") in caught.value.hint
 
 

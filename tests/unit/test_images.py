@@ -15,7 +15,7 @@ import pytest
 
 from hpcml.config_trust import HPCML
 from hpcml.errors import ImageError, NotFoundError
-from hpcml.images import build, check, sif
+from hpcml.images import build, check, definitions, problems, sif
 from hpcml.node.hardware import python_environment, record
 from hpcml.subprocesses import Answer
 from tests.fixtures.images import sif_file
@@ -123,7 +123,7 @@ def facts(**labels: str) -> sif.Image:
 
 
 def words(of: sif.Image, cuda: str = "any", gpus: int = 0, machine: str = "x86_64") -> list[tuple[str, bool]]:
-    found = sif.problems(of, cuda=cuda, gpus=gpus, machine=machine)
+    found = problems.problems(of, cuda=cuda, gpus=gpus, machine=machine)
     assert all(problem.hint for problem in found)
     return [(problem.what, problem.fatal) for problem in found]
 
@@ -210,7 +210,7 @@ def test_what_an_image_prints_is_checked() -> None:
 
 def test_a_comment_of_a_definition_uses_no_argument() -> None:
     text = "Bootstrap: docker\n# the base is {{ BASE }}\nFrom: {{ IMAGE }}\n"
-    assert sif.Definition("a", Path("a.def"), text).used == {"IMAGE"}
+    assert definitions.Definition("a", Path("a.def"), text).used == {"IMAGE"}
 
 
 # -- spython's client -----------------------------------------------------------------------------------------------

@@ -17,23 +17,23 @@ import pytest
 
 from absences import absence_of
 from hpcml import typed_json
-from hpcml.files import write
 from hpcml.kinds.dask import KIND
 from hpcml.kinds.dask.node import dask_worker, gpus, interconnect, lost_workers, main_in_workers
 from hpcml.kinds.dask.node.security import tls
 from hpcml.node import agent, full_disk, process_helpers, script_environment, shared_files
-from hpcml.node import settings as node_settings
+from hpcml.node import context as node_context
 from hpcml.node.hardware import dask_protocol, sysfs
 from hpcml.node.process_helpers import EndNote
 from hpcml.plan import make_plan
 from hpcml.request import record as request
+from hpcml.safe_files import write
 from hpcml.sites import schema, settings_layers
 from node_settings import settings as settings_of
 from tests.said import says
 
 
 @pytest.fixture
-def context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> node_settings.Context:
+def context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> node_context.Context:
     site = settings_layers.build(schema.Site, settings_layers.Layers())
     place = make_plan.RunLocation(tmp_path, "/usr/bin/python3", "0")
     spec = request.RunRequest.of(tmp_path / "job.py", ("a", ""), tmp_path, nodes=2)
@@ -42,13 +42,13 @@ def context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> node_settings.Co
     for name, value in (("HPCML_RUN_DIR", str(tmp_path)), ("SLURM_JOB_NODELIST", "n[1-2]"), ("SLURMD_NODENAME", "n1")):
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("HPCML_ATTEMPT", raising=False)
-    loaded = node_settings.load()
+    loaded = node_context.load()
     for folder in (loaded.attempt.exits, loaded.attempt.nodes, loaded.run.logs):
         folder.mkdir(parents=True)
     return loaded
 
 
-def test_who_is_missing(context: node_settings.Context) -> None:
+def test_who_is_missing(context: node_context.Context) -> None:
     absence = absence_of(context, KIND, lost_workers.WORDS)
     assert lost_workers.missing_nodes(absence, {"n1", "n2"}) == []
     context.run.log("worker", "n2").write_text("it imports\n")
@@ -170,7 +170,7 @@ def test_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "eth0 (n1 resolves to 10.79.0.12" in why
 
 
-def test_a_scratch_folder_is_as_long_as_its_bytes(context: node_settings.Context, tmp_path: Path) -> None:
+def test_a_scratch_folder_is_as_long_as_its_bytes(context: node_context.Context, tmp_path: Path) -> None:
     folder = tmp_path / ("\u00fc" * 40)
     job = context.settings.job._replace(scratch=str(folder))
     context = context._replace(settings=context.settings._replace(job=job))
@@ -179,7 +179,7 @@ def test_a_scratch_folder_is_as_long_as_its_bytes(context: node_settings.Context
 
 
 def test_a_full_disk_takes_an_end_without_its_lines(
-    context: node_settings.Context, monkeypatch: pytest.MonkeyPatch
+    context: node_context.Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -224,7 +224,7 @@ def test_where_memory_runs_out_linux_kills_what_keeps_workers_before_the_schedul
     ("worker-heartbeat-missing", EndNote.AGAIN), ("worker-without-gpu", EndNote.NO_GPU),
 ])  # fmt: skip
 def test_a_worker_that_the_scheduler_closes_does_not_come_back(
-    context: node_settings.Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reason: str, why: bytes
+    context: node_context.Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reason: str, why: bytes
 ) -> None:
     """It has the resources of the profile."""
     got: list[dict[str, Any]] = []
@@ -250,6 +250,6 @@ def test_a_worker_that_the_scheduler_closes_does_not_come_back(
     assert got[0]["resources"] == {"disk": 2.0}
 
 
-def test_a_worker_finds_the_scheduler_of_its_share(context: node_settings.Context, tmp_path: Path) -> None:
+def test_a_worker_finds_the_scheduler_of_its_share(context: node_context.Context, tmp_path: Path) -> None:
     (tmp_path / "address").write_text("tls://n1:1 tls\ntls://n1:2 ucx\n")
     assert dask_worker._address(context, tmp_path / "address", 1) == ("tls://n1:2", "ucx")

@@ -29,11 +29,11 @@ from hpcml.kinds.ranks.node import interconnect, lost_nodes, nccl_log, pmi_hando
 from hpcml.kinds.ranks.node.supervised import ENDING, EVENTS, FOLLOW, LEFT, Processes, Ranks
 from hpcml.kinds.ranks.variables import World, of_rank, with_users_own
 from hpcml.node import job
+from hpcml.node.context import Context
 from hpcml.node.interconnect.measurement import parse_nccl_log
 from hpcml.node.link import line as line_of
 from hpcml.node.link.connections import Connection
 from hpcml.node.link.hub import Hub
-from hpcml.node.settings import Context
 from hpcml.node.tasks.run_tasks import end_of
 from hpcml.options.reading import request_of
 from hpcml.paths import AttemptPaths, RunPaths

@@ -17,10 +17,10 @@ from hpcml.kinds.dask import KIND
 from hpcml.kinds.dask.node import late_cluster
 from hpcml.kinds.dask.node.supervised import Processes
 from hpcml.node import shared_files
-from hpcml.node.outcome import EventLog, RunEndedError
+from hpcml.node.context import Context
+from hpcml.node.events_and_end import EventLog, RunEndedError
 from hpcml.node.run_state import RunState
 from hpcml.node.script import interpreter_state
-from hpcml.node.settings import Context
 from hpcml.paths import RunPaths
 from node_settings import settings as settings_of
 

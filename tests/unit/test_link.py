@@ -20,15 +20,15 @@ from hpcml.kinds.dask import KIND
 from hpcml.kinds.dask.node import workers
 from hpcml.node import agent, stacks
 from hpcml.node.agents import Agents
+from hpcml.node.context import Context
+from hpcml.node.events_and_end import EventLog
 from hpcml.node.link import line as lines
 from hpcml.node.link import uplink as uplinks
 from hpcml.node.link.hub import Hub
 from hpcml.node.link.mailbox import Mailbox
 from hpcml.node.link.uplink import Uplink
-from hpcml.node.outcome import EventLog
 from hpcml.node.run_state import RunState
-from hpcml.node.settings import Context
-from hpcml.node.versions import Comparison
+from hpcml.node.versions_and_clocks import Comparison
 from hpcml.paths import RunPaths
 from node_settings import settings as settings_of
 

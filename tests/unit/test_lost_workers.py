@@ -16,9 +16,9 @@ from absences import absence_of
 from hpcml.kinds.dask import KIND
 from hpcml.kinds.dask.node.lost_workers import WORDS, Losses
 from hpcml.node import process_helpers, shared_files
+from hpcml.node.context import Context
 from hpcml.node.job_steps import LAST_WORDS, Steps
 from hpcml.node.process_helpers import MOST, OwnTime
-from hpcml.node.settings import Context
 from hpcml.paths import RunPaths
 from node_settings import settings as settings_of
 from tests.said import says

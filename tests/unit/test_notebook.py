@@ -24,7 +24,7 @@ from hpcml.kinds.dask.node.jupyter import config as notebook_config
 from hpcml.kinds.dask.node.jupyter import server
 from hpcml.kinds.dask.node.jupyter.server import Session
 from hpcml.node import script_environment
-from hpcml.node.settings import Context
+from hpcml.node.context import Context
 from hpcml.paths import RunPaths
 from hpcml.plan import make_plan
 from hpcml.request import record as request

@@ -13,14 +13,14 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from hpcml import units
-from hpcml.images import sif
+from hpcml.images import definitions, sif
 from hpcml.node.hardware.record import NEEDS
 from tests import locks
 
 ROOT = Path(__file__).resolve().parents[2]
 PINS = tomllib.loads((ROOT / "containers/versions.toml").read_text())
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-DEFINITIONS = [sif.find_definition(name, ROOT) for name in sif.shipped_definitions()]
+DEFINITIONS = [definitions.find_definition(name, ROOT) for name in definitions.shipped_definitions()]
 CONDA = [one for one in DEFINITIONS if "micromamba" in one.text]
 WHEELS = [one for one in DEFINITIONS if one not in CONDA]
 NO_VERSIONS = {"LOCK", "MIRROR", "PIP_INDEX", "UCX_LOCK", "UCX_SOURCE"}
@@ -44,14 +44,14 @@ def divided(words: list[str]) -> dict[str, str]:
     return found
 
 
-def locked(definition: sif.Definition) -> dict[str, str]:
+def locked(definition: definitions.Definition) -> dict[str, str]:
     """Return the versions of the wheels that a definition installs."""
     text = (definition.path.parent / definition.defaults["LOCK"]).read_text()
     return dict(re.findall(r"^([\w.-]+)==(\S+)", text, re.MULTILINE))
 
 
 @pytest.mark.parametrize("definition", DEFINITIONS, ids=lambda definition: definition.name)
-def test_defaults_of_a_definition_are_the_pins(definition: sif.Definition) -> None:
+def test_defaults_of_a_definition_are_the_pins(definition: definitions.Definition) -> None:
     defaults = {key: value for key, value in definition.defaults.items() if key not in NO_VERSIONS}
     assert len(defaults) >= 3
     assert defaults == {key: PINS[key.lower().replace("_", "-")] for key in defaults}
@@ -59,7 +59,7 @@ def test_defaults_of_a_definition_are_the_pins(definition: sif.Definition) -> No
 
 
 @pytest.mark.parametrize("definition", CONDA, ids=lambda definition: definition.name)
-def test_labels_say_what_is_installed(definition: sif.Definition) -> None:
+def test_labels_say_what_is_installed(definition: definitions.Definition) -> None:
     installed = packages(definition.text)
     labels = dict(re.findall(r"^    org\.hpcml\.(\S+) (.+)$", definition.text, re.MULTILINE))
     pinned = {name: rule.lstrip("=") for name, rule in installed.items() if "{{" in rule}
@@ -72,14 +72,14 @@ def test_labels_say_what_is_installed(definition: sif.Definition) -> None:
 
 
 @pytest.mark.parametrize("definition", DEFINITIONS, ids=lambda definition: definition.name)
-def test_labels_are_those_that_hpcml_reads(definition: sif.Definition) -> None:
+def test_labels_are_those_that_hpcml_reads(definition: definitions.Definition) -> None:
     labels = re.findall(r"^    org\.hpcml\.(\S+) ", definition.text, re.MULTILINE)
     assert set(labels) <= {"kind", "cuda", "space", *sif.VERSIONED}
     assert units.parse_memory(definition.label("space")) >= 2 * 1024**3
 
 
 @pytest.mark.parametrize("definition", WHEELS, ids=lambda definition: definition.name)
-def test_labels_say_which_wheels_are_listed(definition: sif.Definition) -> None:
+def test_labels_say_which_wheels_are_listed(definition: definitions.Definition) -> None:
     cuda, lock = definition.label("cuda"), locked(definition)
     labels = dict(re.findall(r"^    org\.hpcml\.(\S+) \{\{ (\w+) \}\}$", definition.text, re.MULTILINE))
     assert {"dask", "distributed", "dask-ml"} <= labels.keys()
@@ -94,7 +94,7 @@ def test_labels_say_which_wheels_are_listed(definition: sif.Definition) -> None:
 
 
 @pytest.mark.parametrize("definition", WHEELS, ids=lambda definition: definition.name)
-def test_wheels_are_installed_by_their_hashes_and_in_no_other_way(definition: sif.Definition) -> None:
+def test_wheels_are_installed_by_their_hashes_and_in_no_other_way(definition: definitions.Definition) -> None:
     post = definition.text.partition("%post")[2].partition("%test")[0].replace("\\\n", " ")
     calls = [line for line in post.splitlines() if re.search(r"\bpip3? (install|download|wheel)\b", line)]
     assert len(calls) == (2 if definition.label("cuda") else 1)
@@ -143,7 +143,7 @@ def test_every_list_of_wheels_is_one_of_those_that_are_made() -> None:
 
 
 @pytest.mark.parametrize("definition", CONDA, ids=lambda definition: definition.name)
-def test_images_hold_the_extras_of_their_kind(definition: sif.Definition) -> None:
+def test_images_hold_the_extras_of_their_kind(definition: definitions.Definition) -> None:
     cuda = definition.label("cuda")
     installed = {name.removesuffix(f"-cu{cuda}"): rule for name, rule in packages(definition.text).items()}
     assert "rdma-core" in installed
@@ -159,12 +159,12 @@ def test_images_hold_the_extras_of_their_kind(definition: sif.Definition) -> Non
 
 
 @pytest.mark.parametrize("definition", [one for one in WHEELS if one.label("cuda")], ids=lambda one: one.name)
-def test_images_of_wheels_hold_what_infiniband_needs(definition: sif.Definition) -> None:
+def test_images_of_wheels_hold_what_infiniband_needs(definition: definitions.Definition) -> None:
     assert {"rdma-core", "ibverbs-providers"} <= set(definition.header("Include").split())
 
 
 @pytest.mark.parametrize("definition", [one for one in DEFINITIONS if one.label("cuda")], ids=lambda one: one.name)
-def test_the_drivers_are_those_that_the_nodes_are_asked_for(definition: sif.Definition) -> None:
+def test_the_drivers_are_those_that_the_nodes_are_asked_for(definition: definitions.Definition) -> None:
     stated = re.findall(r"\bdriver (\d+)", definition.text)
     assert {int(number) for number in stated} == {NEEDS[int(definition.label("cuda"))].driver}
 
@@ -193,7 +193,7 @@ def test_no_definition_names_a_mirror() -> None:
 @pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
 @pytest.mark.parametrize("section", ["setup", "post"])
 @pytest.mark.parametrize("definition", DEFINITIONS, ids=lambda definition: definition.name)
-def test_the_shell_of_a_definition_is_sound(definition: sif.Definition, section: str) -> None:
+def test_the_shell_of_a_definition_is_sound(definition: definitions.Definition, section: str) -> None:
     found = re.search(rf"^%{section}\n(.*?)(?=^%|\Z)", definition.text, re.MULTILINE | re.DOTALL)
     if found is None:
         assert section == "setup"

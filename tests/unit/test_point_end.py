@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hpcml import files
+from hpcml import safe_files
 from hpcml.failures import point
 from hpcml.failures.point import PointEnd
 from hpcml.typed_json import plain
@@ -18,7 +18,7 @@ OLDER = {"key": "a", "values": {"k": 1}, "status": "failed", "exit_status": 1, "
 
 
 def written(folder: Path, table: Any) -> Path:
-    files.write(folder / "a.json", json.dumps(table))
+    safe_files.write(folder / "a.json", json.dumps(table))
     return folder / "a.json"
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from hpcml.node.hardware import preflight, probe, python_environment, record
 from hpcml.node.hardware.differences import differences as differences_of
-from hpcml.node.hardware.troubles import Trouble, find_troubles
+from hpcml.node.hardware.problems_for_run import Trouble, find_troubles
 from tests.fixtures.nodes import tree
 from tests.said import says
 

@@ -26,12 +26,12 @@ from hpcml.kinds.ranks.node.supervised import EVENTS, Ranks
 from hpcml.kinds.ranks.variables import World
 from hpcml.node import agent
 from hpcml.node.agents import Agents
+from hpcml.node.context import Context
 from hpcml.node.hardware import dask_protocol, sysfs
 from hpcml.node.link import hub as hubs
 from hpcml.node.link import line as line_of
 from hpcml.node.link.hub import Hub
 from hpcml.node.process_helpers import Process
-from hpcml.node.settings import Context
 from hpcml.paths import RunPaths
 from node_settings import settings as settings_of
 from tests.said import says

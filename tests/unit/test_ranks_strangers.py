@@ -23,14 +23,14 @@ from hpcml.failures import judgement
 from hpcml.failures.cause import Case
 from hpcml.kinds.ranks import KIND
 from hpcml.kinds.ranks.node import rank_agent as agents
-from hpcml.kinds.ranks.node import rapidsmpf_server, tcp_ports
+from hpcml.kinds.ranks.node import rapidsmpf_server, reserved_ports
 from hpcml.kinds.ranks.node.supervised import EVENTS, Processes, Ranks
 from hpcml.kinds.ranks.variables import World
 from hpcml.node import agent
+from hpcml.node.events_and_end import end_of_hindrance
 from hpcml.node.link import connections
 from hpcml.node.link import line as line_of
 from hpcml.node.link.hub import Hub
-from hpcml.node.outcome import end_of_hindrance
 from hpcml.paths import AttemptPaths
 from node_settings import settings as settings_of
 
@@ -484,20 +484,20 @@ def listen_beside(port: int) -> socket.socket:
 
 
 @pytest.fixture
-def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[tcp_ports.Ports]:
+def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[reserved_ports.Ports]:
     """Reserved ports; this process counts as another account."""
-    for name in tcp_ports.VARIABLES.values():
+    for name in reserved_ports.VARIABLES.values():
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("os.geteuid", lambda: 12345)
     with contextlib.ExitStack() as folders:
-        made = tcp_ports.Ports(folders, "n1")
-        for row in tcp_ports.VARIABLES:
+        made = reserved_ports.Ports(folders, "n1")
+        for row in reserved_ports.VARIABLES:
             made.reserve(row)
         yield made
 
 
 def test_a_port_on_which_another_account_listens_is_not_given_to_the_ranks(
-    held: tcp_ports.Ports, monkeypatch: pytest.MonkeyPatch
+    held: reserved_ports.Ports, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = dict(held.numbers)
     assert held.reserve_again() is None
@@ -518,7 +518,7 @@ def test_a_port_on_which_another_account_listens_is_not_given_to_the_ranks(
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
 def test_a_port_that_another_program_holds_and_does_not_listen_on_is_not_given_either(
-    held: tcp_ports.Ports, address: str
+    held: reserved_ports.Ports, address: str
 ) -> None:
     """It lets nobody share the port once it has it, and the kernel lists it nowhere."""
     if address == "::1" and not socket.has_dualstack_ipv6():
@@ -547,7 +547,9 @@ def test_an_address_without_a_way_is_not_reached() -> None:
     assert [*reached] == ["127.0.0.1"]
 
 
-def test_the_user_s_own_program_is_no_other_account(held: tcp_ports.Ports, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_user_s_own_program_is_no_other_account(
+    held: reserved_ports.Ports, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("os.geteuid", os.getuid)
     with listen_beside(held.numbers[listeners.MASTER_PORT]):
         assert held.taken() is None
@@ -560,7 +562,7 @@ def test_the_user_s_own_program_is_no_other_account(held: tcp_ports.Ports, monke
     ("OSError: [Errno 98] Address already in use", 1, False),
 ])  # fmt: skip
 def test_the_account_that_listens_on_rank_0_s_port_is_named(
-    held: tcp_ports.Ports, tmp_path: Path, said: str, rank: int, is_named: bool
+    held: reserved_ports.Ports, tmp_path: Path, said: str, rank: int, is_named: bool
 ) -> None:
     log = tmp_path / "script.log"
     log.write_text(f"Traceback:\n{said}\n")
@@ -578,7 +580,7 @@ def test_the_account_that_listens_on_rank_0_s_port_is_named(
     assert bool(end) is is_named
     if end:
         assert (end.exit_status, end.by) == (errors.PORT_TAKEN, "hpcml")
-        account = tcp_ports.name_of(os.getuid())
+        account = reserved_ports.name_of(os.getuid())
         first = f"account {account} listens on port {port} of n1, the run's MASTER_PORT"
         assert end.message == f"{first}; rank 0 on n1 exited with status 1"
         assert "--exclusive" in end.hint

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcml.runs import folders_reached
+from hpcml.runs import folders_code_uses
 
 _ABOVE = {  # how far above the script's folder each text leads
     "ROOT = Path(__file__).resolve().parent.parent": 1,
@@ -69,7 +69,7 @@ def _project(top: Path, text: str) -> Path:
 @pytest.mark.parametrize("text", _ABOVE)
 def test_the_folder_above_that_a_script_reaches_is_found(tmp_path: Path, text: str) -> None:
     folder = _project(tmp_path, text)
-    found = folders_reached.of_python(folder / "train.py", folder)
+    found = folders_code_uses.of_python(folder / "train.py", folder)
     assert found.top == [folder, *folder.parents][_ABOVE[text]], found
     assert bool(found.places) == bool(_ABOVE[text])
     assert not found.searches
@@ -86,14 +86,14 @@ def test_the_folder_above_that_a_script_reaches_is_found(tmp_path: Path, text: s
 )
 def test_a_search_upwards_is_told(tmp_path: Path, text: str) -> None:
     folder = _project(tmp_path, text)
-    assert folders_reached.of_python(folder / "train.py", folder).searches
+    assert folders_code_uses.of_python(folder / "train.py", folder).searches
 
 
 def test_modules_that_sys_path_adds_are_followed(tmp_path: Path) -> None:
     folder = _project(tmp_path, "import sys, os\nsys.path.append(os.path.dirname(__file__) + '/../src')\nimport tool")
     (folder.parent / "src").mkdir()
     (folder.parent / "src" / "tool.py").write_text("from pathlib import Path\nDATA = Path(__file__).parents[2] / 'd'\n")
-    found = folders_reached.of_python(folder / "train.py", folder)
+    found = folders_code_uses.of_python(folder / "train.py", folder)
     assert found.top == folder.parent.parent
     assert found.modules == (folder / "train.py", folder.parent / "src" / "tool.py")
     assert found.places == ("train.py:2", "../src/tool.py:2")
@@ -114,7 +114,7 @@ def test_a_shell_script_reaches_above_by_its_own_name(tmp_path: Path, text: str,
     folder = tmp_path / "proj" / "scripts"
     folder.mkdir(parents=True)
     (folder / "run.sh").write_text(f"#!/bin/bash\n{text}\n")
-    found = folders_reached.of_shell(folder / "run.sh", folder)
+    found = folders_code_uses.of_shell(folder / "run.sh", folder)
     assert found.top == [folder, *folder.parents][up]
     assert bool(found.places) == bool(up)
 
@@ -132,16 +132,16 @@ def test_a_text_that_is_made_to_be_slow_is_not(tmp_path: Path, what: str) -> Non
     script = tmp_path.resolve() / "train.py"
     script.write_text(f"{_BOMBS[what]}\nfrom pathlib import Path\nROOT = Path(__file__).parent.parent\n")
     assert (
-        folders_reached.of_python(script, script.parent).top == script.parent.parent
+        folders_code_uses.of_python(script, script.parent).top == script.parent.parent
     )  # without an end, pytest's limit tells
 
 
 def test_of_many_large_modules_only_some_are_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(folders_reached, "_MOST_BYTES", 1000)
+    monkeypatch.setattr(folders_code_uses, "_MOST_BYTES", 1000)
     script = tmp_path.resolve() / "train.py"
     script.write_text("".join(f"import m{number}\n" for number in range(9)))
     for number in range(9):
         (tmp_path / f"m{number}.py").write_text(
             f"from pathlib import Path\nA = Path(__file__).parent.parent#{'x' * 200}"
         )
-    assert len(folders_reached.of_python(script, script.parent).places) == 3
+    assert len(folders_code_uses.of_python(script, script.parent).places) == 3

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hpcml.node import report_at_end
-from hpcml.node.settings import Context
+from hpcml.node.context import Context
 from hpcml.paths import RunPaths
 from tests import report_samples
 from tests.report_samples import Shape

@@ -25,7 +25,7 @@ from unittest import mock
 import pytest
 
 import hpcml
-from hpcml import files, node_archive, typed_json
+from hpcml import node_archive, safe_files, typed_json
 from hpcml.cli import submit
 from hpcml.errors import NotFoundError, StorageError
 from hpcml.paths import RunPaths
@@ -58,11 +58,11 @@ def test_a_directory_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
     directory = tmp_path / "runs" / "a-20261121-074500-1a2b"
     with pytest.raises(KeyboardInterrupt), directories.creating(directory) as paths:
         assert not directory.exists()
-        files.write(paths.plan, "{}")
+        safe_files.write(paths.plan, "{}")
         raise KeyboardInterrupt
     assert list(directory.parent.iterdir()) == []
     with directories.creating(directory) as paths:
-        files.write(paths.plan, "{}")
+        safe_files.write(paths.plan, "{}")
     assert [path.name for path in directory.parent.iterdir() if path.is_dir()] == [directory.name]
     for path in directory.rglob("*"):
         assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0 or path.is_dir(), path
@@ -147,15 +147,15 @@ def test_a_run_has_a_library_of_its_own_where_there_are_no_hard_links(
 
 def test_submissions_at_once_share_one_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All of them find no shared file, and write their own; the first gives it to the others."""
-    write = files.write
+    write = safe_files.write
 
     def write_after_another(path: Path, data: str | bytes, mode: int = 0o600) -> None:
-        monkeypatch.setattr(files, "write", write)
+        monkeypatch.setattr(safe_files, "write", write)
         if path.name == "lib.zip":
             make(tmp_path, "first")
         write(path, data, mode)
 
-    monkeypatch.setattr(files, "write", write_after_another)
+    monkeypatch.setattr(safe_files, "write", write_after_another)
     lib_zip.put(tmp_path / "lib.zip", tmp_path)
     assert (tmp_path / "lib.zip").samefile(tmp_path / "first/lib.zip")
     assert (tmp_path / "lib.zip").stat().st_nlink == 3

@@ -14,9 +14,9 @@ from hpcml.failures import judgement
 from hpcml.failures.cause import Case
 from hpcml.kinds.dask import KIND
 from hpcml.kinds.dask.node.supervised import Processes
-from hpcml.node.outcome import EventLog
+from hpcml.node.context import Context
+from hpcml.node.events_and_end import EventLog
 from hpcml.node.run_state import RunState
-from hpcml.node.settings import Context
 from hpcml.node.supervisor import tear_down
 from hpcml.node.tasks.run_tasks import run_tasks
 from hpcml.node.tasks.task import OneTask

@@ -23,9 +23,9 @@ from hpcml.schedulers import slurm, slurm_machine
 from hpcml.schedulers.machine import Tables
 from hpcml.sites import lookup
 from hpcml.subprocesses import Answer
-from hpcml.survey import machine, profile
-from hpcml.survey.draft import SLURM, Draft, How, read_by
+from hpcml.survey import decide_profile, machine
 from hpcml.survey.node_tables import Login
+from hpcml.survey.profile_draft import SLURM, Draft, How, read_by
 from site_slurm import Site
 
 ANSWERS = Path(__file__).resolve().parents[1] / "fixtures/sites"
@@ -78,7 +78,7 @@ def answer(monkeypatch: pytest.MonkeyPatch, machine: str, **changed: str) -> Tab
 
 
 def profile_of(tables: Tables, node: record.Node | None = None) -> dict[str, Any]:
-    found: dict[str, Any] = tomllib.loads(profile.write(tables, LOGIN, node, "2026-11-23").text(("a profile",)))
+    found: dict[str, Any] = tomllib.loads(decide_profile.write(tables, LOGIN, node, "2026-11-23").text(("a profile",)))
     return found
 
 
@@ -112,7 +112,7 @@ EXPECTED: dict[str, dict[str, Any]] = {
 def test_partitions_and_qos_of_four_versions(machine: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """22.05, 23.11, 24.11 and 25.11."""
     expected = dict(EXPECTED[machine])
-    text = profile.write(answer(monkeypatch, machine), LOGIN, None, "2026-11-23").text(())
+    text = decide_profile.write(answer(monkeypatch, machine), LOGIN, None, "2026-11-23").text(())
     found = tomllib.loads(text)
     assert list(found["partitions"]) == expected.pop("partitions")
     assert list(found.get("qos", [])) == (expected.pop("qos") or [])
@@ -137,7 +137,7 @@ def of_partitions(
 ) -> Draft:
     answers = {"sinfo": sinfo, "node": "-", "assoc": assoc, "qos": qos, "user": "User|Def Acct\nalice|p0123\n"}
     tables = answer(monkeypatch, "lab", partition=text, config="ClusterName = lab\n", **answers)
-    return profile.write(tables, LOGIN, None, "2026-11-23")
+    return decide_profile.write(tables, LOGIN, None, "2026-11-23")
 
 
 @pytest.mark.parametrize(("fields", "why"), [
@@ -258,7 +258,7 @@ def test_memory_that_slurm_does_not_know_is_asked_for_by_nobody(monkeypatch: pyt
         "PartitionName=gh State=UP TotalNodes=256 TotalCPUs=18432 TRES=cpu=18432,mem=256M,node=256 MaxTime=2-00:00:00\n"
     )
     for changed in ({"sinfo": row, "node": node, "partition": shown}, {"sinfo": "-", "node": "-", "partition": shown}):
-        draft = profile.write(answer(monkeypatch, "lab", **changed), LOGIN, None, "2026-11-23")
+        draft = decide_profile.write(answer(monkeypatch, "lab", **changed), LOGIN, None, "2026-11-23")
         made = tomllib.loads(draft.text(()))["partitions"]["gh"]
         assert "memory_per_node" not in made
         assert made["cpus_per_node"] == 72
@@ -320,7 +320,7 @@ def test_what_is_denied_is_taken_from_elsewhere(monkeypatch: pytest.MonkeyPatch,
 @pytest.mark.parametrize("noise", ["", "PartitionName=\nNodeName=", "\x1b[31m|||||||\x00=\n", "a|b|c|d|e|f|g|h\n" * 3])
 def test_odd_answers_end_in_a_profile_nevertheless(noise: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in FILES:
-        text = profile.write(answer(monkeypatch, "example", **{name: noise}), LOGIN, None, "2026-11-23").text(())
+        text = decide_profile.write(answer(monkeypatch, "example", **{name: noise}), LOGIN, None, "2026-11-23").text(())
         assert loaded(text, tmp_path).site.extends == "slurm"
         assert "\x1b" not in text
 
@@ -338,7 +338,7 @@ def test_a_node_adds_what_only_it_knows(monkeypatch: pytest.MonkeyPatch) -> None
     assert facts["paths.node.tmp"] == "/tmp: tmpfs of 8.0 GiB, 4.0 GiB free"
     assert facts["paths.said.SCRATCH"] == "/scratch/me, lustre"
     assert found["facts"]["gpu.cuda"]["confidence"] == "guessed", "the driver's number alone says so"
-    draft = profile.write(answer(monkeypatch, "marenostrum5"), LOGIN, NODE, "2026-11-23")
+    draft = decide_profile.write(answer(monkeypatch, "marenostrum5"), LOGIN, NODE, "2026-11-23")
     assert any("counts 2 threads of each core: is 80" in question for question in draft.questions)
 
 
@@ -366,13 +366,13 @@ def test_the_job_asks_for_what_starts_soon(folder: str, words: tuple[str, str, s
 
 def test_reading_again_keeps_what_the_user_and_a_node_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     tables = answer(monkeypatch, "marenostrum5")
-    text = profile.write(tables, LOGIN, NODE, "2026-01-01").text(())
+    text = decide_profile.write(tables, LOGIN, NODE, "2026-01-01").text(())
     mine = text.replace('cuda = "12"', 'cuda = "13"').replace('"gpu.cuda" = ', '"gpu.cuda" = { confidence = "reported", date = 2026-02-02, source = "me" } # ')  # fmt: skip
     path = tmp_path / "mine.toml"
     path.write_text(mine.replace('time = "30"', 'time = "45"'))
 
     def again(*, probed: bool) -> tuple[dict[str, Any], list[str]]:
-        draft = profile.write(tables, LOGIN, NODE if probed else None, "2026-11-23")
+        draft = decide_profile.write(tables, LOGIN, NODE if probed else None, "2026-11-23")
         survey = machine.Survey.__new__(machine.Survey)
         survey.draft, survey.node = draft, NODE if probed else None
         kept = survey.keep_of(path)
@@ -403,7 +403,7 @@ def test_a_partition_that_forbids_memory_is_asked_without(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(slurm, "ask", ask)
     survey = machine.Survey.__new__(machine.Survey)
-    survey.tables, survey.draft = tables, profile.write(tables, LOGIN, None, "2026-11-23")
+    survey.tables, survey.draft = tables, decide_profile.write(tables, LOGIN, None, "2026-11-23")
     survey.check()
     assert survey.draft.values["partitions", "acc"]["remove"] == ["--mem"]
     assert "memory is not yours" in survey.draft.facts["partitions.acc.remove"].source

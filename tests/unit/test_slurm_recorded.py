@@ -13,7 +13,7 @@ from hpcml import schedulers
 from hpcml.errors import SlurmUnreachableError
 from hpcml.failures.rules import RULES
 from hpcml.node import end_cause
-from hpcml.schedulers import allocation, slurm, slurm_machine
+from hpcml.schedulers import existing_allocation, slurm, slurm_machine
 from hpcml.subprocesses import Answer
 from tests.said import says
 
@@ -127,7 +127,7 @@ def test_jobs_in_the_queue(recorded: Recorded, monkeypatch: pytest.MonkeyPatch) 
         (jobs["array"], index): "RUNNING" if index < 2 else "PENDING" for index in range(6)
     }
     assert slurm.find(["held"])["held"].job == jobs["held"]
-    steps = allocation._steps(["--job", "1"])
+    steps = existing_allocation._steps(["--job", "1"])
     assert [name for _, name, _ in steps] == ["sleep", "batch"]
     assert all(node in ("n1", "n2") for _, _, node in steps)
     saying(monkeypatch, recorded, "squeue: unknown")
@@ -198,8 +198,8 @@ def test_without_an_account_the_limits_are_those_of_the_default_one(monkeypatch:
 
 def test_an_allocation(recorded: Recorded) -> None:
     job = recorded["jobs"]["allocation"]
-    found = allocation.parse(job, recorded["job: allocation"]["out"])
-    assert found._replace(end=0.0) == allocation.Allocation(job, ("n1", "n2"), 2, 600, 2, 0.0)
+    found = existing_allocation.parse(job, recorded["job: allocation"]["out"])
+    assert found._replace(end=0.0) == existing_allocation.Allocation(job, ("n1", "n2"), 2, 600, 2, 0.0)
     assert found.end > 0
 
 

@@ -15,7 +15,7 @@ from distributed.metrics import context_meter
 from distributed.protocol.cuda import cuda_deserialize, cuda_serialize
 from distributed.protocol.serialize import dask_serialize
 
-from hpcml.kinds.dask.samples import activity_of
+from hpcml.kinds.dask.node.state_samples import activity_of
 from hpcml.repairs.spilling import AHEAD, BACK, BLOCK, OUT, PATIENCE, Cyclic, Mover, PinnedPool, Timed
 
 

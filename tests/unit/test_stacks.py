@@ -77,7 +77,7 @@ def test_where_no_thread_runs_the_user_s_code_the_main_thread_counts() -> None:
     assert kept.Group((process,)).place == "outside your code, at a.py:2 b"
 
 
-CHILDREN = Path(node_stacks.__file__).parent.parent / "kinds/dask/node/script/children.py"
+CHILDREN = Path(node_stacks.__file__).parent.parent / "kinds/dask/node/script/sitecustomize_of_run.py"
 WAITS = """
 import os, sys
 own = os.open("/dev/shm", 0o20000000 | os.O_DIRECTORY | os.O_RDWR)  # a file without a name of the script's own

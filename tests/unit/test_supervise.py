@@ -17,17 +17,17 @@ from typing import Any
 
 import pytest
 
-from hpcml import errors, files
+from hpcml import errors, safe_files
 from hpcml.failures.end import End
 from hpcml.kinds.dask import KIND
 from hpcml.kinds.dask.node.supervised import Processes
 from hpcml.node import full_disk, prestarted_role, process_helpers, report_at_end, supervisor
-from hpcml.node.interconnect import record
+from hpcml.node.context import Context
+from hpcml.node.events_and_end import EventLog, RunEndedError, or_a_full_disk
+from hpcml.node.interconnect import result
 from hpcml.node.job_steps import LAST_WORDS
-from hpcml.node.outcome import EventLog, RunEndedError, or_a_full_disk
 from hpcml.node.process_helpers import Process
 from hpcml.node.run_state import RunState
-from hpcml.node.settings import Context
 from hpcml.node.supervisor import tear_down
 from hpcml.node.tasks import process as scripts
 from hpcml.node.tasks import run_tasks
@@ -213,7 +213,7 @@ def test_an_end_that_cannot_be_written_is_told_by_the_exit_status(
 
     assert tear_down(cluster.state, cluster, ENDED)
     cluster.context.run.status.unlink()
-    monkeypatch.setattr(files, "write", refuse)
+    monkeypatch.setattr(safe_files, "write", refuse)
     assert not tear_down(cluster.state, cluster, ENDED)
     assert "cannot be written (Read-only file system)" in capsys.readouterr().err
 
@@ -226,7 +226,7 @@ def test_a_slow_interconnect_ends_a_run_that_requires_a_fast_one(cluster: Broken
     state.context = state.context._replace(settings=settings)
     found = {"line": "TCP", "problem": "UCX uses TCP across nodes", "remedy": ""}
     with pytest.raises(RunEndedError) if require == "rdma" else contextlib.nullcontext() as ended:
-        record.obey(state, found)
+        result.obey(state, found)
     assert "UCX uses TCP across nodes" in state.context.run.job_log.read_text()
     assert ended is None or ended.value.end.exit_status == errors.INTERCONNECT
 

@@ -14,7 +14,7 @@ import pytest
 
 from hpcml import errors, leases
 from hpcml.failures.end import End
-from hpcml.node.outcome import RunEndedError
+from hpcml.node.events_and_end import RunEndedError
 from hpcml.node.sweep import queue as queues
 from hpcml.node.sweep.queue import Points
 from hpcml.node.tasks.task import Task

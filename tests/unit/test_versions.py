@@ -11,8 +11,8 @@ import pytest
 from hpcml.kinds.dask import KIND
 from hpcml.kinds.dask.node.security import tls
 from hpcml.kinds.ranks import KIND as RANKS
-from hpcml.node import versions
-from hpcml.node.settings import Context
+from hpcml.node import versions_and_clocks
+from hpcml.node.context import Context
 from hpcml.paths import RunPaths
 
 OWN = {"python": "3.12.4", "dask": "2026.7.1", "distributed": "2026.7.1", "numpy": "2.4.6"}
@@ -20,18 +20,18 @@ OWN = {"python": "3.12.4", "dask": "2026.7.1", "distributed": "2026.7.1", "numpy
 
 @pytest.fixture
 def context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Context:
-    monkeypatch.setattr(versions, "here", lambda: OWN)
+    monkeypatch.setattr(versions_and_clocks, "here", lambda: OWN)
     run = RunPaths(tmp_path)
     return Context(run, run.attempt(0), 0, None, "n1", ("n1", "n2", "n3"))  # type: ignore[arg-type]
 
 
-def tell(compared: versions.Comparison, who: str, found: dict[str, str]) -> None:
+def tell(compared: versions_and_clocks.Comparison, who: str, found: dict[str, str]) -> None:
     role, _, node = who.partition("@")
     compared.take(role, node, found, time.time(), 0.0)
 
 
-def tell_all(context: Context, **others: dict[str, str]) -> versions.Comparison:
-    compared = versions.Comparison(context, KIND.roles, behind=tls.EARLY, ahead=tls.LATE)
+def tell_all(context: Context, **others: dict[str, str]) -> versions_and_clocks.Comparison:
+    compared = versions_and_clocks.Comparison(context, KIND.roles, behind=tls.EARLY, ahead=tls.LATE)
     for who in ("scheduler@n1", "worker@n1", "worker@n2", "worker@n3"):
         tell(compared, who, OWN | others.get(who.replace("@", "_"), {}))
     return compared
@@ -50,14 +50,14 @@ def test_names_of_folders_are_read_and_nothing_else(tmp_path: Path, monkeypatch:
             (folder / name).mkdir(parents=True)
     monkeypatch.setattr(sys, "path", [str(first), str(tmp_path / "nowhere"), str(second)])
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
-    found = versions.here()
+    found = versions_and_clocks.here()
     assert found.pop("python").startswith("3.")
     assert found == {"cuda": "12.9.79", "cupy": "13.6.0", "dask": "2026.7.1", "msgpack": "1.0.3", "rmm": "26.10.0",
                      "scikit-learn": "1.9.1", "ucx": "1.19.0"}  # fmt: skip
 
 
 def test_all_alike(context: Context) -> None:
-    compared = versions.Comparison(context, KIND.roles, behind=tls.EARLY, ahead=tls.LATE)
+    compared = versions_and_clocks.Comparison(context, KIND.roles, behind=tls.EARLY, ahead=tls.LATE)
     assert (compared.complete, compared.ends) == (False, "")
     tell(compared, "worker@n2", OWN)
     assert not compared.complete
@@ -81,14 +81,14 @@ def test_what_ends_a_run(context: Context, change: dict[str, str], ends: str) ->
 
 
 def test_a_difference_is_known_before_all_have_told(context: Context) -> None:
-    compared = versions.Comparison(context, KIND.roles, behind=tls.EARLY, ahead=tls.LATE)
+    compared = versions_and_clocks.Comparison(context, KIND.roles, behind=tls.EARLY, ahead=tls.LATE)
     tell(compared, "scheduler@n1", {**OWN, "dask": "2020.1.0"})
     assert "2020.1.0 in the scheduler on n1" in compared.ends
     assert not compared.complete
 
 
 def test_what_ranks_tell_over_their_connection(context: Context) -> None:
-    compared = versions.Comparison(context, RANKS.roles[:1], shown=("python", "torch"))
+    compared = versions_and_clocks.Comparison(context, RANKS.roles[:1], shown=("python", "torch"))
     began = time.time() - 0.5
     for node, theirs, ahead in (("n1", OWN, 0.0), ("n2", OWN | {"torch": "2.11.0"}, 0.0), ("n3", OWN, 60.0)):
         compared.take("rank", node, theirs, time.time() + ahead, began)
@@ -108,9 +108,9 @@ def test_many_nodes_and_two_versions(context: Context) -> None:
 def test_a_process_of_the_script_knows_which_version_keeps_it_from_the_run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(versions, "here", lambda: {"python": "3.12.4", "distributed": "1.2.3"})
-    assert versions.unlike(OWN) == "distributed is 1.2.3 in this process but 2026.7.1 in the run"
+    monkeypatch.setattr(versions_and_clocks, "here", lambda: {"python": "3.12.4", "distributed": "1.2.3"})
+    assert versions_and_clocks.unlike(OWN) == "distributed is 1.2.3 in this process but 2026.7.1 in the run"
     monkeypatch.setattr(
-        versions, "here", lambda: {"python": "3.12.9", "numpy": "1"}
+        versions_and_clocks, "here", lambda: {"python": "3.12.9", "numpy": "1"}
     )  # without Dask, it opens no client
-    assert versions.unlike(OWN) == ""
+    assert versions_and_clocks.unlike(OWN) == ""

@@ -20,9 +20,9 @@ from hpcml.cli.waiting_display import Progress
 from hpcml.failures.end import End
 from hpcml.failures.stack_groups import Frame, Process, grouped, wait_sentence, waits
 from hpcml.kinds.dask import KIND
-from hpcml.node.outcome import EventLog, write_status
+from hpcml.node.context import Context
+from hpcml.node.events_and_end import EventLog, write_status
 from hpcml.node.run_state import RunState
-from hpcml.node.settings import Context
 from hpcml.paths import RunPaths
 from hpcml.runs import directories, top_view, waiting, why
 from hpcml.runs import status as run_status

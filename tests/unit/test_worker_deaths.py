@@ -18,7 +18,7 @@ from hpcml.failures.rules import BY_NAME
 from hpcml.kinds.dask import KIND
 from hpcml.kinds.dask.node import lost_workers
 from hpcml.node import agent, process_helpers
-from hpcml.node.settings import Context
+from hpcml.node.context import Context
 from hpcml.paths import RunPaths
 from node_settings import settings as settings_of
 from tests.said import in_order

@@ -72,7 +72,7 @@ class DaskKind(Kind):
         Form.JUPYTER: f"{_NODE}.jupyter.server",
         Form.NOTEBOOK: f"{_NODE}.jupyter.execute",
         Form.INTERCONNECT: f"{_NODE}.interconnect",
-        Form.DOCTOR: f"{_NODE}.doctor_probe",
+        Form.DOCTOR: f"{_NODE}.doctor_script",
     }
     in_script = f"{_NODE}.script.replacements"
     reset = f"{_NODE}.reset"
@@ -149,9 +149,9 @@ class DaskKind(Kind):
 
     def main_of(self, role: str) -> Callable[[], int]:
         if role == SCHEDULER.name:
-            from hpcml.kinds.dask.node import scheduler_role
+            from hpcml.kinds.dask.node import scheduler_start
 
-            return scheduler_role.main
+            return scheduler_start.main
         from hpcml.kinds.dask.node import workers
 
         return workers.main

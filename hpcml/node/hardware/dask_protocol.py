@@ -10,8 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from hpcml.node import shared_files
+from hpcml.node.context import Context
 from hpcml.node.hardware import record, sysfs
-from hpcml.node.settings import Context
 from hpcml.settings import Settings
 from hpcml.units import RDMA
 

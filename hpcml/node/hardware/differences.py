@@ -8,8 +8,8 @@ from functools import partial
 from typing import NamedTuple
 
 from hpcml.node.hardware import ports
+from hpcml.node.hardware.problems_for_run import majors
 from hpcml.node.hardware.record import Node
-from hpcml.node.hardware.troubles import majors
 from hpcml.units import counted, format_bytes, listed
 
 

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from hpcml.node import shared_files
 from hpcml.node.hardware import record
-from hpcml.node.hardware.troubles import Demand, find_troubles
+from hpcml.node.hardware.problems_for_run import Demand, find_troubles
 from hpcml.node.process_helpers import Question
 
 if TYPE_CHECKING:
-    from hpcml.node.settings import Context
+    from hpcml.node.context import Context
     from hpcml.settings import Settings
 
 DEADLINE = 20.0  # seconds; a driver that hangs must not keep the node

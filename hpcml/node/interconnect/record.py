@@ -1,21 +1,18 @@
-"""The record of the interconnect's check, and what its result means for the run."""
+"""The record of the interconnect's check: ``interconnect.json``, and the fields of the event."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from hpcml import errors
 from hpcml.node import shared_files
+from hpcml.node.context import Context
 from hpcml.node.hardware import record
 from hpcml.node.hardware.differences import differences
 from hpcml.node.interconnect.measurement import Measurement
 from hpcml.node.interconnect.result import Result, check_policy
 from hpcml.node.interconnect.transport_used import named
-from hpcml.node.outcome import say
-from hpcml.node.run_state import RunState
-from hpcml.node.settings import Context
 
 
 def write(context: Context, measurement: Measurement, result: Result, seconds: float) -> dict[str, Any]:
@@ -46,19 +43,3 @@ def too_late(seconds: float, silent: Sequence[str] = ()) -> dict[str, Any]:
     missing = f" ({named(silent)} did not answer)" if silent else ""
     problem = f"the interconnect check did not end within {seconds:g} s{missing}"
     return {"line": "", "ok": False, "problem": problem, "remedy": "increase deadlines.interconnect"}
-
-
-def obey(state: RunState, answer: Mapping[str, Any]) -> None:
-    """Say what a check's record says; end the run (RunEndedError) if ``interconnect.require`` demands it."""
-    if line := str(answer.get("line", "")):
-        say(state.context, f"interconnect: {line}")
-    for difference in answer.get("differences", ()):
-        say(state.context, f"nodes differ: {difference}")
-    if not (problem := str(answer["problem"])):
-        return
-    say(state.context, f"interconnect: {problem}")
-    if state.context.settings.interconnect.require == "rdma":
-        where = "See interconnect.json in the run's directory. "
-        where += "To let runs continue after a failed check, set interconnect.require = 'warn'."
-        hint = str(answer.get("remedy") or where)
-        raise state.end(errors.INTERCONNECT, problem, hint, (line,) if line else ())

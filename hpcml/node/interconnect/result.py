@@ -1,4 +1,4 @@
-"""The result of a check of the interconnect: one line for people, a table for programs, and whether it is enough."""
+"""The result of a check of the interconnect: a line for people, a table, whether it is enough, and a run's end."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import Any
 
+from hpcml import errors
+from hpcml.node.events_and_end import say
 from hpcml.node.interconnect import transport_used
 from hpcml.node.interconnect.measurement import GIB, Measurement, Pair, slow
 from hpcml.node.interconnect.transport_used import DataPath, short
+from hpcml.node.run_state import RunState
 from hpcml.units import first_of_many
 
 IDLE = 0.2  # of what a node's ports carry: less than this is worth a word
@@ -76,6 +79,22 @@ def check_policy(policy: str, result: Result) -> str:
     if policy == "warn" and result.worst:
         reasons.append(_slow_words(result.worst))
     return "; ".join(reasons)
+
+
+def obey(state: RunState, answer: Mapping[str, Any]) -> None:
+    """Say what a check's record says; end the run (RunEndedError) if ``interconnect.require`` demands it."""
+    if line := str(answer.get("line", "")):
+        say(state.context, f"interconnect: {line}")
+    for difference in answer.get("differences", ()):
+        say(state.context, f"nodes differ: {difference}")
+    if not (problem := str(answer["problem"])):
+        return
+    say(state.context, f"interconnect: {problem}")
+    if state.context.settings.interconnect.require == "rdma":
+        where = "See interconnect.json in the run's directory. "
+        where += "To let runs continue after a failed check, set interconnect.require = 'warn'."
+        hint = str(answer.get("remedy") or where)
+        raise state.end(errors.INTERCONNECT, problem, hint, (line,) if line else ())
 
 
 def decide(measurement: Measurement) -> Result:

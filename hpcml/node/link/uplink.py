@@ -14,12 +14,12 @@ import threading
 import time
 from typing import Any
 
-from hpcml.node import shared_files, versions
+from hpcml.node import shared_files, versions_and_clocks
+from hpcml.node.context import Context
 from hpcml.node.link.line import Line, connect
 from hpcml.node.link.mailbox import Mailboxes
 from hpcml.node.link.messages import sign_every
 from hpcml.node.process_helpers import Process, readable
-from hpcml.node.settings import Context
 
 AGAIN = 0.5  # seconds until a supervisor that was not reached is tried again, and later:
 RARELY = 5.0
@@ -52,7 +52,7 @@ class Uplink:
 
     def open(self) -> None:
         """Begin to connect, in a thread of this process; a fork of it has no part in the line."""
-        self.versions = versions.here()
+        self.versions = versions_and_clocks.here()
         os.register_at_fork(before=self._hold, after_in_parent=self._go_on, after_in_child=self._leave)
         atexit.register(self.close)
         self.thread = threading.Thread(target=self._work, daemon=True)

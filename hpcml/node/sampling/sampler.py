@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from hpcml import files
+from hpcml import safe_files
 from hpcml.node import process_helpers
 from hpcml.node.hardware.gpu_interface import Reading
 from hpcml.node.sampling import gpus
@@ -176,6 +176,6 @@ class SampleFile:
 
     def _thin(self) -> None:
         self._close()
-        lines = files.read(self.path, 2 * self.largest).splitlines(keepends=True)
-        files.write(self.path, b"".join(thinned(lines)))
+        lines = safe_files.read(self.path, 2 * self.largest).splitlines(keepends=True)
+        safe_files.write(self.path, b"".join(thinned(lines)))
         self.descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from hpcml.errors import STOPPED
-from hpcml.files import ForeignError, account, folder_is_ours
 from hpcml.node.shared_files import write_json
+from hpcml.safe_files import ForeignError, account, folder_is_ours
 from hpcml.units import parse_seconds
 
 _LONGEST_NAME = 200  # bytes: file systems allow 255, and the name of what is being written is longer

@@ -20,8 +20,8 @@ from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from hpcml.node import process_helpers
+from hpcml.node.context import Context, load
 from hpcml.node.script import interpreter_state
-from hpcml.node.settings import Context, load
 from hpcml.node.sweep import points
 from hpcml.node.sweep.forks import Fork, Order, ResetError, Resets, Resetter
 from hpcml.node.sweep.points import Point

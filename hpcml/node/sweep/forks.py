@@ -27,7 +27,7 @@ from hpcml.node import process_helpers
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
-    from hpcml.node.settings import Context
+    from hpcml.node.context import Context
 
 ANSWER = 120.0  # seconds for all of a reset, with a restart of the workers
 

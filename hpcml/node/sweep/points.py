@@ -14,11 +14,11 @@ from hpcml import errors
 from hpcml.failures import point as point_end
 from hpcml.failures.end import End
 from hpcml.failures.point import PointEnd
-from hpcml.files import tail
 from hpcml.node import shared_files
-from hpcml.node.settings import Context
+from hpcml.node.context import Context
 from hpcml.node.tasks.process import OneProcess, signal_group
 from hpcml.paths import SCRIPT
+from hpcml.safe_files import tail
 
 if TYPE_CHECKING:
     from hpcml.failures.cause import Cause

@@ -9,7 +9,7 @@ from typing import Any
 
 from hpcml import installed_packages
 from hpcml.node import shared_files
-from hpcml.node.settings import Context
+from hpcml.node.context import Context
 
 _HINT_RULES = ("gpu-arrays", "no-keyboard")  # whose errors are the script's own, on this node
 

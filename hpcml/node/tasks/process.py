@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING
 
 from hpcml.errors import MEANING, STOPPED, signal_name, signal_of_status
 from hpcml.failures.note import read_note
-from hpcml.files import size_of
 from hpcml.kind import FailedProcess, Kind
 from hpcml.node import job, prestarted_role, process_helpers, script_environment, shared_files
+from hpcml.node.context import Context
 from hpcml.node.oom_and_hangs import oom_kills
 from hpcml.node.script import interpreter_state, launcher, prestarted_script, worlds_of_one
-from hpcml.node.settings import Context
 from hpcml.node.tasks import prestarted_interpreter
 from hpcml.node.tasks.prestarted_interpreter import Ready
 from hpcml.paths import SCRIPT
+from hpcml.safe_files import size_of
 from hpcml.workload_forms import Form
 
 if TYPE_CHECKING:

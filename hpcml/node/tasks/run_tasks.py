@@ -9,8 +9,8 @@ from hpcml.failures import job_log
 from hpcml.failures.end import SLURM, End, MemoryLimit, Reason
 from hpcml.kind import Processes, RunningTask
 from hpcml.node import full_disk, stacks, starts
+from hpcml.node.events_and_end import RunEndedError, end_of_hindrance, say
 from hpcml.node.oom_and_hangs import HUNG_AFTER, FileSystemHang
-from hpcml.node.outcome import RunEndedError, end_of_hindrance, say
 from hpcml.node.process_helpers import Process
 from hpcml.node.run_state import RunState
 from hpcml.node.tasks.error_hint import next_step

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from hpcml.failures.end import End
 from hpcml.kind import Processes, RunningTask
-from hpcml.node.settings import Context
+from hpcml.node.context import Context
 from hpcml.paths import SCRIPT
 from hpcml.settings import Code
 
@@ -62,7 +62,7 @@ class Queue(ABC):
         """Take in what is known of the tasks beside their processes; it does not wait."""
 
     def check(self) -> None:  # noqa: B027 - as above
-        """Raise RunEndedError (:mod:`hpcml.node.outcome`) if the run has to end for what is known."""
+        """Raise RunEndedError (:mod:`hpcml.node.events_and_end`) if the run has to end for what is known."""
 
     @abstractmethod
     def ended(self, task: Task, end: End) -> None:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from hpcml import config_trust, files, kinds, schedulers
+from hpcml import config_trust, kinds, safe_files, schedulers
 from hpcml.config_trust import TYPED
 from hpcml.errors import ScriptError, UsageError
 from hpcml.options import sbatch_tasks
@@ -164,7 +164,7 @@ def _check_access(python: str, named_by: str) -> list[str]:
 
 def _check_processor(python: str) -> list[str]:
     """Return a note if the interpreter's file is for another processor than this machine's: the nodes' may differ."""
-    if python == sys.executable or not (kind := files.architecture_of(Path(python))) or kind == os.uname().machine:
+    if python == sys.executable or not (kind := safe_files.architecture_of(Path(python))) or kind == os.uname().machine:
         return []
     here = os.uname().machine
     return [f"runtime.python ({python}) is for {kind}, but this machine is {here}: the run works only on {kind} nodes"]

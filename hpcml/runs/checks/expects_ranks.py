@@ -18,7 +18,7 @@ from hpcml.errors import ScriptError, UsageError
 from hpcml.options import sbatch_tasks
 from hpcml.plan.make_plan import Plan
 from hpcml.request.record import RunRequest
-from hpcml.runs import modules_reached, script_or_program
+from hpcml.runs import modules_code_uses, script_or_program
 from hpcml.workload_forms import Form
 
 PAGE = "hpcml help ranks"
@@ -246,7 +246,7 @@ def check_script(
         The line that expects ranks, and the way to run it as one process.
     """
     is_module = spec.code.form is Form.MODULE
-    file = modules_reached.module_file(spec.code.script) if is_module else spec.code.script
+    file = modules_code_uses.module_file(spec.code.script) if is_module else spec.code.script
     base = spec.code.script.parent if spec.code.staged or is_module else spec.code.cwd
     kind = kinds.get(spec.kind)
     if file and kind.ranks:
@@ -256,7 +256,7 @@ def check_script(
     ranks = expected(file, spec.code.script.parent if is_module else file.resolve().parent, variables) if file else None
     if file is None or ranks is None:
         return []
-    where = modules_reached.place(base, ranks.file, ranks.line)
+    where = modules_code_uses.place(base, ranks.file, ranks.line)
     by_mpi = ranks.what.startswith(_OF_MPI)
     if kind.ranks:
         return [_without_mpi(ranks, where, workers)] if by_mpi else []
@@ -295,15 +295,15 @@ def _check_address(script: Path, base: Path, nodes: int) -> None:
             problem = (
                 f"{found.what} leads each rank to its own node, but the run has {nodes} nodes: the ranks would hang"
             )
-            raise ScriptError(problem, place=modules_reached.place(base, found.file, found.line), hint=hint)
+            raise ScriptError(problem, place=modules_code_uses.place(base, found.file, found.line), hint=hint)
 
 
-def _modules_of(script: Path, folder: Path) -> list[modules_reached.Module]:
+def _modules_of(script: Path, folder: Path) -> list[modules_code_uses.Module]:
     """Return a script and the modules of its folder that it reaches; nothing of what is not Python."""
-    modules: list[modules_reached.Module] = []
+    modules: list[modules_code_uses.Module] = []
     if script.suffix != ".ipynb":
         with contextlib.suppress(SyntaxError, ValueError, RecursionError, MemoryError, OSError):  # checked elsewhere
-            modules = list(modules_reached.reached(script, folder))
+            modules = list(modules_code_uses.reached(script, folder))
     return modules
 
 
@@ -312,10 +312,10 @@ def expected(script: Path, folder: Path, variables: Collection[str] = ()) -> Exp
     modules = _modules_of(script, folder)
     if not any(_MENTIONED.search(module.text) for module in modules):
         return None
-    trees = [module.tree for module in modules_reached.reached_and_packages(script, folder)]
-    uses_dask = any(_DASK.fullmatch(name) for tree in trees for name in modules_reached.imported(tree))
+    trees = [module.tree for module in modules_code_uses.reached_and_packages(script, folder)]
+    uses_dask = any(_DASK.fullmatch(name) for tree in trees for name in modules_code_uses.imported(tree))
     uses_dask = uses_dask or any(_connects(tree) for tree in trees)
-    uses_dask = uses_dask or any("dask" in text for tree in trees for text in modules_reached.texts(tree))
+    uses_dask = uses_dask or any("dask" in text for tree in trees for text in modules_code_uses.texts(tree))
     project = _Project(folder, modules)
     certain = None if uses_dask else next(project.certain(set(variables)), None)
     if certain:
@@ -327,8 +327,8 @@ def expected(script: Path, folder: Path, variables: Collection[str] = ()) -> Exp
 class _Project:
     """A script and the modules of its project that it reaches."""
 
-    def __init__(self, folder: Path, modules: Sequence[modules_reached.Module]) -> None:
-        self.names = modules_reached.Names(folder, modules)
+    def __init__(self, folder: Path, modules: Sequence[modules_code_uses.Module]) -> None:
+        self.names = modules_code_uses.Names(folder, modules)
         self.parts = {module.path: _Script(module, self, is_main=not number) for number, module in enumerate(modules)}
         self.nodes = [node for part in self.parts.values() for node in part.nodes]
         self.starts_ranks = any(_name(call.func) in _OWN_RANKS for part in self.parts.values() for call in part.calls)
@@ -348,7 +348,7 @@ class _Project:
 class _Script:
     """The tree of a script, or of a module that it reaches, with the parent of each node."""
 
-    def __init__(self, module: modules_reached.Module, project: _Project, *, is_main: bool) -> None:
+    def __init__(self, module: modules_code_uses.Module, project: _Project, *, is_main: bool) -> None:
         self.file, self.tree, self.always_imported = module.path, module.tree, module.always
         self.project, self.is_main = project, is_main
         self.nodes = list(ast.walk(module.tree))
@@ -497,7 +497,7 @@ def _connects(tree: ast.Module) -> bool:
     """Return True if a script may call hpcml.connect(), which is for runs with a Dask cluster."""
     names = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
     names |= {node.name for node in ast.walk(tree) if isinstance(node, ast.alias)}
-    return "hpcml" in modules_reached.imported(tree) and "connect" in names
+    return "hpcml" in modules_code_uses.imported(tree) and "connect" in names
 
 
 def _name(node: ast.expr) -> str:

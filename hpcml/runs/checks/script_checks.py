@@ -19,8 +19,8 @@ from typing import NamedTuple
 from hpcml import assets, installed_packages
 from hpcml.config_trust import Named
 from hpcml.errors import NotFoundError, ScriptError, UsageError, did_you_mean, nearest
-from hpcml.runs import modules_reached, packages
-from hpcml.runs.modules_reached import imported, module_file, place, texts, top_level
+from hpcml.runs import modules_code_uses, packages
+from hpcml.runs.modules_code_uses import imported, module_file, place, texts, top_level
 from hpcml.schedulers import sbatch_lines
 from hpcml.units import first_of_many
 
@@ -429,12 +429,12 @@ def _needed(script: Path, folder: Path) -> _Imports:
     hiding = {
         name: beside
         for name in sorted(installed)
-        if (beside := modules_reached.beside(folder, name)) and beside.is_file()
+        if (beside := modules_code_uses.beside(folder, name)) and beside.is_file()
     }
     if script.suffix == ".py" and script.stem in _KNOWN and script.resolve().parent == folder.resolve():
         hiding[script.stem] = script
     plain = True
-    for path, tree, source, always in modules_reached.reached(script, folder):
+    for path, tree, source, always in modules_code_uses.reached(script, folder):
         if not always:
             break  # all that follow are imported only perhaps
         with warnings.catch_warnings():
@@ -442,7 +442,7 @@ def _needed(script: Path, folder: Path) -> _Imports:
             compile(tree, str(path), "exec", dont_inherit=True)
         plain = plain and not _CHANGES_THE_PATH.search(source)
         for name, line in top_level(tree):
-            beside = modules_reached.beside(folder, name)
+            beside = modules_code_uses.beside(folder, name)
             if beside is None:
                 needed.append(_Import(name, path, line))
             elif beside.is_file() and name in _KNOWN:
@@ -545,7 +545,7 @@ def options_taken(script: Path, folder: Path, options: Iterable[str]) -> set[str
     folder
         The first folder on the script's path of modules.
     """
-    code = [module.tree for module in modules_reached.reached_and_packages(script, folder)]
+    code = [module.tree for module in modules_code_uses.reached_and_packages(script, folder)]
     if not code and script.suffix != ".ipynb":  # perhaps of a newer Python
         text = script.read_text(encoding="utf-8", errors="replace")
         return {option for option in options if option in text}

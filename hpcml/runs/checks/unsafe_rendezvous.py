@@ -16,11 +16,11 @@ from pathlib import Path
 from string import Template
 from typing import NamedTuple
 
-from hpcml import files, kinds
+from hpcml import kinds, safe_files
 from hpcml.errors import UsageError
 from hpcml.plan.make_plan import Plan
 from hpcml.request.record import RunRequest
-from hpcml.runs import modules_reached
+from hpcml.runs import modules_code_uses
 from hpcml.sites import settings_layers
 from hpcml.sites.schema import Site
 from hpcml.units import counted
@@ -127,7 +127,7 @@ def _found(texts: Mapping[str, str]) -> Iterator[tuple[str, str]]:
         if found := _UNSAFE.search(text):
             line = text.count("\n", 0, found.start()) + 1
             words = " ".join(re.sub("[\"']", "", found[0]).split())
-            yield name if name == _COMMAND else modules_reached.place(Path(), name, line), words
+            yield name if name == _COMMAND else modules_code_uses.place(Path(), name, line), words
 
 
 # -- the texts -------------------------------------------------------------------------------------------------------
@@ -182,7 +182,7 @@ def _text(path: Path) -> str:
     if path.suffix in (".py", ".ipynb"):
         return ""
     try:
-        content = files.read(path, _LIMIT, follow=True)
+        content = safe_files.read(path, _LIMIT, follow=True)
     except OSError:
         return ""  # no file, or one that its reader reports
     if b"\0" in content or re.match(rb"#!.*python", content):

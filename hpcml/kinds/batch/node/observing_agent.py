@@ -5,7 +5,7 @@ from __future__ import annotations
 from hpcml.errors import ROLE_LOST
 from hpcml.kinds.batch.roles import AGENT
 from hpcml.node import agent
-from hpcml.node.settings import load
+from hpcml.node.context import load
 
 MEMBERS = agent.Members(AGENT.name, restarts=0, failed=ROLE_LOST)
 

@@ -10,7 +10,7 @@ from hpcml.node.agents import Agents
 from hpcml.node.hardware import dask_protocol
 from hpcml.node.link.messages import Events
 from hpcml.node.run_state import RunState
-from hpcml.node.versions import Comparison
+from hpcml.node.versions_and_clocks import Comparison
 
 CLOSE = 2.0  # seconds in which the agents end by themselves
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from types import FrameType
 
 from hpcml.node import job, shared_files
+from hpcml.node.context import Context
 from hpcml.node.run_state import RunState
-from hpcml.node.settings import Context
 from hpcml.node.tasks.process import Script, become_script
 from hpcml.run_files import Recorded
 from hpcml.workload_forms import Form

@@ -16,8 +16,8 @@ from distributed.diagnostics.plugin import SchedulerPlugin
 from distributed.protocol import pickle
 from distributed.scheduler import heartbeat_interval
 
+from hpcml.node.context import Context
 from hpcml.node.process_helpers import OwnTime
-from hpcml.node.settings import Context
 
 LOOK = 1.0  # seconds between looks
 BUSY = 25.0  # per cent of a CPU: a worker that uses more is at work, also without a task (client.run)

@@ -28,6 +28,8 @@ from hpcml.kinds.dask.node.performance_report import PerformanceReport
 from hpcml.kinds.dask.node.security import connection_limits, tcp_auth, tls, ucx_auth
 from hpcml.kinds.dask.roles import SCHEDULER
 from hpcml.node import scratch, script_environment, shared_files
+from hpcml.node.context import Context
+from hpcml.node.events_and_end import leave_note
 from hpcml.node.hardware.dask_protocol import (
     NoAddressError,
     NoProtocolError,
@@ -37,8 +39,6 @@ from hpcml.node.hardware.dask_protocol import (
     ucx_environment,
 )
 from hpcml.node.link.uplink import Uplink
-from hpcml.node.outcome import leave_note
-from hpcml.node.settings import Context
 from hpcml.repairs import closing, dead_worker_memory, file_names
 
 RECORDS = 0.5  # of the scheduler's deadline, for the nodes' hardware records

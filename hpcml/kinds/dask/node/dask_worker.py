@@ -37,9 +37,9 @@ from hpcml.kinds.dask.node.security.connection_limits import Guarded
 from hpcml.kinds.dask.own_settings import Own
 from hpcml.node import job, process_helpers, profilers, script_environment, shared_files
 from hpcml.node.agent import Slot
+from hpcml.node.context import Context
 from hpcml.node.hardware.dask_protocol import NoProtocolError, choose_address, choose_protocol, ucx_environment
 from hpcml.node.process_helpers import EndNote
-from hpcml.node.settings import Context
 from hpcml.repairs import dead_worker_memory, file_names, switching
 from hpcml.settings import Settings
 from hpcml.units import in_mib

@@ -24,7 +24,7 @@ from hpcml.kinds.dask.node.dask_worker import Share
 from hpcml.kinds.dask.node.security import connection_limits
 from hpcml.kinds.dask.own_settings import Own
 from hpcml.node import scratch
-from hpcml.node.settings import Context, load
+from hpcml.node.context import Context, load
 from hpcml.paths import AttemptPaths
 from hpcml.repairs import file_names, finder, switching
 from hpcml.settings import Gpu

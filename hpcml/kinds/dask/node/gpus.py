@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 
 from hpcml import repairs
 from hpcml.gpu_vendor import VENDOR
+from hpcml.node.context import Context
 from hpcml.node.hardware.gpu_interface import vendor
 from hpcml.node.job import cpus
-from hpcml.node.settings import Context
 from hpcml.settings import Gpu
 
 GIB = 1024**3

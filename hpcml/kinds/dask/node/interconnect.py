@@ -23,6 +23,7 @@ from distributed.protocol.cuda import cuda_deserialize, cuda_serialize
 
 from hpcml.kinds.dask.node.security import tcp_auth
 from hpcml.node import shared_files
+from hpcml.node.context import Context, load
 from hpcml.node.interconnect import record
 from hpcml.node.interconnect.measurement import (
     Measurement,
@@ -36,7 +37,6 @@ from hpcml.node.interconnect.measurement import (
     transport_variables,
 )
 from hpcml.node.interconnect.result import decide
-from hpcml.node.settings import Context, load
 from hpcml.terminal import say, say_lines
 
 BUDGET = 1.0  # seconds for the transfers of one round; the request of a slow one may take a little longer

@@ -12,7 +12,7 @@ import os
 import time
 
 from hpcml.node import shared_files
-from hpcml.node.settings import Context, load
+from hpcml.node.context import Context, load
 
 VARIABLE = "DASK_SCHEDULER_ADDRESS"
 # In the place of the scheduler's address until there is one. A client that hpcml does not replace fails at once: Dask

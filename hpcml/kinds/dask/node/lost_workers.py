@@ -14,9 +14,9 @@ from hpcml.failures.note import read_note
 from hpcml.failures.role_end import RoleEnd
 from hpcml.kinds.dask.roles import SCHEDULER, WORKER
 from hpcml.node import shared_files
+from hpcml.node.context import Context
 from hpcml.node.end_cause import role_end
 from hpcml.node.missing_processes import Absence, Words
-from hpcml.node.settings import Context
 from hpcml.units import first_of_many
 
 _NAMED = 4  # nodes that a sentence names

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from distributed import Scheduler, profile
 
-from hpcml import files
-from hpcml.node.settings import Context
+from hpcml import safe_files
+from hpcml.node.context import Context
 
 _REPORT_SHARE = 0.3  # of the teardown's deadline, that a report may take with the workers' profiles, and without
 _ICON = '<link rel="shortcut icon" href="https://docs.dask.org/en/latest/_static/images/favicon.ico" />'
@@ -54,7 +54,7 @@ class PerformanceReport:
                 return
 
     def _put(self, text: str) -> None:
-        files.write(self.context.run.profiles / "dask.html", text.replace(_ICON, ""))
+        safe_files.write(self.context.run.profiles / "dask.html", text.replace(_ICON, ""))
 
 
 async def _nothing(**_: object) -> object:

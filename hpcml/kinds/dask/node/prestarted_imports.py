@@ -10,7 +10,7 @@ from pathlib import Path
 from hpcml.kind import Kind
 from hpcml.kinds.dask.node import script_imports, worker_environment
 from hpcml.kinds.dask.roles import WORKER
-from hpcml.node.settings import Context
+from hpcml.node.context import Context
 from hpcml.node.tasks import process
 from hpcml.paths import SUPERVISOR
 

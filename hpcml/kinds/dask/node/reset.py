@@ -18,7 +18,7 @@ from hpcml.node.hardware.gpu_interface import vendor
 from hpcml.node.process_helpers import EndNote
 
 if TYPE_CHECKING:
-    from hpcml.node.settings import Context
+    from hpcml.node.context import Context
 
 GONE = 0.5  # seconds in which the scheduler notices that the point's client is gone
 RELEASED = 2.0  # seconds for tasks to be forgotten, and to leave their threads

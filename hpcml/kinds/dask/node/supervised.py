@@ -23,19 +23,19 @@ from hpcml.kinds.dask.own_settings import Own
 from hpcml.kinds.dask.roles import NEEDS, SCHEDULER
 from hpcml.node import prestarted_role, scratch, shared_files
 from hpcml.node.agents import Agents
+from hpcml.node.context import Context
+from hpcml.node.events_and_end import RunEndedError
 from hpcml.node.hardware.dask_protocol import own_addresses, ucx_environment
-from hpcml.node.interconnect import record
+from hpcml.node.interconnect import record, result
 from hpcml.node.job_steps import LAST_WORDS
 from hpcml.node.missing_processes import Absence
-from hpcml.node.outcome import RunEndedError
 from hpcml.node.process_helpers import OwnTime
 from hpcml.node.run_state import TICK, RunState
-from hpcml.node.settings import Context
 from hpcml.node.silent_supervisor import warn_after
 from hpcml.node.tasks import process
 from hpcml.node.tasks.process import Script, can_wait, world_of_one
 from hpcml.node.tasks.task import Task, of_run
-from hpcml.node.versions import Comparison
+from hpcml.node.versions_and_clocks import Comparison
 from hpcml.paths import SCRIPT
 from hpcml.units import format_deadline
 
@@ -215,7 +215,7 @@ class Processes:
         state.events.write("interconnect-checking")
         self.agents.hub.send(self.scheduler, do="check-interconnect")
         self._until(lambda: self.interconnect is not None, settings.deadlines.interconnect, self._interconnect_missing)
-        record.obey(state, self.interconnect or {})
+        result.obey(state, self.interconnect or {})
 
     # -- what it reports ------------------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from hpcml.node import scratch
-from hpcml.node.settings import Context
+from hpcml.node.context import Context
 
 _REMOVE_AFTERWARDS = """
 read -r nothing

@@ -10,14 +10,14 @@ import time
 from pathlib import Path
 
 from hpcml.errors import WORKERS_NEVER_CAME
-from hpcml.files import tail, write
 from hpcml.kinds.dask.node import script_imports, temporary_directory, worker_environment
 from hpcml.kinds.dask.node.messages import SCHEDULER_IS_UP, START
 from hpcml.kinds.dask.roles import WORKER
 from hpcml.node import agent, profilers, scratch
+from hpcml.node.context import load
 from hpcml.node.hardware.preflight import Inspection, UnfitError
 from hpcml.node.process_helpers import long_import
-from hpcml.node.settings import load
+from hpcml.safe_files import tail, write
 
 _LIBRARY_LINES = 40  # lines of UCX's and NCCL's own logs that are kept of a node
 _TROUBLE = re.compile(r"NCCL WARN| UCX  (?:ERROR|FATAL) ")

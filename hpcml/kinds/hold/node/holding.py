@@ -13,15 +13,15 @@ from pathlib import Path
 
 from hpcml import errors, hold_queue, typed_json
 from hpcml.failures.end import End
-from hpcml.files import read_json
 from hpcml.kind import FailedProcess
 from hpcml.kinds.hold import END
 from hpcml.kinds.hold.node.prestarted_run import Ahead, difference, launched, parts
 from hpcml.node import full_disk, shared_files
+from hpcml.node.context import Context
 from hpcml.node.run_state import RunState
-from hpcml.node.settings import Context
 from hpcml.paths import AttemptPaths, RunPaths
 from hpcml.run_files import Recorded, RecordedPlan
+from hpcml.safe_files import read_json
 from hpcml.states import State
 
 LOOK = 0.05  # seconds between two looks for runs, which list two folders of the shared file system

@@ -12,10 +12,10 @@ from typing import Any
 
 from hpcml import samples
 from hpcml.errors import ROLE_LOST
-from hpcml.files import stat_fields
 from hpcml.kinds.batch.roles import AGENT
 from hpcml.node import agent, job, process_helpers
-from hpcml.node.settings import load
+from hpcml.node.context import load
+from hpcml.safe_files import stat_fields
 
 MEMBERS = agent.Members(AGENT.name, restarts=0, failed=ROLE_LOST)
 LOOK = 5.0  # seconds between two looks

@@ -22,11 +22,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hpcml.files import tail
 from hpcml.kinds.ranks.node import all_reduce
 from hpcml.kinds.ranks.roles import RANK
 from hpcml.kinds.ranks.variables import World
 from hpcml.node import process_helpers, scratch, shared_files
+from hpcml.node.context import Context, load
 from hpcml.node.interconnect import record
 from hpcml.node.interconnect.measurement import (
     Measurement,
@@ -37,7 +37,7 @@ from hpcml.node.interconnect.measurement import (
     read_counters,
 )
 from hpcml.node.interconnect.result import decide
-from hpcml.node.settings import Context, load
+from hpcml.safe_files import tail
 from hpcml.settings import Settings
 from hpcml.terminal import say
 from hpcml.workload_forms import Form

@@ -10,6 +10,7 @@ from typing import Any
 
 from hpcml.kinds.ranks.node.interconnect import LONGEST, MOST_WARNINGS, SUBSYSTEMS, backend, processes_each
 from hpcml.node import shared_files
+from hpcml.node.context import Context
 from hpcml.node.interconnect import record
 from hpcml.node.interconnect.measurement import (
     Measurement,
@@ -18,7 +19,6 @@ from hpcml.node.interconnect.measurement import (
     parse_nccl_log,
 )
 from hpcml.node.interconnect.result import decide
-from hpcml.node.settings import Context
 from hpcml.settings import Settings
 
 _LOOK, _LOOKS = 1.0, 0.1  # seconds between two looks at NCCL's logs, and as a share of the time since the start

@@ -22,8 +22,8 @@ from hpcml import listeners, socket_relay
 from hpcml.errors import WORKERS_NEVER_CAME
 from hpcml.kinds.ranks.roles import MPI
 from hpcml.node import job, shared_files
-from hpcml.node.outcome import leave_note
-from hpcml.node.settings import Context, load
+from hpcml.node.context import Context, load
+from hpcml.node.events_and_end import leave_note
 
 _PASSED = "PMI"  # begins the names of all variables by which PMI-1, PMI-2 and PMIx find Slurm
 _SOCKET = "PMI_FD"  # the number of an open socket, for PMI-1 and PMI-2

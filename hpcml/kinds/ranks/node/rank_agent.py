@@ -12,7 +12,6 @@ from typing import Any
 
 from hpcml.errors import WORKERS_NEVER_CAME
 from hpcml.failures.end import MemoryLimit
-from hpcml.files import size_of, stat_fields
 from hpcml.kinds.ranks.node import interconnect, nccl_log, unconnected
 from hpcml.kinds.ranks.node.pmi_handover import Tasks
 from hpcml.kinds.ranks.node.rapidsmpf_server import token_of
@@ -20,12 +19,13 @@ from hpcml.kinds.ranks.own_settings import Own
 from hpcml.kinds.ranks.roles import PROGRAMS, RANK
 from hpcml.kinds.ranks.variables import TOKEN, World, of_rank, with_users_own
 from hpcml.node import agent, job, process_helpers, script_environment, shared_files, starts
+from hpcml.node.context import Context, load
 from hpcml.node.hardware import sysfs
 from hpcml.node.hardware.preflight import Inspection, UnfitError
 from hpcml.node.link.messages import sign_every
 from hpcml.node.script import worlds_of_one
-from hpcml.node.settings import Context, load
 from hpcml.node.tasks.process import command_of_script, variables_of_script, world_of_one
+from hpcml.safe_files import size_of, stat_fields
 
 AGAIN = 0.5  # seconds until a supervisor that was not reached is tried again
 GROWTH = 1.0  # seconds between two looks at the sizes of the logs, and more in long runs:

@@ -14,25 +14,25 @@ from hpcml.failures.end import End, OtherEnd, Reason
 from hpcml.failures.note import script_error
 from hpcml.failures.rule import Role, Where
 from hpcml.failures.rules import meaning
-from hpcml.files import tail
 from hpcml.kind import FailedProcess, Hindrance
-from hpcml.kinds.ranks.node import interconnect, lost_nodes, nccl_log, tcp_ports, unconnected
+from hpcml.kinds.ranks.node import interconnect, lost_nodes, nccl_log, reserved_ports, unconnected
 from hpcml.kinds.ranks.node.rank_agent import error_of, log_of, numbers_of
 from hpcml.kinds.ranks.node.rapidsmpf_server import Server, token_of
 from hpcml.kinds.ranks.roles import RANK
 from hpcml.kinds.ranks.variables import OPEN, World
 from hpcml.node import stacks
 from hpcml.node.agents import Agents
+from hpcml.node.events_and_end import RunEndedError, end_of_hindrance, say
 from hpcml.node.hardware import dask_protocol
-from hpcml.node.interconnect import record
+from hpcml.node.interconnect import record, result
 from hpcml.node.link.messages import NUMBER, Events
 from hpcml.node.missing_processes import Absence
-from hpcml.node.outcome import RunEndedError, end_of_hindrance, say
 from hpcml.node.run_state import TICK, RunState
 from hpcml.node.tasks.task import Task
-from hpcml.node.versions import Comparison
+from hpcml.node.versions_and_clocks import Comparison
 from hpcml.paths import SCRIPT
 from hpcml.repairs.table import REPAIRS
+from hpcml.safe_files import tail
 from hpcml.units import first_of_many, format_deadline
 
 FOLLOW = 5.0  # seconds after the first failure, in which other ranks write their errors, until they are told to end
@@ -68,7 +68,7 @@ class Processes:
         self.agents = Agents(state, folders, self._addresses(), self.versions, EVENTS)
         self.hub, self.heard, self.lost = self.agents.hub, self.agents.heard, self.agents.lost
         self.absence = Absence(state, self.agents, lost_nodes.WORDS)
-        self.folders, self.ports = folders, tcp_ports.Ports(folders, state.context.node)
+        self.folders, self.ports = folders, reserved_ports.Ports(folders, state.context.node)
         self.world = World()
         self.lost_at: dict[str, float] = {}  # by node that was lost while the script ran, by the supervisor's clock
         self.tries = _TRIES
@@ -132,7 +132,7 @@ class Processes:
         state.phase = "interconnect"
         state.events.write("interconnect-checking")
         began = state.clock.seconds
-        port = tcp_ports.Ports(self.folders, self.context.node).reserve(listeners.MASTER_PORT)
+        port = reserved_ports.Ports(self.folders, self.context.node).reserve(listeners.MASTER_PORT)
         world = interconnect.world_of_check(self.world, self.settings, port)
         self.hub.send(do="check", world=world._asdict())
         while not (is_complete := interconnect.is_complete(self.measured, len(self.context.node_names))):
@@ -147,7 +147,7 @@ class Processes:
         else:
             answer = record.too_late(limit, [node for node in self.context.node_names if node not in self.measured])
         state.events.write("interconnect-checked", **answer)
-        record.obey(state, answer)
+        result.obey(state, answer)
 
     def _tell_ways(self, interface: str) -> None:
         """Write down by which ways NCCL goes in the ranks, and warn if it is TCP."""
@@ -279,7 +279,7 @@ class Processes:
     def run(self, task: Task, environment: dict[str, str]) -> Ranks:  # noqa: ARG002 - the agents know both
         """Start the task in the ranks of all nodes; RunEndedError if another program has taken a port."""
         if taken := self.ports.reserve_again():
-            raise self.state.end(errors.PORT_TAKEN, taken.clause, tcp_ports.HINT)
+            raise self.state.end(errors.PORT_TAKEN, taken.clause, reserved_ports.HINT)
         numbers = self.ports.numbers
         self.world = self.world._replace(port=numbers[listeners.MASTER_PORT], coordinator=numbers[listeners.JAX_PORT])
         self.script = Ranks(self)
@@ -325,7 +325,7 @@ class Ranks:
         self.told = self.is_noted = False
         self.counted, self.counted_at = self.world.size, 0.0  # ranks that run, by the events, and when it was written
         self.alone = unconnected.Alone(processes.state.context, self.world.size, log_of)
-        self.taken: tcp_ports.Taken | None = None  # a port on which rank 0 could not listen
+        self.taken: reserved_ports.Taken | None = None  # a port on which rank 0 could not listen
 
     def take(self, node: str, end: dict[str, Any]) -> None:
         """Take in a rank's end."""
@@ -337,7 +337,7 @@ class Ranks:
             self.first, self.first_end = rank, now
         if status not in _GOOD and not self.told:
             self.failures.append((rank, end))
-            if rank == 0 and tcp_ports.IN_USE.search("\n".join(tail(self.state.context.run.script_log, _SHOWN))):
+            if rank == 0 and reserved_ports.IN_USE.search("\n".join(tail(self.state.context.run.script_log, _SHOWN))):
                 self.taken = self.processes.ports.taken()
             if not self.first_failure:
                 self.first_failure = now
@@ -457,7 +457,7 @@ class Ranks:
         if hindrance := self.alone.hindrance():
             return hindrance
         if self.taken:
-            return Hindrance(errors.PORT_TAKEN, f"{self.taken.clause}; {self.describe_end(1)}", tcp_ports.HINT)
+            return Hindrance(errors.PORT_TAKEN, f"{self.taken.clause}; {self.describe_end(1)}", reserved_ports.HINT)
         return None
 
     def rest(self) -> str:

@@ -13,7 +13,7 @@ from hpcml import errors
 from hpcml.kind import FailedProcess, Hindrance
 from hpcml.kinds.ranks.own_settings import Own
 from hpcml.node import process_helpers
-from hpcml.node.settings import Context
+from hpcml.node.context import Context
 
 LOOKS = (0.25, 1.0, 5.0, 20.0)  # seconds after a rank's start at which its processes are looked at
 # The libraries of Open MPI, MPICH, Intel, MVAPICH, ParaStation and Cray as the loader maps them.

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hpcml.node.settings import Context
+from hpcml.node.context import Context
 
 if TYPE_CHECKING:
     from jupyter_server.serverapp import ServerApp

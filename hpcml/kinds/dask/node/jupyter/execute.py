@@ -13,11 +13,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from hpcml import files
+from hpcml import safe_files
 from hpcml.errors import START_FAILED
 from hpcml.kinds.dask.node.jupyter import config
-from hpcml.node.outcome import leave_note
-from hpcml.node.settings import Context, load
+from hpcml.node.context import Context, load
+from hpcml.node.events_and_end import leave_note
 from hpcml.paths import SCRIPT
 
 LACKS = "the notebook could not be executed: the run's environment lacks packages for notebooks"
@@ -55,7 +55,7 @@ def _execute(context: Context, notebook: Any, folder: Path) -> int:
 
     def keep(*_: Any, **__: Any) -> None:
         text = nbformat.writes(notebook)  # type: ignore[no-untyped-call]
-        files.write(kept, text, 0o666 & ~context.settings.code.umask)
+        safe_files.write(kept, text, 0o666 & ~context.settings.code.umask)
 
     class Client(NotebookClient):
         """Passes on what cells print, as they print it."""
@@ -103,7 +103,7 @@ def _write_down(context: Context, error: Any, number: int) -> None:
     one = {"type": error.ename, "message": error.evalue[:2000], "name": name[1] if name else None}
     record = {"file": context.settings.code.script, "line": None, "cell": number, "chain": [one]}
     try:
-        files.write(context.attempt.script_error, json.dumps(record))
+        safe_files.write(context.attempt.script_error, json.dumps(record))
     except OSError as problem:  # the log says what happened
         print(f"hpcml: {context.attempt.script_error} cannot be written: {problem.strerror}", file=sys.stderr)
 

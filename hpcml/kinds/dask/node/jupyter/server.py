@@ -26,8 +26,8 @@ from hpcml.errors import START_FAILED
 from hpcml.kinds.dask.node.jupyter import config
 from hpcml.kinds.dask.node.security import tls
 from hpcml.node import script_environment, shared_files
-from hpcml.node.outcome import leave_note
-from hpcml.node.settings import Context, load
+from hpcml.node.context import Context, load
+from hpcml.node.events_and_end import leave_note
 from hpcml.paths import SCRIPT
 
 if TYPE_CHECKING:

@@ -142,11 +142,11 @@ def install_in_child(path: list[str]) -> bool:
 
     ``path`` is the path of modules at the start of this process.
     """
-    from hpcml.node import shared_files, versions
-    from hpcml.node.settings import load
+    from hpcml.node import shared_files, versions_and_clocks
+    from hpcml.node.context import load
 
     context = load()
-    if difference := versions.unlike((shared_files.read_json(context.attempt.link) or {})["versions"]):
+    if difference := versions_and_clocks.unlike((shared_files.read_json(context.attempt.link) or {})["versions"]):
         print(f"hpcml: process {os.getpid()} cannot use the run's Dask cluster: {difference}.", file=sys.stderr)
         del os.environ["DASK_SCHEDULER_ADDRESS"]  # Dask would connect to it
         return False

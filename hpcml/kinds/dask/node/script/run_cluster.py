@@ -34,9 +34,9 @@ from distributed.protocol.pickle import loads
 
 from hpcml import listeners
 from hpcml.kinds.dask.node import late_cluster
-from hpcml.kinds.dask.node.script.opened_cluster import Opening, Place, module_for_workers, move_to_main
+from hpcml.kinds.dask.node.script.cluster_options_to_workers import Opening, Place, module_for_workers, move_to_main
 from hpcml.kinds.dask.own_settings import Own
-from hpcml.node.settings import load
+from hpcml.node.context import load
 from hpcml.settings import Settings
 from hpcml.units import counted
 

@@ -10,7 +10,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpcml import files
+from hpcml import safe_files
 from hpcml.paths import AttemptPaths
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def make_token(paths: AttemptPaths) -> str:
 def _write_secret(path: Path, content: bytes) -> None:
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     path.parent.chmod(0o700)
-    with os.fdopen(files.create(path), "wb") as file:
+    with os.fdopen(safe_files.create(path), "wb") as file:
         file.write(content)
 
 

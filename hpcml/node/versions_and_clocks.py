@@ -18,8 +18,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from hpcml import installed_packages
 from hpcml.kind import Role
+from hpcml.node.context import Context
 from hpcml.node.process_helpers import Process
-from hpcml.node.settings import Context
 from hpcml.units import first_of_many, listed
 
 # What must be equal, and how many numbers of the version: Dask speaks its protocol with itself only; pickles hold names

@@ -7,9 +7,9 @@ import importlib
 from hpcml.kinds.dask.node.messages import START
 from hpcml.kinds.dask.roles import SCHEDULER
 from hpcml.node import script_environment
+from hpcml.node.context import load
 from hpcml.node.link.uplink import Uplink
 from hpcml.node.process_helpers import long_import
-from hpcml.node.settings import load
 
 
 def main() -> int:

@@ -14,16 +14,16 @@ POINTS: dict[str, tuple[str, ...]] = {
     "change of a request": ("hpcml.runs.bad_nodes.excluded",),
     "check of a request": ("hpcml.runs.checks.before_submission.check_request",),
     "check of a plan": ("hpcml.runs.checks.before_submission.check_plan",),
-    "check of an image": ("hpcml.images.sif.check",),
+    "check of an image": ("hpcml.images.problems.check",),
     "check of arguments": ("hpcml.cli.misplaced.check",),
     # in a plan: hpcml.plan.make_plan
     "site's advice": ("hpcml.report.advice.of_site",),
     # of a run: hpcml.cli.submit, status, cancel_rm
     "cause of a state": ("hpcml.cli.why.cause_of",),
     "cause of an end": ("hpcml.cli.why.tell_end",),
-    "files of an end": ("hpcml.cli.report.files_of",),
-    "advice at an end": ("hpcml.cli.report.advice_of",),
-    "commands of an end": ("hpcml.cli.report.commands_of",),
+    "files of an end": ("hpcml.runs.report.files_of",),
+    "advice at an end": ("hpcml.runs.report.advice_of",),
+    "commands of an end": ("hpcml.runs.report.commands_of",),
     "runs that share work": ("hpcml.sweeps.record.sharing",),
     "log of a point": ("hpcml.sweeps.record.point_with_log",),
     # on the node: hpcml.node.supervisor
@@ -35,7 +35,7 @@ POINTS: dict[str, tuple[str, ...]] = {
     "plan in a kept allocation": ("hpcml.cli.hold.prepared_in",),
     # of a word that is typed: hpcml.cli.completion
     "names of sweeps": ("hpcml.sweeps.record.names",),
-    "names of definitions": ("hpcml.images.sif.shipped_definitions",),
+    "names of definitions": ("hpcml.images.definitions.shipped_definitions",),
 }
 
 

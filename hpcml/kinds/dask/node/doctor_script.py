@@ -8,7 +8,7 @@ import subprocess
 import sys
 from typing import Any
 
-from hpcml.node.settings import load
+from hpcml.node.context import load
 
 _PATIENCE = 120.0  # seconds for a probe
 
@@ -32,7 +32,7 @@ def main() -> int:
 
     from hpcml.kinds.dask.node.security import client_preload  # noqa: F401 - authenticates connections here
 
-    module = importlib.import_module("hpcml.kinds.dask.node.doctor_probe")  # __main__ would be sent as code
+    module = importlib.import_module("hpcml.kinds.dask.node.doctor_script")  # __main__ would be sent as code
     with dask.config.set({"distributed.client.preload": []}), Client() as client:
         answers = client.run(module.look, *sys.argv[1:2])
     (load().run.out / "doctor.json").write_text(json.dumps(dict(answers.values()), indent=1) + "\n")

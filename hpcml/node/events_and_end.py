@@ -16,7 +16,7 @@ from hpcml.failures.end import End
 from hpcml.failures.note import Note
 from hpcml.kind import Hindrance
 from hpcml.node import full_disk
-from hpcml.node.settings import Context
+from hpcml.node.context import Context
 from hpcml.paths import SCRIPT
 
 

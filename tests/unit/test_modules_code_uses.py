@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcml.runs import modules_reached
+from hpcml.runs import modules_code_uses
 
 
 def project(folder: Path, **texts: str) -> Path:
@@ -22,7 +22,8 @@ def project(folder: Path, **texts: str) -> Path:
 def reached(script: Path, folder: Path | None = None) -> dict[str, bool]:
     folder = folder or script.parent
     return {
-        module.path.relative_to(folder).as_posix(): module.always for module in modules_reached.reached(script, folder)
+        module.path.relative_to(folder).as_posix(): module.always
+        for module in modules_code_uses.reached(script, folder)
     }
 
 
@@ -79,7 +80,7 @@ def test_a_circle_ends_and_a_module_that_may_not_be_loaded_need_not_be_python(tm
 def test_the_other_modules_of_a_package_come_last_once(tmp_path: Path) -> None:
     package(tmp_path, "pack")
     script = project(tmp_path, main="import pack.a\n", pack__a="", pack__b="", other="")
-    names = [module.path.name for module in modules_reached.reached_and_packages(script, tmp_path)]
+    names = [module.path.name for module in modules_code_uses.reached_and_packages(script, tmp_path)]
     assert names == ["main.py", "__init__.py", "a.py", "b.py"]
 
 
@@ -103,8 +104,8 @@ def test_a_package_that_is_made_to_hang_its_reader_does_not(
             place.touch()
             os.truncate(place, 1 << 40)
         case "many":
-            monkeypatch.setattr(modules_reached, "_MOST_ENTRIES", 2)
+            monkeypatch.setattr(modules_code_uses, "_MOST_ENTRIES", 2)
             project(tmp_path, pkg__c="C = 1\n")
             expected = ["a.py", "main.py"]
-    modules = modules_reached.reached_and_packages(script, tmp_path)
+    modules = modules_code_uses.reached_and_packages(script, tmp_path)
     assert sorted(module.path.name for module in modules) == expected

@@ -20,7 +20,7 @@ from distributed.protocol.pickle import dumps
 
 from hpcml.kinds.dask.node import main_in_workers
 from hpcml.kinds.dask.node.script import state_to_workers
-from hpcml.node.settings import load
+from hpcml.node.context import load
 
 Place = tuple[str, int, bool]  # a file, its line, and whether it is the script's own
 

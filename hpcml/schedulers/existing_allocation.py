@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from hpcml import files, hold_queue, paths, subprocesses
+from hpcml import hold_queue, paths, safe_files, subprocesses
 from hpcml.config_trust import HPCML
 from hpcml.errors import HpcmlError, SiteError, SlurmUnreachableError, UsageError
 from hpcml.kind import Role
@@ -286,7 +286,7 @@ def _not_started(job: str, run: RunPaths, problem: str) -> HpcmlError:
         if holders
         else "Check that srun hostname works in this allocation."
     )
-    return SiteError(f"{problem}{others}", place=f"job {job}", hint=hint, quote=files.tail(run.job_log))
+    return SiteError(f"{problem}{others}", place=f"job {job}", hint=hint, quote=safe_files.tail(run.job_log))
 
 
 def _of_the_job(given: Allocation) -> dict[str, str]:
@@ -324,7 +324,7 @@ def note(run: RunPaths, name: str) -> bool:
     """Leave the note ``terminate`` or ``time-limit`` for the supervisor; return False if the run has not begun."""
     numbers = [int(path.name) for path in run.directory.glob("attempts/*") if path.name.isdecimal()]
     if numbers:
-        files.write(run.attempt(max(numbers)).directory / name, "")
+        safe_files.write(run.attempt(max(numbers)).directory / name, "")
     return bool(numbers)
 
 

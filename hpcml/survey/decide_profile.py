@@ -15,8 +15,8 @@ from hpcml.schedulers.gres import is_slice
 from hpcml.schedulers.machine import Fields, Kind, Tables, amounts
 from hpcml.site_records import Deadlines
 from hpcml.survey import node_tables
-from hpcml.survey.draft import LOGIN, NODE, SCHEDULER, SLURM, Draft, How
 from hpcml.survey.node_tables import Login
+from hpcml.survey.profile_draft import LOGIN, NODE, SCHEDULER, SLURM, Draft, How
 
 QUICK = re.compile(r"debug|dbg|devel|test|express|short|interactive", re.IGNORECASE)
 _NAMES_A_MACHINE = ("SYSTEMNAME", "NERSC_HOST", "BSC_MACHINE", "LMOD_SYSTEM_NAME", "CLUSTER_NAME", "CLUSTER")
