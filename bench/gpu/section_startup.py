@@ -12,9 +12,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from harness import JOB, SCRIPTS, Case, HarnessError, Running, World, last_lines, read_json, run_directory, wait_for
+from harness import JOB, SCRIPTS, Case, HarnessError, Running, World, last_lines, read_json, run_directory
 from results import Result, result
 from section_bringup import Contenders, by_hpcml, by_sbatch, in_rounds, summary
+from slurm import wait_for
 
 SIZES, FEW = (4, 16), (2,)  # nodes; with --cpu
 CROWD, SMALL_CROWD = 128, 3

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from homes import Here, here  # noqa: F401 - a fixture
+from homes import Here, here
 
 pytestmark = pytest.mark.local
+__all__ = ["here"]
 
 STAND_INS = {
     "rmm.py": """

@@ -21,7 +21,11 @@ def sent() -> Iterator[tuple[str, ast.expr]]:
     for path in sorted(ROOT.rglob("*.py")):
         module = ".".join(["hpcml", *path.relative_to(ROOT).with_suffix("").parts])
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in ("send", "give_sign"):
+            if (
+                isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Attribute)
+                and node.func.attr in ("send", "give_sign")
+            ):
                 yield from ((module, word.value) for word in node.keywords if word.arg == "event")
 
 
@@ -33,4 +37,4 @@ def test_a_supervisor_knows_each_event_that_is_sent() -> None:
         elif isinstance(value, ast.Name) and value.id.isupper():
             names.add(getattr(importlib.import_module(module), value.id))
     assert {"polars-engine", "rank-ended", "mark", "scheduler-up"} <= names
-    assert names <= KNOWN, "a message of another kind closes the line of its sender (hpcml/node/link/hub.py)"
+    assert names <= KNOWN  # a message of another kind closes the line of its sender (hpcml/node/link/hub.py)

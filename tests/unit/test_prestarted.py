@@ -174,7 +174,7 @@ with open("/proc/self/environ") as file:
 """
 
 
-def waiting(last: str = "", folder: Path | None = None) -> Ready:
+def waiting(last: str = "", folder: Path | None = None, *, is_of_run: bool = False) -> Ready:
     """Start an interpreter that waits for a script; ``last`` is that of the run before, ``folder`` where it ran."""
     reader, writer = os.pipe()
     os.write(writer, prestarted_script.IMPORTS)
@@ -184,7 +184,7 @@ def waiting(last: str = "", folder: Path | None = None) -> Ready:
     process = subprocess.Popen(
         command, env=environment, pass_fds=(reader,), stdout=subprocess.PIPE, cwd=folder, umask=0o027)  # fmt: skip
     os.close(reader)
-    return Ready(process, writer, reader)
+    return Ready(process, writer, reader, is_of_run)
 
 
 def shown(ready: Ready, script: Path, *, waits: bool = False, **variables: str) -> str:
@@ -274,6 +274,18 @@ def test_an_interpreter_that_still_imports_for_the_last_script_is_no_script_s(
     assert not ready.take([sys.executable], dict(os.environ), code, waits=False)
     assert ready.process.communicate(timeout=60)[0] == b""
     assert ready.process.returncode == -signal.SIGKILL
+
+
+def test_an_interpreter_may_still_import_for_the_script_that_it_becomes(tmp_path: Path) -> None:
+    script = tmp_path / "job.py"
+    script.write_text("import dask\nprint('dask' in globals())\n")
+    ready = waiting(str(script), is_of_run=True)
+    given = {"HPCML_RUN_DIR": "/runs/before", interpreter_state.IN_SCRIPT: KIND.in_script, "MINE": "/runs/before/x"}
+    code = Code(Form.SCRIPT, "", (), str(tmp_path), 0o027, "", (), 0)
+    command = [sys.executable, "-u", "-c", tasks._START, str(script)]
+    assert ready.take(command, {**os.environ, **given}, code, waits=False)
+    assert ready.process.communicate(timeout=60)[0] == b"True\n"
+    os.close(ready.pipe)
 
 
 def test_an_interpreter_whose_supervisor_is_gone_ends() -> None:

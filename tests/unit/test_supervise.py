@@ -527,7 +527,7 @@ def test_no_interpreter_starts_ahead_whose_path_depends_on_its_folder(
 ) -> None:
     monkeypatch.setenv("HPCML_PYTHONPATH", entries)
     monkeypatch.setenv("HPCML_RUN_DIR", str(cluster.context.run.directory))
-    scripts.start_ahead(cluster.context, KIND)
+    scripts.start_ahead(cluster.context, KIND, is_of_run=False)
     waiting = [*prestarted_role.WAITING]
     for one in waiting:
         stdin = Path(f"/proc/{one.process.pid}/fdinfo/0").read_text()

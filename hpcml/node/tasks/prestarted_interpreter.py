@@ -1,4 +1,4 @@
-"""The interpreter that waits for its script, as the supervisor has it: in a hold for the next run's, else for the run's own."""
+"""The interpreter that waits for its script, as the supervisor has it: the run's own, or in a hold the next run's."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def install() -> None:
 
 
 def import_early(tree: Any, folder: str) -> list[str]:
-    """Import Dask and other large packages while the cluster starts, if the script's first statements do so; return the names.
+    """Import Dask and large packages while the cluster starts, if the script's first statements do; return the names.
 
     An import that fails is left to the script, which then says it.
     """
