@@ -40,7 +40,8 @@ client = hpcml.connect(backend="auto")  # tables are cuDF tables on GPUs (Dask-c
 out = hpcml.run.out  # the run's folder for results (outside a run: ./out)
 folder = tempfile.TemporaryDirectory(dir=out.parent, prefix="levels-")  # on a file system that all nodes share
 files = max(12, options.rows // 20_000_000)
-dd.from_map(made, range(files), rows=options.rows // files, meta=made(0, 50)).to_parquet(folder.name)
+written = dd.from_map(made, range(files), rows=options.rows // files, meta=made(0, 50)).to_backend()
+written.to_parquet(folder.name)
 
 start = time.perf_counter()
 levels = dd.read_parquet(folder.name).repartition(npartitions=max(8, files)).persist()  # or partition_size="1GB"
