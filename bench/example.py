@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from cpu_rows import machine
 from figures import ROOT, measured
@@ -58,6 +59,12 @@ def main() -> int:
                 sys.exit(f"{shlex.join(command)}\nexit status {done.returncode}\n{done.stdout}{done.stderr}")
             runs.append(json.loads(found[0].read_text()))
             print(f"round {number}: {runs[-1]['seconds']}", file=sys.stderr, flush=True)
+            write(options, script, runs)  # a later round may be ended
+    return 0
+
+
+def write(options: argparse.Namespace, script: str, runs: list[dict[str, Any]]) -> None:
+    """Write the figures of the rounds so far."""
     gpus = f"{options.gpus} × {gpu_name()}, " if options.gpus else ""
     document = {
         "command": f"python3 {shlex.join(['bench/example.py', *sys.argv[1:]])}",
@@ -68,7 +75,6 @@ def main() -> int:
     }
     out = options.out or ROOT / "docs" / "benchmarks" / f"example-{options.name}.json"
     out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    return 0
 
 
 if __name__ == "__main__":

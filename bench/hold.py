@@ -31,6 +31,7 @@ import tempfile
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 from figures import measured
 
@@ -169,6 +170,15 @@ def document(out: Path | None, ways: dict[str, Way], figures: Figures) -> None:
     if out:
         out.write_text(json.dumps(text, indent=1) + "\n")
     print(json.dumps({"rounds": text["rounds"], "medians": table}), flush=True)
+
+
+def table(document: dict[str, Any]) -> str:
+    """Return the medians as a table in Markdown."""
+    lines = ["| | seconds (least to most) | ratio to the same by hand |", "|---|---|---|"]
+    for name, one in document["medians"].items():
+        ratio = f"{one['ratio']:.2f}" if one["ratio"] != 1 else ""
+        lines.append(f"| {name} | {one['first']:.2f} ({one['least']:.2f} to {one['most']:.2f}) | {ratio} |")
+    return "\n".join(lines)
 
 
 def timed(command: str) -> tuple[float, float]:

@@ -79,27 +79,42 @@ def estimated(document: Document, name: str) -> Shown:
     """Show an estimator on a GPU beside scikit-learn or plain Dask in the same run."""
     figures = named(document, name)["figures"]
     took, other = figures["gpu_s"], figures["cpu_s"]
-    each = figures["each"].get("cpu", [other])
+    each = figures.get("each", {}).get("cpu", [other])
     if max(each) > 2 * min(each):  # a median of such rounds has no ratio
         return Shown(f"{took:.2f} s, CPUs {min(each):.2f} to {max(each):.2f} s")
     return Shown(f"{took:.2f} s, CPUs {other:.2f} s", f"{other / took:.1f} × CPUs")
 
 
+def measured_in(name: str) -> str:
+    """Return the name of the newest file of the section estimators that has an estimator; empty without one."""
+    documents = [(read_figures(path), path.name) for path in FIGURES.glob("gpu-1-estimators*.json")]
+    having = [(document["date"], file) for document, file in documents
+              if any(one["name"] == name and one["ok"] and "gpu_s" in one["figures"] for one in document["results"])]  # fmt: skip
+    return max(having)[1] if having else ""
+
+
 def moved(work: str, name: str, then: str) -> Row:
     """Return the row of an estimator: of the section estimators if that has it, else of the gallery's job that was there before."""
-    file = FIGURES / "gpu-1-estimators.json"
-    if file.exists() and any(
-        one["name"] == name and one["ok"] and "gpu_s" in one["figures"] for one in read_figures(file)["results"]
-    ):
-        return Row(work, "", file.name, functools.partial(estimated, name=name), (ESTIMATORS,), older=ONE_LOSES_NONE)
+    if name and measured_in(name):
+        return of_estimators(work, functools.partial(estimated, name=name), file=measured_in(name))
     section = "estimators" if name else "examples"
     command = f"python3 bench/gpu/run.py --gpus 1 --only {section}"
     return Row(work, "", "gpu-2-gallery.json", gallery(then), (ESTIMATORS,), command, older=MOVED)
 
 
-def of_estimators(work: str, show: Callable[[Document], Shown], published: str = "") -> Row:
+def of_estimators(
+    work: str, show: Callable[[Document], Shown], published: str = "", file: str = "gpu-1-estimators.json"
+) -> Row:
     """Return a row of the section estimators, which measures one GPU."""
-    return Row(work, published, "gpu-1-estimators.json", show, (ESTIMATORS,), older=ONE_LOSES_NONE)
+    return Row(work, published, file, show, (ESTIMATORS,), older=OTHER_ROWS)
+
+
+def svds(document: Document) -> Shown:
+    """Show the exact, the truncated and the compressed SVD of 1,000 columns on a GPU, beside the CPUs."""
+    names = {"exact": "da.linalg.svd, ", "truncated": "TruncatedSVD, ", "compressed": "da.linalg.svd_compressed, "}
+    shown = {how: estimated(document, f"{name}1,000 columns") for how, name in names.items()}
+    here = "; ".join(f"{how} {one.here}" for how, one in shown.items())
+    return Shown(here, ", ".join(one.ratio.removesuffix(" × CPUs") for one in shown.values()) + " × CPUs")
 
 
 def predicted(document: Document, *, delayed: bool) -> Shown:
@@ -239,7 +254,11 @@ ONE, TWO, FOUR = (
 )
 ONE_MORE = "since then one more case was added; the cases that were measured are the same"
 ESTIMATORS = "bench/gpu/scripts/estimators.py"
-ONE_LOSES_NONE = "since then the error of one estimator loses no other; what is timed is the same"
+SVDS = "gpu-1-estimators-linear-neighbors-svd.json"
+JOIN = "gpu-2-headlines-join-by-the-job-join-over-TCP-by-the-job.json"
+OTHER_ROWS = (
+    "since then each row is written at once, and Ridge's coefficients are read otherwise; what is timed is the same"
+)
 MOVED = "by a workload that jobs/ has replaced since"
 LOST_OPTIONS = "since then the job lost options; what is timed is the same"
 MORE_CHECKS = "since then checks of the arguments were added; what is timed is the same"
@@ -290,7 +309,7 @@ SOURCES = (
             cuml("Naive Bayes", "naive_bayes"),
             cuml("OneHotEncoder", "preprocess"),
             of_estimators("LabelEncoder", functools.partial(estimated, name="LabelEncoder")),
-            *(of_estimators(f"`predict(delayed={delayed})` of 1,000,000 rows", functools.partial(predicted, delayed=delayed))
+            *(of_estimators(f"`predict(delayed={delayed})` of 1,000,000 rows", functools.partial(predicted, delayed=delayed), file=SVDS)
               for delayed in (True, False)),
             of_estimators("KMeans of `cuml.dask`, as on several GPUs: `init`, `oversampling_factor`, too few rows, `random_state`", refused),
         ),
@@ -329,7 +348,8 @@ SOURCES = (
         (
             Row("LocalCUDACluster, unchanged", "", "gpu-2-idioms.json", unchanged, ("bench/gpu/scripts/idioms.py",),
                 older=ONE_MORE),
-            example("`da.linalg.svd` of a tall CuPy array, exact, truncated and compressed", "svd --rounds 5 --gpus 1"),
+            of_estimators("`da.linalg.svd` of a CuPy array of 10,000 × 1,000, exact, truncated and compressed", svds, file=SVDS),
+            of_estimators("the exact one of 2,000,000 × 100", functools.partial(estimated, name="da.linalg.svd, 100 columns"), file=SVDS),
         ),
     ),
     Source(
@@ -366,7 +386,8 @@ SOURCES = (
                     "dask_dataframe --rounds 5 --gpus 1 --set workers.threads=4 -- --rows 125000000",
                     "sum 250 ms on 8 V100"),
             Row("join of 10⁹ with 10⁷ rows, 2 GPUs, the gallery's own way", "about 1 GB/s over TCP",
-                "gpu-2-headlines-by-the-job.json", headline("join: the job", 1e9, 1), (f"{WORKLOADS}join.py",)),
+                JOIN, headline("join: the job", 1e9, 1), (f"{WORKLOADS}join.py",)),
+            Row("the same, encrypted over TCP", "about 1 GB/s over TCP", JOIN, headline("join over TCP: the job", 1e9, 1), (f"{WORKLOADS}join.py",)),
             Row("the same on 4 GPUs", "about 1 GB/s over TCP", FOUR, headline("join", 1e9, 1), (f"{BY_HAND}join",), older=SAME_JOIN),
             Row("the same over TCP", "about 1 GB/s over TCP", FOUR, headline("join over TCP", 1e9, 1), (f"{BY_HAND}join",),
                 older=SAME_JOIN),

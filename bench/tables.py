@@ -17,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(1, str(Path(__file__).resolve().parents[1]))
 
 import bringup
+import hold
 import image_start
 import image_wheels
 import listing
@@ -29,6 +30,7 @@ import sizes
 import suite
 import thousand
 import upstream
+import worker_shapes
 from figures import read_figures
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -64,6 +66,9 @@ PLACES: tuple[tuple[Path, str, Path | None, Callable[[dict[str, Any]], str]], ..
     (ROOT / "docs/first-run.md", "sizes", sizes.FIGURES, sizes.table),
     (ROOT / "README.md", "sizes in short", sizes.FIGURES, sizes.array),
     (ROOT / "docs/install.md", "sizes of wheels", sizes.FIGURES, sizes.wheels),
+    (ROOT / "docs/hold.md", "16 cores", FIGURES / "hold-16.json", hold.table),
+    (ROOT / "docs/hold.md", "a GPU", FIGURES / "hold-gpu.json", hold.table),
+    (FIGURES / "cpu.md", "worker shapes", FIGURES / "worker_shapes.json", worker_shapes.page),
     (FIGURES / "cpu.md", "start", FIGURES / "image-start.json", image_start.table),
     (FIGURES / "cpu.md", "wheels", FIGURES / "image-wheels.json", image_wheels.table),
     (ROOT / "docs/images.md", "bring-up", FIGURES / "bringup-image.json", bringup.inside_or_outside),

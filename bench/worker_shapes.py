@@ -131,6 +131,15 @@ def table(by_example: Seconds, whole: dict[str, list[float]]) -> list[str]:
     return lines
 
 
+def page(document: dict[str, Any]) -> str:
+    """Return the table of a file of figures in Markdown."""
+    rows = [
+        line.rsplit(maxsplit=len(document["whole_run"])) for line in table(document["seconds"], document["whole_run"])
+    ]
+    lines = [f"| {' | '.join(cells)} |" for cells in rows]
+    return "\n".join([lines[0], "|---" * len(rows[0]) + "|", *lines[1:]])
+
+
 def main() -> int:
     """Measure, write the JSON and print the table; return 1 if an example failed in some shape."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

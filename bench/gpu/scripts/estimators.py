@@ -37,6 +37,7 @@ EXACT = {"tol": 1e-6, "max_iter": 10_000}
 ALPHAS, FOLDS = np.logspace(-2, 6, 10).tolist(), 5  # the published grid: ten candidates on five folds
 Row = dict[str, Any]
 Way = Callable[[], Any]
+done_rows: list[Row] = []
 
 
 def in_turns(name: str, rounds: int, ours: Way, theirs: Way | None, **more: Any) -> Row:
@@ -59,6 +60,8 @@ def in_turns(name: str, rounds: int, ours: Way, theirs: Way | None, **more: Any)
         ours_array, others = (np.asarray(host(answers[way]), dtype="float64") for way in ("gpu", "cpu"))
         row["apart"] = float(np.abs(ours_array - others).max() / max(np.abs(others).max(), 1e-12))
     print(json.dumps({key: value for key, value in row.items() if key != "each"}), flush=True)
+    done_rows.append(row)
+    (hpcml.run.out / "rounds.json").write_text(json.dumps({"rows": done_rows}))  # a later row may take too long
     return row
 
 
@@ -110,7 +113,8 @@ def linear(rounds: int, *, small: bool) -> list[Row]:
             from cuml.dask import linear_model
 
             model = getattr(linear_model, name)(**options).fit(x, y)
-            return vars(model).get("solver", model).coef_
+            whole_model = vars(model).get("solver") or model.get_combined_model()  # of cuml.dask's Ridge coef_ is None
+            return whole_model.coef_
 
         size = f"{x.shape[0]:,} × {x.shape[1]}, {whole[0].nbytes / 1e9:.2f} GB"
         found.append(in_turns(name, rounds, ours, partial(on_host, theirs, *whole), size=size, library="cuml.dask"))
