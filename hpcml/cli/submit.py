@@ -40,7 +40,7 @@ def add_options(parser: Parser, verb: str = "submit") -> None:
         "All words after -- belong to the script. SCRIPT can also be -m package.module, "
         "or -- ./program (not Python). "
         "Without --ranks the script starts once, on the first node. "
-        "To save work and continue later: hpcml help checkpoints."
+        "hpcml help checkpoints shows how to save work and continue later."
     )
     parser.suggest = lambda _given, _known, unknown: _suggest(unknown[0], verb)
     add_to(parser, verb)
