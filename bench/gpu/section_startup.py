@@ -106,9 +106,12 @@ def _lives(world: World, nodes: int, status: int) -> Result:
         found |= _asked(world, run_directory(folder), running)
         (folder / "order.new").write_text(str(status))
         (folder / "order.new").rename(folder / "order")
-        found["status"] = running.wait(ENDS).status
+        done = running.wait(ENDS)
+    found["status"] = done.status
     world.clear()
     expected = {"workers": nodes, "nodes": nodes, "state": "RUNNING", "silent": 0, "status": status}
+    if done.status != status:  # what says why is on no later page
+        found["output"] = last_lines(done.output)
     few = [] if found["stacks"] > nodes + 1 else [f"{found['stacks']} stacks"]  # workers, scheduler, script
     return _compared(f"{nodes} nodes, the script ends with {status}", expected, found, few)
 

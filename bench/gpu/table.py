@@ -140,7 +140,7 @@ NOTES: dict[str, tuple[str, str]] = {
         "All nodes share 16 of one machine's 32 cores. One worker of two threads per node, or one rank. *usable*: from the job's "
         "start until a script has seen all workers, or until all ranks have exchanged a number. Since then the script's imports "
         "start with the cluster, not once the scheduler is up: here they took 1.4 s after the workers were there. One of two Dask "
-        "runs on 128 nodes ended with 82; its logs were not kept. Six runs of 24 to 100 nodes on two cores ended as expected.",
+        "runs on 128 nodes ended with 82; its logs were not kept. 17 runs of 24 to 100 nodes on two cores ended as expected.",
     ),
     "failures": (
         "What hpcml says of 22 failures on a GPU, caused in runs on the local site.",
