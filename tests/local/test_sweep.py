@@ -113,9 +113,9 @@ def test_a_sweep_and_again(train: Here) -> None:
     assert started(train) == all_points
     rows = train.json("sweep", "table", "train")
     assert [(row["values"]["k"], row["state"], row["cause"]) for row in rows] == [
-        ("2", "ok", ""), ("3", "ok", ""), ("5", "ok", ""), ("7", "ok", ""), ("8", "ok", ""), ("9", "ok", ""),
-        ("6", "failed", LAST),  # it had reported a loss
-        ("1", "failed", f"ValueError: no 1 ({CRASH})"), ("4", "failed", "killed by SIGKILL"),
+        (2, "ok", ""), (3, "ok", ""), (5, "ok", ""), (7, "ok", ""), (8, "ok", ""), (9, "ok", ""),
+        (6, "failed", LAST),  # it had reported a loss
+        (1, "failed", f"ValueError: no 1 ({CRASH})"), (4, "failed", "killed by SIGKILL"),
     ]  # fmt: skip
     assert [row["metrics"] for row in rows[:3]] == [{"loss": 2.0}, {"loss": 3.0}, {"loss": 5.0}]
     facts = [json.loads(Path(row["out"], "facts.json").read_text()) for row in rows[:3]]
@@ -213,7 +213,7 @@ def test_points_side_by_side_and_in_several_runs(here: Here) -> None:
     assert {run for _, run in started} <= set(facts["runs"])
     rows = here.json("sweep", "table", "side")
     assert [(row["values"]["k"], row["state"]) for row in rows] == [
-        ("4", "ok"), ("5", "ok"), ("7", "ok"), ("6", "failed"),
+        (4, "ok"), (5, "ok"), (7, "ok"), (6, "failed"),
     ]  # fmt: skip
     left = [path.name for path in folder.glob("claims-*")]
     assert len(left) == 1
@@ -244,7 +244,7 @@ def test_a_pruner_stops_points_of_a_grid(here: Here) -> None:
     assert "3 of 6 points are done, 3 pruned" in here.status()["message"]
     rows = here.json("sweep", "table", "steps")
     assert [(row["values"]["loss"], row["state"], row["cause"]) for row in rows[:4]] == [
-        ("1", "ok", ""), ("2", "ok", ""), ("3", "ok", ""), ("4", "pruned", "pruned at step 1"),
+        (1, "ok", ""), (2, "ok", ""), (3, "ok", ""), (4, "pruned", "pruned at step 1"),
     ]  # fmt: skip
     done = here.run("sweep", "--wait", *words, "loss=3,5,2,6,4,1,7")
     assert "0 of 1 points are done, 1 pruned" in here.status()["message"], "those of earlier runs count"
