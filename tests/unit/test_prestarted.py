@@ -370,6 +370,17 @@ def test_an_interpreter_whose_supervisor_is_gone_ends() -> None:
     assert ready.process.returncode == 1
 
 
+def test_a_script_knows_which_variables_its_interpreter_did_not_start_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Dask's own may have had another value, as ``DASK_TEMPORARY_DIRECTORY`` of the user."""
+    for name in ("DASK_B", "DASK_C"):
+        monkeypatch.setenv(name, "1")
+    (tmp_path / "job.py").write_text(f"import os\nprint(os.environ[{interpreter_state.GIVEN!r}])\n")
+    ready = waiting(str(tmp_path / "job.py"), tmp_path)
+    assert shown(ready, tmp_path / "job.py", DASK_A="2", DASK_B="2", HPCML_A="2") == "DASK_A DASK_B\n"
+
+
 def test_the_processes_of_a_script_that_waited_know_what_it_began_with(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else its process gives workers the run's own variables as changes of the script."""
     before = {"HPCML_RUN_DIR": "/runs/before", "HPCML_AHEAD": "", "PYTHONPATH": "/runs/before/lib.zip", "MINE": "1"}

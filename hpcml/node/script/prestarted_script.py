@@ -62,8 +62,8 @@ def wait(begin: str, first: int, tree_of: Callable[[str], Any]) -> Any:
     for name in before.keys() - environment.keys():
         os.environ.pop(name, None)
     os.environ.update({name: environment[name] for name in changed & environment.keys()})
-    new = (name for name in environment.keys() - before.keys() if not name.startswith("HPCML_"))
-    os.environ[interpreter_state.GIVEN] = " ".join(sorted(new))
+    new = (name for name in changed & environment.keys() if name.startswith("DASK_") or name not in before)
+    os.environ[interpreter_state.GIVEN] = " ".join(sorted(name for name in new if not name.startswith("HPCML_")))
     del os.environ[interpreter_state.IN_SCRIPT]  # as install_kind() does
     sys.path[:] = [entry.replace(here, run) for entry in sys.path]
     sys.orig_argv[:] = command
