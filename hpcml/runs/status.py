@@ -796,9 +796,7 @@ def _lost(current: Status, run: directories.Run, exit_status: int, message: str,
     elif state == State.CANCELLED:
         hint = f"Submit the run again: hpcml rerun {run.id}."
     elif not current.progress.times and not quote:
-        hint = (
-            "Nothing is in the job's log. Check that the first node has the folder of the job's output (--output), and "
-        )
+        hint = "Nothing is in the job's log. Check that the first node has the folder of the job's output, and "
         hint += "that all nodes share the runs folder (paths.runs)."
         if bash_env := run.submission.bash_env if run.submission else "":
             hint = (
