@@ -137,8 +137,8 @@ def _show(answer: Answer, status: run_status.Status, host: str) -> None:
         log = f"{answer.log}: {common.from_host(host, f'hpcml logs {answer.run} rank:{answer.rank}')}"
         rows.append(("rank", f"{answer.rank} on {answer.node}, {log}"))
     rows += [("also", other.sentence) for other in answer.others]
-    if status.over and (times := status.progress.times):
-        rows.append(("ended", f"{format_age(time.time() - max(times.values()))} ago"))
+    if status.end_time:
+        rows.append(("ended", f"{format_age(time.time() - status.end_time)} ago"))
     say_facts([*rows, ("command", status.planned.command)] if status.planned.command else rows)
     evident = {line.text for line in answer.evidence}
     later = [line for line in answer.followed if line.text not in evident]

@@ -280,11 +280,15 @@ class Status(NamedTuple):
         idle = f"no {self.noun} has used a CPU for {max(0, int(now - since))} s"
         return (*silent, f"{idle}: hpcml stacks {self.run} shows where")
 
+    @property
+    def end_time(self) -> float | None:
+        """When it ended, in seconds since 1970; None if no process of the run was left to write this."""
+        return self.progress.times.get("torn-down", self.progress.times.get("script-ended")) if self.over else None
+
     def seconds(self, now: float | None = None) -> int | None:
         """Return the time for which it has had its nodes, in seconds until its end or until now; None if unknown."""
-        times = self.progress.times
-        begin = times.get("allocated")
-        end = times.get("torn-down", times.get("script-ended")) if self.over else now or time.time()
+        begin = self.progress.times.get("allocated")
+        end = self.end_time if self.over else now or time.time()
         return None if begin is None or end is None else max(0, round(end - begin))
 
     def as_json(self) -> dict[str, object]:
@@ -792,7 +796,8 @@ def _lost(current: Status, run: directories.Run, exit_status: int, message: str,
     elif state == State.CANCELLED:
         hint = f"Submit the run again: hpcml rerun {run.id}."
     elif not current.progress.times and not quote:
-        hint = "The job wrote nothing into its log. Check that all nodes share the runs folder (paths.runs)."
+        hint = "Nothing is in the job's log. Check that the first node has the folder of the job's output, and "
+        hint += "that all nodes share the runs folder (paths.runs)."
         if bash_env := run.submission.bash_env if run.submission else "":
             hint = (
                 f"{hint} BASH_ENV was set at the submission, so bash reads {bash_env} before the batch script. "

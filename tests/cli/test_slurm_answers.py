@@ -300,6 +300,15 @@ def test_a_node_s_failure_leaves_the_next_attempt_in_the_queue(world: World) -> 
     assert [job["state"] for job in world.jobs().values()] == ["CANCELLED", "CANCELLED"]
 
 
+def test_a_job_that_wrote_nothing_may_have_had_no_folder_for_its_output(world: World) -> None:
+    """Slurm fails such a job: ``--output`` of a batch script may name a folder by ``%x``, or one of the node's."""
+    world.submit()
+    world.set_job("101", state="FAILED")
+    facts = world.answers("status")
+    assert facts["exit_status"] == errors.ALLOCATION_LOST
+    assert "output" in facts["hint"]
+
+
 def test_many_runs_are_asked_for_in_one_question(world: World) -> None:
     for _ in range(3):
         world.submit()

@@ -50,6 +50,9 @@ def test_a_faulty_node_is_named_with_the_command_to_do_without_it(world: World) 
     (directory / "logs/worker-n3.log").write_text(f"first\n{TEXTS['ecc'][0]}\n")
     (directory / "logs/worker-n1.log").write_text(f"{TEXTS['comm-closed'][0]}\n")
     lines = world.run("why").stdout.splitlines()
+    assert lines[2] == "command    job.py", "no process has written when the run ended"
+    write_events(directory, {"event": "allocated", "nodes": ["n1", "n3"]}, {"event": "torn-down"})
+    lines = world.run("why").stdout.splitlines()
     assert lines[:2] == [f"run        {directory.name}", says("A GPU's memory is faulty (ECC) (on n3)")]
     assert re.fullmatch(r"ended      \d+d ago", lines.pop(2))
     assert lines[2] == "command    job.py"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import importlib
 import json
 import os
 import subprocess
@@ -157,7 +158,8 @@ def test_scheduler_and_workers_import_what_a_gpu_script_imports(
     ("import os\nos.environ['DASK_X'] = '1'\nimport distributed", (), False),
     ("import mine\nimport distributed", ("mine.py",), False),
     ("import not_installed_anywhere\nimport distributed", (), False),
-    ("import of_a_module_system\nimport distributed", (), True),
+    ("import of_a_module_system\nimport distributed", (), False),  # it may set variables that Dask or NumPy read
+    ("import joblib\nimport distributed", (), True),
     ("import of_the_user\nimport distributed", (), False),
     ("import distributed", ("queue.py",), False),
     ("import dask.array as da", (), True),
@@ -183,10 +185,36 @@ def test_a_script_s_interpreter_imports_dask_early_where_that_changes_nothing(
     monkeypatch.syspath_prepend(tmp_path / "user")
     monkeypatch.delitem(sys.modules, "imported_early_c", raising=False)
     monkeypatch.setattr(replacements, "_EARLY", dict.fromkeys(replacements._EARLY, "imported_early_c"))
-    monkeypatch.setattr(replacements, "_SLOW", {"seconds_long"})
+    monkeypatch.setattr(replacements, "_SLOW", {"numpy", "seconds_long"})
     monkeypatch.delitem(sys.modules, "seconds_long.part", raising=False)
     replacements.import_early(ast.parse(text), str(tmp_path / "code"))
     assert bool({"imported_early_c", "seconds_long.part"} & sys.modules.keys()) == is_early
+
+
+COUNTS = "import sys\nsys.attempts += 1\nraise ImportError(f'attempt {sys.attempts}')\n"
+
+
+def test_a_script_gets_the_error_of_an_early_import_that_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others come of the second attempt at an import, such as of pandas; a third one is the script's second."""
+    for name in ("any-1.dist-info", "seconds_long"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "seconds_long/__init__.py").write_text("")
+    (tmp_path / "seconds_long/part.py").write_text(COUNTS)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
+    monkeypatch.setattr(sys, "attempts", 0, raising=False)
+    monkeypatch.setattr(replacements, "_SLOW", {"seconds_long"})
+    for name in ("seconds_long", "seconds_long.part"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    replacements.import_early(ast.parse("import seconds_long.part.more"), str(tmp_path / "code"))
+    assert sys.attempts == 0, "no folder of a script"  # type: ignore[attr-defined]
+    (tmp_path / "code").mkdir()
+    replacements.import_early(ast.parse("import seconds_long.part.more"), str(tmp_path / "code"))
+    for attempt in (1, 2):
+        with pytest.raises(ImportError, match=f"attempt {attempt}"):
+            importlib.import_module("seconds_long.part")
 
 
 @pytest.mark.parametrize("begins", [True, False])

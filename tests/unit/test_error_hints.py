@@ -156,14 +156,15 @@ print(double(2))
 """
 
 
-def test_warnings_tracebacks_and_caches_of_joblib_name_the_original_in_each_run(tmp_path: Path) -> None:
+@pytest.mark.parametrize("early", ["", "import joblib, traceback, warnings; "])
+def test_warnings_tracebacks_and_caches_of_joblib_name_the_original_in_each_run(tmp_path: Path, early: str) -> None:
     """A cache that was named after the copy would be another one in each run."""
     for run_directory, printed in (("a", "computed\n4\n"), ("b", "4\n")):
         copy = tmp_path / run_directory / "code"
         copy.mkdir(parents=True)
         (copy / "main.py").write_text(NAMES_ITSELF)
         done = subprocess.run(
-            [sys.executable, "-P", "-c", START, str(copy / "main.py"), str(tmp_path / "cache")],
+            [sys.executable, "-P", "-c", early + START, str(copy / "main.py"), str(tmp_path / "cache")],
             env={"HPCML_RUN_DIR": str(copy.parent), "HPCML_CODE_OF": "/own", "PYTHONPATH": os.pathsep.join(sys.path)},
             capture_output=True, text=True, check=True, timeout=240, stdin=subprocess.DEVNULL)  # fmt: skip
         assert done.stdout == printed

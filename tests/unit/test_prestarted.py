@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import select
 import signal
 import struct
 import subprocess
@@ -153,7 +154,7 @@ def test_a_hold_does_not_wait_long_for_processes_that_do_not_end(ignores: bool) 
             ready.lifeline, ready.since = -1, time.monotonic()
             assert not ready.has_ended()
             ready.since -= END * (2 if ignores else 1)
-            assert ready.has_ended() == ignores
+            assert ready.has_ended() or not ignores
             assert ready.process.wait(30) == -(signal.SIGKILL if ignores else signal.SIGTERM)
         finally:
             ready.process.kill()
@@ -182,7 +183,8 @@ def waiting(last: str = "", folder: Path | None = None, *, is_of_run: bool = Fal
     environment = {**os.environ, **variables, interpreter_state.IN_SCRIPT: KIND.in_script, "MINE": "/runs/before/x"}
     command = [sys.executable, "-u", "-c", tasks._START]
     process = subprocess.Popen(
-        command, env=environment, pass_fds=(reader,), stdout=subprocess.PIPE, cwd=folder, umask=0o027)  # fmt: skip
+        command, env=environment, pass_fds=(reader,), stdout=subprocess.PIPE, cwd=folder, umask=0o027,
+        process_group=0)  # fmt: skip
     os.close(reader)
     return Ready(process, writer, reader, is_of_run)
 
@@ -253,6 +255,79 @@ def test_an_interpreter_imports_again_what_has_changed(
     assert shown(ready, tmp_path / "job.py").startswith(f"{not changes} True")
 
 
+def installed(folder: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    """Install a package in a folder of PYTHONPATH that scripts' interpreters import early."""
+    (folder / "packages/any-1.dist-info").mkdir(parents=True)
+    (folder / "packages/xgboost.py").write_text(text)
+    monkeypatch.setenv("PYTHONPATH", str(folder / "packages"))
+
+
+CHANGES = "import os\nos.environ |= {'A': '1', 'MINE': '2'}\nos.environ.pop('B')\n"
+
+
+def test_an_early_import_may_change_variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As that of scikit-learn does: the script's own import would have done so, too."""
+    installed(tmp_path, monkeypatch, CHANGES)
+    monkeypatch.setenv("B", "")
+    (tmp_path / "job.py").write_text(f"import xgboost\n{SHOWS}print(*map(os.environ.get, 'AB'))\n")
+    ready = waiting(str(tmp_path / "job.py"), tmp_path)
+    text = shown(ready, tmp_path / "job.py", MINE="/runs/before/x")
+    assert text == f"True False ['a b'] {tmp_path} 2 False True 0o27\n1 None\n"
+
+
+FAILS = "import os\nif os.path.exists(os.environ['MARK']):\n    raise OSError\n"
+
+
+def test_an_interpreter_whose_early_import_failed_becomes_a_new_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is left of such an import may have another one fail."""
+    installed(tmp_path, monkeypatch, FAILS)
+    (mark := tmp_path / "mark").touch()
+    monkeypatch.setenv("MARK", str(mark))
+    (tmp_path / "job.py").write_text("import xgboost\n" + SHOWS)
+    ready = waiting(str(tmp_path / "job.py"), tmp_path)
+    while not ready._has_imported():
+        assert ready.process.poll() is None
+        time.sleep(0.01)
+    mark.unlink()
+    assert shown(ready, tmp_path / "job.py").startswith("False False")
+
+
+WARNS = """
+import sys
+from hpcml.node.script import launcher, prestarted_script
+print(prestarted_script._script(sys.argv[1], launcher._tree)[0] is not None)
+if len(sys.argv) > 2:
+    launcher._tree(sys.argv[1])
+"""
+
+
+@pytest.mark.parametrize("runs", [False, True])
+def test_python_warns_once_of_a_script_s_text(tmp_path: Path, runs: bool) -> None:
+    """And not where an interpreter only looks what it imports."""
+    (tmp_path / "job.py").write_text("A = '\\d'\n")
+    done = subprocess.run([sys.executable, "-W", "always", "-c", WARNS, tmp_path / "job.py", *(["runs"] if runs else [])],
+                          capture_output=True, text=True, timeout=60, check=True)  # fmt: skip
+    assert (done.stdout, done.stderr.count("job.py:1: ")) == ("True\n", int(runs))
+
+
+BEGINS = "import subprocess\nprint(subprocess.Popen(['sleep', '600']).pid, flush=True)\n"
+
+
+def test_what_an_interpreter_has_started_ends_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as a process of sitecustomize."""
+    installed(tmp_path, monkeypatch, BEGINS)
+    (tmp_path / "job.py").write_text("import xgboost\n")
+    ready = waiting(str(tmp_path / "job.py"))
+    assert ready.process.stdout
+    child = os.pidfd_open(int(ready.process.stdout.readline()))
+    ready.end()
+    assert select.select([child], [], [], 60)[0], "it has ended"
+    os.close(child)
+    ready.process.stdout.close()
+
+
 def test_without_an_interpreter_that_lives_the_run_starts_its_own(tmp_path: Path) -> None:
     ready = waiting()
     ready.process.kill()
@@ -293,6 +368,17 @@ def test_an_interpreter_whose_supervisor_is_gone_ends() -> None:
     os.close(ready.pipe)
     assert ready.process.communicate(timeout=60)[0] == b""
     assert ready.process.returncode == 1
+
+
+def test_a_script_knows_which_variables_its_interpreter_did_not_start_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Dask's own may have had another value, as ``DASK_TEMPORARY_DIRECTORY`` of the user."""
+    for name in ("DASK_B", "DASK_C"):
+        monkeypatch.setenv(name, "1")
+    (tmp_path / "job.py").write_text(f"import os\nprint(os.environ[{interpreter_state.GIVEN!r}])\n")
+    ready = waiting(str(tmp_path / "job.py"), tmp_path)
+    assert shown(ready, tmp_path / "job.py", DASK_A="2", DASK_B="2", HPCML_A="2") == "DASK_A DASK_B\n"
 
 
 def test_the_processes_of_a_script_that_waited_know_what_it_began_with(monkeypatch: pytest.MonkeyPatch) -> None:

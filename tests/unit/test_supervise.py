@@ -521,6 +521,24 @@ def test_lines_of_the_setup_that_failed_are_told_whatever_else_the_variable_has(
     assert told == [{"setup": "(exit 7)", "line": 2, "exit_status": 7}]
 
 
+def test_the_output_of_an_interpreter_that_started_ahead_is_the_script_s(
+    cluster: Broken, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What an early import says may be the cause of the script's end."""
+    context, environment = cluster.context, {"HPCML_RUN_DIR": str(cluster.context.run.directory)}
+    monkeypatch.setenv("HPCML_RUN_DIR", environment["HPCML_RUN_DIR"])
+    monkeypatch.setenv("HPCML_PYTHONPATH", "")
+    log = of_run(context).log
+    log.parent.mkdir(parents=True, exist_ok=True)
+    for is_of_run, begin in ((True, len("before")), (False, len("beforesaid"))):
+        log.write_text("before")
+        scripts.start_ahead(context, KIND, is_of_run=is_of_run)
+        log.write_text("beforesaid")
+        script = scripts.Script(context, of_run(context), {**os.environ}, KIND.programs, waits=True)
+        script.end_unbegun()
+        assert script.log_begin == begin
+
+
 @pytest.mark.parametrize(("entries", "count"), [("", 1), ("/nowhere", 1), ("lib", 0), ("/nowhere:", 0)])
 def test_no_interpreter_starts_ahead_whose_path_depends_on_its_folder(
     cluster: Broken, monkeypatch: pytest.MonkeyPatch, entries: str, count: int

@@ -122,7 +122,7 @@ def name_originals(folder: str) -> None:
         else:
             _rename(module, "get_func_name", named_in_cache)
 
-    names = ("traceback", "warnings", "joblib.func_inspect")
+    names = ("traceback", "warnings", "joblib.func_inspect", "joblib.memory")  # which has the function under its name
     for name in sys.modules.keys() & names:
         follow(name, sys.modules[name])
     sys.meta_path.insert(0, AfterImport(names, follow))

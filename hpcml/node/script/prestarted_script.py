@@ -38,8 +38,9 @@ def wait(begin: str, first: int, tree_of: Callable[[str], Any]) -> Any:
     """
     pipe, last = int(os.environ[begin]), os.environ[prestarted_role.VARIABLE]
     kind = interpreter_state.install_kind()
+    before = dict(os.environ)  # an import may set variables, as that of scikit-learn does
     names = kind.import_early(*_script(last, tree_of)) if last else []
-    before, stamps, place = dict(os.environ), prestarted_role.stamps(kind.settings_files()), os.stat(".")  # noqa: PTH116
+    stamps, place = prestarted_role.stamps(kind.settings_files()), os.stat(".")  # noqa: PTH116
     _received(pipe, len(IMPORTS))
     length = int.from_bytes(_received(pipe, _LENGTH), "little")
     command, environment, folder, umask = marshal.loads(_received(pipe, length))  # noqa: S302 - the supervisor's
@@ -51,6 +52,7 @@ def wait(begin: str, first: int, tree_of: Callable[[str], Any]) -> Any:
         _differs(before, environment, changed)
         or moved  # what Python runs as it starts, such as sitecustomize, has seen another folder
         or prestarted_role.stamps(kind.settings_files()) != stamps
+        or not {*names} <= sys.modules.keys()  # one has failed
         or not _would_import(command[first:], kind, names, tree_of)
     ):
         os.execve(command[0], command, environment)  # noqa: S606 - this program
@@ -58,15 +60,15 @@ def wait(begin: str, first: int, tree_of: Callable[[str], Any]) -> Any:
         os.close(pipe)
     run, here = environment["HPCML_RUN_DIR"], before["HPCML_RUN_DIR"]
     for name in before.keys() - environment.keys():
-        del os.environ[name]
-    os.environ.update(environment)
-    new = (name for name in environment.keys() - before.keys() if not name.startswith("HPCML_"))
-    os.environ[interpreter_state.GIVEN] = " ".join(sorted(new))
+        os.environ.pop(name, None)
+    os.environ.update({name: environment[name] for name in changed & environment.keys()})
+    new = (name for name in changed & environment.keys() if name.startswith("DASK_") or name not in before)
+    os.environ[interpreter_state.GIVEN] = " ".join(sorted(name for name in new if not name.startswith("HPCML_")))
     del os.environ[interpreter_state.IN_SCRIPT]  # as install_kind() does
     sys.path[:] = [entry.replace(here, run) for entry in sys.path]
     sys.orig_argv[:] = command
     sys.argv[:] = command[first - 1 :]
-    kind.take_variables({name: environment[name] for name in changed if name in environment})
+    kind.take_variables({name: environment[name] for name in changed & environment.keys()})
     return kind
 
 
@@ -83,10 +85,13 @@ def _received(pipe: int, count: int) -> bytes:
 
 def _script(path: str, tree_of: Callable[[str], Any]) -> tuple[Any, str]:
     """Return the syntax tree and the folder of a script; no tree if it has none."""
+    stderr, sys.stderr = sys.stderr, None  # Python will warn of its text when it runs the script
     try:
         tree = tree_of(path)
-    except (OSError, SyntaxError, ValueError):  # Python will say so when it runs the script
+    except (OSError, SyntaxError, ValueError):  # Python will say so, too
         tree = None
+    finally:
+        sys.stderr = stderr
     return tree, os.path.dirname(os.path.realpath(path))  # noqa: PTH120 - pathlib is not loaded before a script
 
 

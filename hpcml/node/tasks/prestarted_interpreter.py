@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import signal
 import subprocess
 import termios
 from collections.abc import Mapping, Sequence
@@ -23,6 +24,7 @@ class Ready(NamedTuple):
     pipe: int
     number: int  # the pipe's descriptor in that process
     is_of_run: bool  # whether it imports for the script that it becomes
+    log_begin: int = 0  # bytes of the run's log before it started
 
     def take(self, command: Sequence[str], environment: Mapping[str, str], code: Code, *, waits: bool) -> bool:
         """Have it become a script's; return False if that cannot be, and end it then.
@@ -44,7 +46,8 @@ class Ready(NamedTuple):
         return self.is_of_run or fcntl.ioctl(self.pipe, termios.FIONREAD, bytes(4)) == bytes(4)
 
     def end(self) -> None:
-        """End it."""
+        """End it, and what Python's start or an import began."""
         os.close(self.pipe)
-        self.process.kill()
+        with contextlib.suppress(ProcessLookupError):  # it has ended by itself
+            os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()

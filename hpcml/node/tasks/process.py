@@ -112,6 +112,7 @@ class Script(OneProcess):
         self.signalled = False
         if waiting := _waiting(context, programs, environment, waits=waits):
             self.process, self._begin = waiting.process, waiting.pipe
+            self.log_begin = waiting.log_begin if waiting.is_of_run else self.log_begin
             if not waits:
                 self._close()
             return
@@ -237,23 +238,21 @@ def start_ahead(context: Context, kind: Kind, *, is_of_run: bool) -> None:
 
     if not can_start_ahead(context, kind.programs):
         return
-    code = context.settings.code
-    environment = variables_of_task(
-        context, of_run(context), {**os.environ, interpreter_state.IN_SCRIPT: kind.in_script}
-    )
+    code, task = context.settings.code, of_run(context)
+    environment = variables_of_task(context, task, {**os.environ, interpreter_state.IN_SCRIPT: kind.in_script})
     environment[prestarted_role.VARIABLE] = code.script if code.form is Form.SCRIPT else ""
     if not all(entry.startswith("/") for entry in environment["PYTHONPATH"].split(":")):
         return  # Python makes the others absolute as it starts, and the run's folder is not known
     reader, writer = os.pipe()
     environment[launcher.BEGIN] = str(reader)
-    command = command_of_script(context, kind.programs)[: launcher.ARGUMENTS]
+    command, log_begin = command_of_script(context, kind.programs)[: launcher.ARGUMENTS], size_of(task.log)
     try:
         fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, prestarted_interpreter.ROOM)
         os.set_blocking(writer, False)
         os.write(writer, prestarted_script.IMPORTS)
         with open(os.devnull) as nothing:  # only to read, as every script has it
             process = _started(command, code.cwd, environment, code.umask, (reader,), stdin=nothing.fileno())
-        prestarted_role.WAITING.append(Ready(process, writer, reader, is_of_run))
+        prestarted_role.WAITING.append(Ready(process, writer, reader, is_of_run, log_begin))
     except OSError:  # the run starts one itself, or says why it cannot
         os.close(writer)
     finally:

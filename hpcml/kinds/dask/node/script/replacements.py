@@ -35,6 +35,8 @@ _EARLY = {"dask": "dask", "distributed": "distributed", "dask.distributed": "dis
           "dask.array": "dask.array", "dask.dataframe": "dask.dataframe"}  # fmt: skip
 # Packages whose import takes seconds; none of them makes a CUDA context then.
 _SLOW = {"cudf", "cuml", "cupy", "dask_cudf", "dask_ml", "numpy", "pandas", "sklearn", "xgboost"}
+# Others that may come before: they set no variables that those read, and load no other threads library.
+_HARMLESS = {"joblib", "matplotlib", "pyarrow", "scipy", "tqdm", "xarray"}
 _MOST_BESIDE = 200  # files beside the script that are looked at
 _installed_into: dict[str, bool] = {}  # folders of modules, and whether pip has installed into them
 # Packages that do nothing else: a script may import them where they are not installed.
@@ -51,23 +53,26 @@ def install() -> None:
 def import_early(tree: Any, folder: str) -> list[str]:
     """Import Dask and large packages while the cluster starts, if the script's first statements do; return the names.
 
-    An import that fails is left to the script, which then says it.
+    The script's own import raises the error of one that fails: a second attempt would fail otherwise.
     """
     imported = []
     for name in early_imports(tree, folder):
+        imported.append(name)
         try:
             __import__(name)
-        except Exception:  # noqa: BLE001 - a library's import may raise anything, and will again
+        except Exception as error:  # noqa: BLE001 - a library's import may raise anything
+            parts = name.split(".")
+            missing = (".".join(parts[: i + 1]) for i in range(len(parts)))
+            sys.meta_path.insert(0, _Failed(next(part for part in missing if part not in sys.modules), error))
             break
-        imported.append(name)
     return imported
 
 
 def early_imports(tree: Any, folder: str) -> list[str]:
     """Return the modules that can be imported before the script begins.
 
-    It makes no difference to the script: only imports of installed modules come before, and no file beside the script
-    hides one of them.
+    It makes no difference to the script: only imports of Python's own modules and of some packages come before, and no
+    file beside the script hides one of them. Other packages may set variables, or load libraries that have to be first.
     """
     try:
         beside = {entry.partition(".")[0] for entry in os.listdir(folder)}
@@ -96,7 +101,7 @@ def take_variables(variables: dict[str, str]) -> None:
 
 
 def _first_imports(tree: Any, beside: set[str]) -> Iterator[str]:
-    """Return the modules that the script's first statements import, up to the first that is not an installed one."""
+    """Return the modules that the script's first statements import, up to the first that might matter to the others."""
     for statement in tree.body:
         match type(statement).__name__:
             case "Expr" if type(statement.value).__name__ == "Constant":  # the docstring
@@ -108,7 +113,9 @@ def _first_imports(tree: Any, beside: set[str]) -> Iterator[str]:
             case _:
                 return
         for name in names:
-            if name.partition(".")[0] in beside or not _is_installed(name.partition(".")[0]):
+            top = name.partition(".")[0]
+            known = top in sys.stdlib_module_names or name in _EARLY or top in _SLOW or top in _HARMLESS
+            if top in beside or not known or not _is_installed(top):
                 return
             yield name
 
@@ -172,6 +179,20 @@ def _replace(package: str) -> None:
         for module in modules:
             if name in vars(module):
                 setattr(module, name, replaced)
+
+
+class _Failed:
+    """Raises the error of an early import where the script first imports that module."""
+
+    def __init__(self, name: str, error: Exception) -> None:
+        self.name, self.error = name, error
+
+    def find_spec(self, name: str, *_: object) -> None:
+        """Raise the error, once."""
+        if name == self.name:
+            sys.meta_path.remove(self)
+            trace = self.error.__traceback__
+            raise self.error.with_traceback(trace and trace.tb_next)
 
 
 class _Absent:
