@@ -63,7 +63,7 @@ def import_early(tree: Any, folder: str) -> list[str]:
         except Exception as error:  # noqa: BLE001 - a library's import may raise anything
             parts = name.split(".")
             missing = (".".join(parts[: i + 1]) for i in range(len(parts)))
-            sys.meta_path.insert(0, _Failed(next(part for part in missing if part not in sys.modules), error))
+            sys.meta_path.insert(0, _Failed(next((part for part in missing if part not in sys.modules), name), error))
             break
     return imported
 
