@@ -300,7 +300,7 @@ MOST_LINES = {
     "report": 2350,
     "request": 584,
     "runs": 9878,
-    "schedulers": 3827,
+    "schedulers": 3857,
     "sites": 1544,
     "survey": 1210,
     "sweeps": 1437,
