@@ -51,7 +51,7 @@ def check_request(site: Site, spec: RunRequest) -> None:
 def _check_batch_script(site: Site, script: Path, arguments: Sequence[str]) -> None:
     """Refuse a site that does not read the lines of a batch script."""
     if not schedulers.get(site.scheduler).BATCH_SCRIPTS:
-        sbatch_tasks.check_array(script)
+        sbatch_tasks.check_array(script, f"The site '{site.name}'")
         from hpcml.runs import translated  # what only few submissions need
 
         problem = f"{script.name} is a batch script for Slurm, but the site '{site.name}' does not use sbatch"
