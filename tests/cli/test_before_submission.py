@@ -347,8 +347,11 @@ def test_gpus_for_a_script_that_can_use_them(world: World) -> None:
     assert "16 GPUs" in world.run("rerun", first.name).stderr
 
 
+ARRAY = "#!/bin/bash\n#SBATCH --array=0-9\n#SBATCH --output=logs/%a.out\nls\n"
+
+
 def test_a_site_without_slurm_refuses_an_array_before_its_folder_of_logs(world: World) -> None:
-    (world.project / "arr.sh").write_text("#!/bin/bash\n#SBATCH --array=0-9\n#SBATCH --output=logs/%a.out\nls\n")
+    (world.project / "arr.sh").write_text(ARRAY)
     done = world.run("submit", "--site", "local", "arr.sh")
     assert done.returncode == 64
     assert "The site 'local' starts no job array" in done.stderr
