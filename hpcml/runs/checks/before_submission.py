@@ -50,8 +50,9 @@ def check_request(site: Site, spec: RunRequest) -> None:
 
 def _check_batch_script(site: Site, script: Path, arguments: Sequence[str]) -> None:
     """Refuse a site that does not read the lines of a batch script."""
-    if not (scheduler := schedulers.get(site.scheduler)).BATCH_SCRIPTS:
-        sbatch_tasks.check_array(script, f"The site '{site.name}'" if scheduler.ONE_MACHINE else "hpcml run")
+    if not schedulers.get(site.scheduler).BATCH_SCRIPTS:
+        who = f"The site '{site.name}'" if schedulers.get(site.scheduler).ONE_MACHINE else "hpcml run"
+        sbatch_tasks.check_array(script, who)
         from hpcml.runs import translated  # what only few submissions need
 
         problem = f"{script.name} is a batch script for Slurm, but the site '{site.name}' does not use sbatch"
