@@ -529,7 +529,9 @@ def _table(options: Namespace, runs: Path, name: str) -> int:
         metric = options.metric or results.metric_of(sweep, progress)
         for line in _lines(rows, metric, columns(sys.stdout)):
             say(line)
-        say_fitted(f"{results.counts(rows)}.", sys.stderr)
+        first = "Largest" if options.maximize or sweep.maximize else "Smallest"
+        order = f" {first} {metric} first{' (--maximize: largest)' * (first == 'Smallest')}." if metric else ""
+        say_fitted(f"{results.counts(rows)}.{order}", sys.stderr)
         if not metric and any(row.state == "ok" for row in rows):
             text = "No point has reported a metric. To report one, call hpcml.run.report(NAME=VALUE) in the script."
             say_fitted(text, sys.stderr)

@@ -46,9 +46,9 @@ def is_batch_script(text: str) -> bool:
     return has_lines or bool(_OF_SHELL.match(text) and "srun" in launchers(text))
 
 
-def check_array(script: Path) -> None:
-    """Refuse a batch script whose lines ask for an array."""
-    _refuse_array(script.name, _asked(list(sbatch_lines.of_script(script.read_text(errors="replace")))))
+def check_array(script: Path, site: str) -> None:
+    """Refuse a batch script whose lines ask for an array that a site cannot start."""
+    _refuse_array(script.name, _asked(list(sbatch_lines.of_script(script.read_text(errors="replace")))), site)
 
 
 def _asked(lines: Sequence[tuple[int, str]]) -> dict[str, sbatch_lines.Option]:
@@ -56,9 +56,9 @@ def _asked(lines: Sequence[tuple[int, str]]) -> dict[str, sbatch_lines.Option]:
     return {line.name: line for number, options in lines for line in sbatch_lines.options(options, number)}
 
 
-def _refuse_array(name: str, asked: Mapping[str, sbatch_lines.Option]) -> None:
+def _refuse_array(name: str, asked: Mapping[str, sbatch_lines.Option], who: str = "hpcml") -> None:
     if array := asked.get("--array"):
-        problem = f"hpcml starts no job array, but line {array.number} of {name} asks for one: {array.typed}"
+        problem = f"{who} starts no job array, but line {array.number} of {name} asks for one: {array.typed}"
         python = name.endswith(".py")
         what = "" if python else f" SCRIPT is the Python script that {name} starts."
         line = f"{'sbatch' if python else 'hpcml submit'} {name}"

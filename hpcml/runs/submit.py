@@ -125,7 +125,9 @@ def prepare_request(
     """
     place = spec.place
     loaded = lookup.load_here(place.site, spec.code.cwd, place.settings, place.line_settings)
-    spec, notes = kinds.get(spec.kind).with_script(spec)
+    notes: list[str] = []
+    if spec.code.form is not Form.BATCH or schedulers.get(loaded.site.scheduler).BATCH_SCRIPTS:  # else refused below
+        spec, notes = kinds.get(spec.kind).with_script(spec)
     for adapt in features_by_point.added("change of a request"):
         spec, more = adapt(loaded.site, spec, look=not dry_run)
         notes += more

@@ -297,6 +297,8 @@ def _of_active(run: directories.Run, status: Status, lines: tuple[Line, ...]) ->
     wait = status.allocation.wait
     cause = f"the run waits: {status.message}" if status.phase == Phase.QUEUED else status.message
     step = f"Cancel the run: hpcml cancel {run.id}." if wait.is_vain else status.hint
+    if status.phase == Phase.RUNNING and status.planned.form.traits.kind == "":  # ranks that wait in MPI use a CPU
+        step = step or f"Show where each process is: hpcml stacks {run.id}."
     rule = Reason.NEVER_SATISFIED if wait is Wait.DEPENDENCY else ""
     answer = Answer(run.id, status.state, wait.is_vain, cause, rule=rule, warnings=lines, next_step=step)
     if status.phase != Phase.RUNNING:

@@ -276,6 +276,17 @@ def node_part(site: Site, partition: str, spec: RunRequest) -> NodePart:
     return NodePart(spec.size.gpus_per_node, gpus_of_node(site, partition, spec), whole)
 
 
+def share_of_cpus(
+    site: Site, part: NodePart, kinds: Sequence[Partition], cpus: Sequence[int], memory: list[int]
+) -> tuple[int, list[int]]:
+    """Return a node's CPUs and the memory of each kind for some of them without GPUs; 0 and all for all of a node."""
+    counts = [kind.cpus_per_node if site.partitions else site.resources.cpus_per_node for kind in kinds]
+    if part.gpus or part.whole or not all(map(int.__lt__, cpus, counts)):
+        return 0, memory
+    sizes = zip(memory, cpus, counts, strict=True)
+    return smallest(counts), [amount and max(1, amount * number // count) for amount, number, count in sizes]
+
+
 def gives_whole_nodes(site: Site, names: str, qos: str) -> bool:
     """Return True if each of some partitions, or the QoS, gives whole nodes, whatever a job asks for."""
     named = _named(site, names)
@@ -327,9 +338,11 @@ def _all_of_nodes(site: Site, partition: str, spec: RunRequest) -> str | None:
     size = spec.size
     kinds = nodes_for(site, partition, spec) if site.partitions else (site.resources,)
     cpus, memory = smallest(kind.cpus_per_node for kind in kinds), smallest(int(kind.memory_per_node) for kind in kinds)
+    typed = site.partitions or size.memory_per_node != site.resources.memory_per_node
+    by_cpus = 0 if 0 < size.cpus_per_node < cpus else memory
     has_all = {
         "CPUs": 0 < cpus <= (size.cpus_per_node or cpus),
-        "memory": 0 < memory <= (int(size.memory_per_node) or memory),
+        "memory": 0 < memory <= (int(size.memory_per_node if typed else 0) or by_cpus),
     }
     taken = " and ".join(name for name, is_all in has_all.items() if is_all)
     if not taken:

@@ -60,7 +60,7 @@ def lay_out(site: Site, request: JobRequest) -> JobLayout:
     name = _partition(site, request, reasons, notices)
     terms = partition_fit.terms(site, name, request.asked, with_gpus=request.spec.size.gpus_per_node > 0)
     directives = _directives(site, request, name, terms, reasons, notices)
-    notices += _on_shares(site, request, name, directives)
+    notices += [*_on_shares(site, request, name, directives), *_on_memory(request, dict(directives).get("--mem", ""))]
     part = partition_fit.node_part(site, name, request.spec)
     known_qos = {site.defaults.qos, *(partition.qos for partition in site.partitions.values()), *site.qos} - {""}
     qos = request.asked.place.qos
@@ -103,15 +103,19 @@ def lay_out(site: Site, request: JobRequest) -> JobLayout:
 
 
 class _OfNode(NamedTuple):
-    """What is asked for of each node: CPUs and bytes of memory, 0 for what Slurm gives, and which the profile says."""
+    """What is asked for of each node: CPUs and bytes of memory, 0 for what Slurm gives, and which the profile says.
+
+    ``of_cpus`` are the node's CPUs if the memory is the share of some of them, else 0.
+    """
 
     cpus: int
     memory: int
     by_profile: tuple[str, ...]
+    of_cpus: int
 
 
 def _of_node(site: Site, request: JobRequest, name: str) -> _OfNode:
-    """Return the request for each node: of what the profile says a node has, the share of the GPUs."""
+    """Return the request for each node: of what the profile says a node has, the share of the GPUs or of the CPUs."""
     spec, asked = request.spec, request.asked
     part = partition_fit.node_part(site, name, spec)
     kinds = partition_fit.nodes_for(site, name, spec)
@@ -124,7 +128,7 @@ def _of_node(site: Site, request: JobRequest, name: str) -> _OfNode:
     parts = [part._replace(of=kind.gpus_per_node) if site.partitions else part for kind in kinds]
     all_cpus = [spec.size.cpus_per_node or kind.cpus_per_node for kind in kinds]
     all_memory = [int(spec.size.memory_per_node or kind.memory_per_node) >> 20 for kind in kinds]  # MiB
-    by_profile: tuple[str, ...] = ()
+    of_cpus, by_profile = 0, tuple[str, ...]()
     # where partitions are listed, resources say what is wanted of their nodes, and else what a node has
     if asked.size.cpus_per_node == NOT_SAID and not (site.partitions and spec.size.cpus_per_node):
         by_profile = ("--cpus-per-node",)
@@ -132,8 +136,9 @@ def _of_node(site: Site, request: JobRequest, name: str) -> _OfNode:
     if not asked.size.memory_per_node.text and not (site.partitions and spec.size.memory_per_node):
         by_profile = (*by_profile, "--memory-per-node")
         all_memory = [one.share(memory) for one, memory in zip(parts, all_memory, strict=True)]
+        of_cpus, all_memory = partition_fit.share_of_cpus(site, part, kinds, all_cpus, all_memory)
     cpus, memory = partition_fit.smallest(all_cpus), partition_fit.smallest(all_memory) << 20
-    return _OfNode(cpus, memory, by_profile)
+    return _OfNode(cpus, memory, by_profile, of_cpus)
 
 
 def _are_whole_nodes(site: Site, directives: tuple[Directive, ...]) -> bool:
@@ -168,9 +173,13 @@ def _on_shares(site: Site, request: JobRequest, name: str, directives: tuple[tup
     part = partition_fit.node_part(site, name, request.spec)
     if part.gpus and site.slurm.gpu_request == "none":
         return ["the job requests no GPUs from Slurm (slurm.gpu_request is none): its nodes must have the GPUs anyway"]
-    if not part.gpus or (part.of and not part.partial):
+    of_node = _of_node(site, request, name)
+    if (part.gpus and part.of and not part.partial) or not (part.gpus or of_node.of_cpus):
         return []
     shares = _shares(site, request, name, dict(directives))
+    if of_node.of_cpus:
+        cpus = f"{of_node.cpus} of {of_node.of_cpus} CPUs"
+        return [f"the run requests {cpus} and {text} per node (to request more: {option})" for option, text in shares]
     options, amounts = ", ".join(option for option, _ in shares), " and ".join(text for _, text in shares)
     if part.partial:
         gpus = f"{part.gpus} of {part.of} GPUs"
@@ -185,17 +194,25 @@ def _on_shares(site: Site, request: JobRequest, name: str, directives: tuple[tup
     return [f"{unknown}, so hpcml requests {amounts} (to request other amounts: {options})"] if shares else []
 
 
+def _on_memory(request: JobRequest, memory: str) -> list[str]:
+    """Return a note if hpcml requests memory for a translated batch script that leaves it to Slurm."""
+    if not (memory and request.spec.code.batch_words) or request.asked.size.memory_per_node.text:
+        return []
+    by_hpcml = f"hpcml requests {memory} per node (to request another amount: --memory-per-node)"
+    return [f"the script requests no memory, so sbatch would use Slurm's default; {by_hpcml}"]
+
+
 def _shares(site: Site, request: JobRequest, name: str, directives: Mapping[str, str]) -> list[tuple[str, str]]:
     """Return the amounts that the profile, not the user, asked for of a node, by the option that asks for it."""
     part, share = partition_fit.node_part(site, name, request.spec), _of_node(site, request, name)
-    all_gpus = request._replace(spec=request.spec.changed(gpus_per_node=part.of or part.gpus))
-    whole, to_memory = _of_node(site, all_gpus, name), units.format_memory_for_slurm
+    alone = site._replace(resources=site.resources._replace(exclusive=True))
+    whole, to_memory = _of_node(alone, request, name), units.format_memory_for_slurm
     rows = (  # option, directive, its value, and the amount of the job and of the node in words
         ("--cpus-per-node", "--cpus-per-task", str(share.cpus), share.cpus, str(whole.cpus), "CPUs"),
         ("--memory-per-node", "--mem", to_memory(share.memory), share.memory, to_memory(whole.memory), "of memory"),
     )
     return [
-        (option, f"{value}{f' of {all_of_it}' if part.partial else ''} {unit}")
+        (option, f"{value}{f' of {all_of_it}' if part.partial or share.of_cpus else ''} {unit}")
         for option, directive, value, amount, all_of_it, unit in rows
         if amount and option in share.by_profile and directives.get(directive) == value
     ]

@@ -55,8 +55,8 @@ class Resources(NamedTuple):
     """
     memory_per_node: Memory = Memory()
     """Memory to request per node; empty: the profile's value for the partition, else Slurm's default. If the profile
-    lists no partitions, this key is the memory of a node. A job for only some of a node's GPUs requests the same
-    fraction of the node's memory.
+    lists no partitions, this key is the memory of a node. A job for only some of a node's GPUs, or without GPUs for
+    some of its CPUs, requests the same fraction of the node's memory.
     """
     node_gpus: int = 0
     """The number of GPUs in a node, for a profile without partitions; 0: unknown. hpcml ignores this number for a QoS
@@ -130,8 +130,8 @@ class Partition(NamedTuple):
     GPUs, it requests the same fraction of the node's CPUs.
     """
     memory_per_node: Memory = Memory()
-    """The memory of each node. By default, a job requests all of it. If the job uses only some of a node's GPUs, it
-    requests the same fraction of the node's memory.
+    """The memory of each node. By default, a job requests all of it. If the job uses only some of a node's GPUs, or
+    without GPUs only some of its CPUs, it requests the same fraction of the node's memory.
     """
     whole_nodes: bool = False
     """Slurm allocates whole nodes to each job, even without ``--exclusive``. By default, hpcml then requests all CPUs

@@ -347,6 +347,18 @@ def test_gpus_for_a_script_that_can_use_them(world: World) -> None:
     assert "16 GPUs" in world.run("rerun", first.name).stderr
 
 
+ARRAY = "#!/bin/bash\n#SBATCH --array=0-9\n#SBATCH --output=logs/%a.out\nls\n"
+
+
+def test_a_site_without_slurm_refuses_an_array_before_its_folder_of_logs(world: World) -> None:
+    (world.project / "arr.sh").write_text(ARRAY)
+    done = world.run("submit", "--site", "local", "arr.sh")
+    assert done.returncode == 64
+    assert "The site 'local' starts no job array" in done.stderr
+    assert "mkdir" not in done.stderr
+    assert "mkdir -p logs" in world.run("submit", "--site", "slurm", "--dry-run", "arr.sh").stderr
+
+
 NEEDS_RANKS = "import torch.distributed as dist\ndist.init_process_group('gloo', init_method='env://')\n"
 
 

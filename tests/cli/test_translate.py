@@ -65,6 +65,17 @@ def test_a_dry_run_shows_the_line_and_the_table_where_each_line_went(world: Worl
     assert not world.jobs()
 
 
+def test_memory_that_the_script_leaves_to_slurm_is_named(world: World, job: Path) -> None:
+    submit = ("submit", "--site", "leonardo", "--account", "a", "--partition", "dcgp_usr_prod", "--dry-run=script")
+    done = world.run(*submit, "--translate", "job.sh", "a b")
+    assert "#SBATCH --mem=8821M\n" in done.stdout
+    assert "Slurm's default; hpcml requests 8821M" in done.stderr
+    assert "8821M of 494000M" in done.stderr
+    done = world.run(*submit, "--memory-per-node", "1G", "--translate", "job.sh", "a b")
+    assert "#SBATCH --mem=1024M\n" in done.stdout
+    assert "Slurm's default" not in done.stderr
+
+
 LICENSED = "#!/bin/bash\n#SBATCH -N 2 -t 10 --licenses=b\nexport LEVEL=3\nsrun ./a\n"
 IN_HPCML = (
     "in hpcml   hpcml submit --site leonardo --nodes 4 --env API_KEY --sbatch=--licenses=a --time 10 --env LEVEL=3 "

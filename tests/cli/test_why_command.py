@@ -173,6 +173,7 @@ def test_a_collective_operation_that_waits_is_named_while_the_run_lives(world: W
     with (directory / "events.jsonl").open("a") as file:
         file.write(json.dumps({"time": 2.0, "attempt": 0, "event": "script-started"}) + "\n")
     assert "state      RUNNING. The script runs" in world.run("why").stdout
+    assert why(world)["next_step"].endswith(f"hpcml stacks {directory.name}.")
     (directory / "logs/rank-n1.log").touch()
     watchdog = "[Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=2, OpType=ALLREDUCE, NumelIn=4)"
     (directory / "logs/rank-n1-1.log").write_text(f"{watchdog}\n")
@@ -375,7 +376,8 @@ def test_a_run_that_goes_on_shows_what_it_has_warned_of(world: World) -> None:
     lines = world.run("why").stdout.splitlines()
     assert lines[0] == f"run        {directory.name}"
     assert lines[1].startswith("state      RUNNING. The script runs")
-    assert lines[-2:] == ["warning    events.jsonl", f"  | {said}"]
+    assert lines[-3:-1] == ["warning    events.jsonl", f"  | {said}"]
+    assert lines[-1].startswith("next ")
 
 
 def test_a_run_whose_record_was_cut_off(world: World) -> None:

@@ -631,6 +631,7 @@ FAULTS = (
     F("hpcml/schedulers/partition_fit.py", "if gpus_are_known and spec.size.gpus_per_node > partition", "if gpus_are_known and spec.size.gpus_per_node >= partition", "a job for all GPUs of a node is refused"),
     F("hpcml/schedulers/local.py", 'subprocesses.start_time(int(pid)) == started != ""', 'subprocesses.start_time(int(pid)) != ""', "another process with its number keeps a local run going"),
     F("hpcml/schedulers/partition_fit.py", "0 < self.gpus < self.of and not self.whole", "0 < self.gpus < self.of", "a part of a node is asked for where all of it is charged"),
+    F("hpcml/schedulers/partition_fit.py", "if part.gpus or part.whole or not all(map(int.__lt__, cpus, counts)):", "if True:", "a job for some CPUs of a node takes all its memory"),
     F("hpcml/schedulers/partition_fit.py", "max(1, amount * self.gpus // self.of)", "amount * self.gpus // self.of", "no CPU is asked for with one of many GPUs"),
     F("hpcml/schedulers/partition_fit.py", 'dict(spec.place.sbatch).get("--exclusive") == ""', "False", "with --exclusive a part of the node is used"),
     F("hpcml/schedulers/partition_fit.py", "Qos()).without_gpus:", "Qos()).whole_nodes:", "CPU nodes are said to have GPUs"),

@@ -85,6 +85,38 @@ def test_some_of_a_node_s_gpus_come_with_their_share_of_the_rest(subtests: pytes
             assert made.inside.job.node_gpus == node_gpus
 
 
+DCGP = {"partition": "dcgp_usr_prod"}
+PLAIN = {"cpus_per_node": 8, "memory_per_node": "8G"}
+SOME_CPUS: list[tuple[Site, dict[str, Any], tuple[str, str], list[str]]] = [
+    (shipped("leonardo"), {**DCGP, "cpus_per_node": 4}, ("4", "17642M"), ["4 of 112 CPUs and 17642M of 494000M"]),
+    (shipped("leonardo"), {**DCGP, "cpus_per_node": 112}, ("112", "494000M"), []),
+    (shipped("leonardo"), DCGP, ("112", "494000M"), []),
+    (shipped("leonardo"), {**DCGP, "cpus_per_node": 4, "memory_per_node": "100G"}, ("4", "102400M"), []),
+    (shipped("leonardo"), {**DCGP, "cpus_per_node": 4, "memory_per_node": "0"}, ("4", "0"), []),
+    (shipped("leonardo"), {**DCGP, "cpus_per_node": 4, "sbatch": (("--exclusive", ""),)}, ("4", "494000M"), []),
+    (one({"gpus_per_node": 0}), {"cpus_per_node": 2}, ("2", "6666M"), ["2 of 30 CPUs and 6666M of 100001M"]),
+    (one({"gpus_per_node": 0}, resources={"cpus_per_node": 3}), {}, ("3", "10000M"), ["3 of 30 CPUs and 10000M of 100001M"]),
+    (one({"gpus_per_node": 0}, resources={"memory_per_node": "9G"}), {"cpus_per_node": 2}, ("2", "9216M"), []),
+    (one({"gpus_per_node": 0, "whole_nodes": True}), {"cpus_per_node": 2}, ("2", "100001M"), []),
+    (one({"gpus_per_node": 0}, slurm={"remove": ["--mem"]}), {"cpus_per_node": 2}, ("2", ""), []),
+    (one({"gpus_per_node": 0, "cpus_per_node": 0}), {"cpus_per_node": 2}, ("2", "100001M"), []),
+    (one({"gpus_per_node": 0, "memory_per_node": ""}), {"cpus_per_node": 2}, ("2", ""), []),
+    (one({"gpus_per_node": 0, "cpus_per_node": 0, "memory_per_node": "", "nodes": {"a": PLAIN, "b": {"cpus_per_node": 4, "memory_per_node": "6G"}}}),
+     {"cpus_per_node": 2}, ("2", "2048M"), ["2 of 4 CPUs and 2048M of 6144M"]),
+    (site_of({"scheduler": "slurm", "resources": PLAIN}), {"cpus_per_node": 2}, ("2", "2048M"), ["2 of 8 CPUs and 2048M of 8192M"]),
+    (site_of({"scheduler": "slurm", "resources": PLAIN}), {}, ("8", "8192M"), []),
+]  # fmt: skip
+
+
+def test_some_of_a_node_s_cpus_come_with_their_share_of_its_memory(subtests: pytest.Subtests) -> None:
+    for number, (site, asked, expected, notes) in enumerate(SOME_CPUS):
+        with subtests.test(number=number, site=site.name, asked=asked):
+            made = planned(site, **asked)
+            assert sizes(made) == expected
+            noted = [text for text in made.notices if text.endswith("more: --memory-per-node)")]
+            assert [" ".join(text.split()[3:11]) for text in noted] == notes
+
+
 SAID: list[tuple[Site, dict[str, Any], list[str]]] = [
     (one(), {"gpus_per_node": 1},
      ["the run requests 1 of 4 GPUs, 7 of 30 CPUs and 25000M of 100001M of memory per node "
@@ -110,8 +142,10 @@ SAID: list[tuple[Site, dict[str, Any], list[str]]] = [
     (one(), {"nodes": 2, "partition": "gpu"},
      ["this job requests all CPUs and memory of its nodes, so no other job can use their 8 GPUs: add --gpus-per-node 4 if the script can use GPUs"]),
     (one(), {"partition": "gpu", "cpus_per_node": 2, "memory_per_node": "2G"}, []),
-    (one(), {"partition": "gpu", "cpus_per_node": 2},
+    (one(), {"partition": "gpu", "cpus_per_node": 2}, []),
+    (one(), {"partition": "gpu", "cpus_per_node": 2, "memory_per_node": "100001M"},
      ["this job requests all memory of its nodes, so no other job can use their 4 GPUs: add --gpus-per-node 4 if the script can use GPUs"]),
+    (site_of({"scheduler": "slurm", "resources": {"node_gpus": 4, "cpus_per_node": 8, "memory_per_node": "8G"}}), {"cpus_per_node": 2}, []),
     (shipped("slurm"), {}, []),
     (shipped("marenostrum5"), {"nodes": 2},
      ["this job requests all CPUs of its nodes, so no other job can use their 8 GPUs: add --gpus-per-node 4 if the script can use GPUs, or choose --qos gp_ehpc"]),

@@ -106,6 +106,11 @@ def test_ranks_of_mpi_without_its_option_are_refused_or_noted(tmp_path: Path) ->
         return " ".join(expects_ranks.check_script(asked, "python", workers, ()))
 
     mpi, perhaps = NEEDS_RANKS["MPI.COMM_WORLD"][0], MAY_DO_WITHOUT["mpi4py"][2]
+    for asked in (spec(tmp_path, mpi), spec(tmp_path, mpi, kind="ranks").changed(ranks="2")):
+        with pytest.raises(ScriptError) as caught:  # on the local site
+            expects_ranks.check_script(asked, "python", 2, (), srun=False)
+        assert "-- mpirun -n N python s.py" in caught.value.hint
+        assert "--mpi" not in f"{caught.value.message}{caught.value.hint}"
     with pytest.raises(ScriptError, match=in_order("MPI.COMM_WORLD", "s.py:2")):
         told(mpi)
     assert re.search(in_order("s.py:2", "mpi4py", "--mpi pmix", "--mpi pmi2"), told(perhaps))

@@ -51,7 +51,8 @@ def check_request(site: Site, spec: RunRequest) -> None:
 def _check_batch_script(site: Site, script: Path, arguments: Sequence[str]) -> None:
     """Refuse a site that does not read the lines of a batch script."""
     if not schedulers.get(site.scheduler).BATCH_SCRIPTS:
-        sbatch_tasks.check_array(script)
+        who = f"The site '{site.name}'" if schedulers.get(site.scheduler).ONE_MACHINE else "hpcml run"
+        sbatch_tasks.check_array(script, who)
         from hpcml.runs import translated  # what only few submissions need
 
         problem = f"{script.name} is a batch script for Slurm, but the site '{site.name}' does not use sbatch"
@@ -71,8 +72,9 @@ def check_plan(loaded: LoadedSite, spec: RunRequest, made: Plan, *, dry_run: boo
         set_here = {*loaded.site.environment, *(name for name, _ in spec.environment)}
         set_here |= expects_ranks.VARIABLES if _is_prepared(loaded.site) else set()
         python, job = made.steps[-1].command[0], made.inside.job
-        nodes, late = 1 if job.one_machine else job.nodes, made.inside.workers.late
-        notes += expects_ranks.check_script(spec, python, made.inside.worker_count, set_here, nodes, late=late)
+        nodes, srun, late = 1 if job.one_machine else job.nodes, not job.one_machine, made.inside.workers.late
+        workers = made.inside.worker_count
+        notes += expects_ranks.check_script(spec, python, workers, set_here, nodes, late=late, srun=srun)
         notes += _check_code(loaded, spec, made, dry_run=dry_run)
     if spec.code.form in (Form.MODULE, Form.PROGRAM):
         notes += expects_ranks.check_program(spec, made)

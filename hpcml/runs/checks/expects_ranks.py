@@ -222,7 +222,14 @@ def shell_script(spec: RunRequest) -> str:
 
 
 def check_script(
-    spec: RunRequest, python: str, workers: int, variables: Collection[str], nodes: int = 1, *, late: bool = False
+    spec: RunRequest,
+    python: str,
+    workers: int,
+    variables: Collection[str],
+    nodes: int = 1,
+    *,
+    late: bool = False,
+    srun: bool = True,
 ) -> list[str]:
     """Refuse a script that is an MPI or DDP program and nothing else; return a note of one that may be.
 
@@ -239,6 +246,8 @@ def check_script(
         How many the run has.
     late
         Whether the workers start only at the script's first Dask client.
+    srun
+        Whether srun can connect ranks of MPI.
 
     Raises
     ------
@@ -257,24 +266,29 @@ def check_script(
     if file is None or ranks is None:
         return []
     where = modules_code_uses.place(base, ranks.file, ranks.line)
-    by_mpi = ranks.what.startswith(_OF_MPI)
+    typed = f"{python} {f'-m {spec.code.script.name}' if is_module else shlex.quote(os.path.relpath(file, base))}"
+    mpirun = "" if srun else f"Start mpirun: hpcml submit --site local -- mpirun -n N {typed}"
     if kind.ranks:
-        return [_without_mpi(ranks, where, workers)] if by_mpi else []
+        return _without_mpi(ranks, where, workers, mpirun)
     if not ranks.certain or spec.code.interpreter or spec.points.sweep:
         return [_may_expect_ranks(f"{where} uses {ranks.what}", spec, workers, late=late)] if workers > 1 else []
-    typed = f"-m {spec.code.script.name}" if is_module else shlex.quote(os.path.relpath(file, base))
-    way = "--ranks N --mpi pmix" if by_mpi else "--ranks gpu, --ranks node or --ranks N"
-    hint = f"Add {way} ({PAGE}). To run the script as one process: hpcml submit -- {python} {typed}."
+    by_mpi = ranks.what.startswith(_OF_MPI)
+    way = (mpirun or "Add --ranks N --mpi pmix") if by_mpi else "Add --ranks gpu, --ranks node or --ranks N"
+    hint = f"{way} ({PAGE}). To run the script as one process: hpcml submit -- {typed}."
     problem = f"The script needs ranks ({ranks.what}), but without --ranks hpcml starts one process"
     raise ScriptError(problem, place=where, hint=hint)
 
 
-def _without_mpi(ranks: Expected, where: str, count: int) -> str:
+def _without_mpi(ranks: Expected, where: str, count: int, mpirun: str) -> list[str]:
     """Return a note on ranks of MPI that Slurm does not connect; ScriptError if it is certain that they are useless."""
+    if not ranks.what.startswith(_OF_MPI):
+        return []
     if ranks.certain and count > 1:
-        hint = f"Add --mpi pmix (Open MPI) or --mpi pmi2 (MPICH, Intel MPI). More: {PAGE}."
-        raise ScriptError(f"Without --mpi, {ranks.what} has one process in each rank", place=where, hint=hint)
-    return f"{where} uses {ranks.what}: without --mpi pmix or --mpi pmi2 the ranks do not find each other ({PAGE})"
+        hint = f"{mpirun or 'Add --mpi pmix (Open MPI) or --mpi pmi2 (MPICH, Intel MPI)'}. More: {PAGE}."
+        problem = f"Without {'mpirun' if mpirun else '--mpi'}, {ranks.what} has one process in each rank"
+        raise ScriptError(problem, place=where, hint=hint)
+    without = "mpirun" if mpirun else "--mpi pmix or --mpi pmi2"
+    return [f"{where} uses {ranks.what}: without {without} the ranks do not find each other ({PAGE})"]
 
 
 def _may_expect_ranks(uses: str, spec: RunRequest, workers: int, *, late: bool) -> str:
