@@ -285,7 +285,7 @@ COMPLEX = {
 }
 # The lines of each package, which may only fall: a commit that raises a number says what this buys.
 MOST_LINES = {
-    ".": 6193,
+    ".": 6203,
     "api": 1023,
     "cli": 8076,
     "doctor": 1539,
@@ -299,7 +299,7 @@ MOST_LINES = {
     "repairs": 984,
     "report": 2350,
     "request": 584,
-    "runs": 9898,
+    "runs": 9926,
     "schedulers": 3827,
     "sites": 1544,
     "survey": 1210,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import functools
+import itertools
 import os
 import warnings
 from collections import deque
@@ -150,6 +151,16 @@ def beside(folder: Path, name: str) -> Path | None:
             return candidate
     others = [folder / name] if os.path.isdir(folder / name) else list(folder.glob(f"{name}.*.so"))  # noqa: PTH112
     return others[0] if others else None
+
+
+def nearby(folder: Path, name: str) -> Path | None:
+    """Return the file of a module in a folder below or beside a script's; of the folder above, only if it is ours."""
+    above = folder.resolve().parent
+    is_ours = os.access(above, os.R_OK | os.X_OK) and above.stat().st_uid == os.getuid()
+    places = [folder, above] if is_ours else [folder]
+    inner = [Path(entry) for place in places for entry in itertools.islice(os.scandir(place), MOST_FILES)]
+    files = (place / file for place in (*places, *inner) for file in (f"{name}.py", f"{name}/__init__.py"))
+    return next((file for file in files if os.path.isfile(file)), None)  # noqa: PTH113 - a name may be too long
 
 
 def imports(tree: ast.Module) -> Iterator[ast.Import | ast.ImportFrom]:
