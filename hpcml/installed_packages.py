@@ -67,6 +67,13 @@ def lacking(python: str, packages: Sequence[str]) -> tuple[str, str]:
     return f"the run's Python ({python}) lacks the {what}", hint
 
 
+def add(python: str, module: str) -> str:
+    """Return the ways to add a module that an interpreter did not find, in sentences."""
+    own = "If the module is your own file, add its folder to PYTHONPATH before you submit."
+    command = f"{install(python, [module])}; or use another Python (--python PATH)"
+    return f"{own} If the module is a package, install it with: {command}."
+
+
 def install(python: str, packages: Sequence[str]) -> str:
     """Return the command that adds packages, or those of modules, to an environment; one of uv's may have no pip."""
     import shlex
