@@ -285,13 +285,13 @@ COMPLEX = {
 }
 # The lines of each package, which may only fall: a commit that raises a number says what this buys.
 MOST_LINES = {
-    ".": 6210,
+    ".": 6221,
     "api": 1023,
     "cli": 8076,
     "doctor": 1539,
     "failures": 3178,
     "images": 1066,
-    "kinds": 12162,
+    "kinds": 12163,
     "node": 12189,
     "options": 2434,
     "plan": 904,
@@ -299,7 +299,7 @@ MOST_LINES = {
     "repairs": 984,
     "report": 2350,
     "request": 584,
-    "runs": 9931,
+    "runs": 9930,
     "schedulers": 3827,
     "sites": 1544,
     "survey": 1210,

@@ -135,6 +135,21 @@ def test_what_cannot_run_a_run_is_refused(world: Path, subtests: pytest.Subtests
             choose(*settings, python=str(mine), image=image)
 
 
+def test_an_environment_whose_python_is_of_another_account(world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The message names the file that the link leads to."""
+    python, see = environment(world / "work/mine") / "bin/python", Path.stat
+
+    def closed(path: Path, **how: bool) -> os.stat_result:
+        if path == python:
+            raise PermissionError(13, "Permission denied", str(path))
+        return see(path, **how)
+
+    monkeypatch.setattr(Path, "stat", closed)
+    with pytest.raises(UsageError, match="Permission denied") as caught:
+        choose(python="mine")
+    assert f"{PYTHON} of " in caught.value.message
+
+
 def test_the_active_environment_is_used_if_it_has_what_the_run_needs(
     world: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from hpcml import assets, installed_packages
+from hpcml import assets, installed_packages, safe_files
 from hpcml.config_trust import Named
 from hpcml.errors import NotFoundError, ScriptError, UsageError, did_you_mean, nearest
 from hpcml.runs import modules_code_uses, packages, uv_environments
@@ -107,8 +107,8 @@ def _start_of(script: Path, kind_of: str) -> bytes:
         hint = did_you_mean(_near(script), _example(script) or hint)
         raise NotFoundError(f"There is no such {kind_of}", place=str(script), hint=hint) from error
     except OSError as error:
-        hint = "Give yourself read permission (chmod u+r)."
-        raise NotFoundError(f"The {kind_of} cannot be read: {error.strerror}", place=str(script), hint=hint) from error
+        where, hint = safe_files.denied(script)
+        raise NotFoundError(f"The {kind_of} cannot be read: {error.strerror}", place=where, hint=hint) from error
 
 
 def _other_language(script: Path, start: bytes) -> tuple[str, str] | None:
