@@ -285,9 +285,9 @@ COMPLEX = {
 }
 # The lines of each package, which may only fall: a commit that raises a number says what this buys.
 MOST_LINES = {
-    ".": 6221,
+    ".": 6229,
     "api": 1023,
-    "cli": 8082,
+    "cli": 8085,
     "doctor": 1539,
     "failures": 3178,
     "images": 1066,
