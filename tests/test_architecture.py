@@ -299,7 +299,7 @@ MOST_LINES = {
     "repairs": 984,
     "report": 2350,
     "request": 584,
-    "runs": 9930,
+    "runs": 9929,
     "schedulers": 3827,
     "sites": 1544,
     "survey": 1210,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import contextlib
 import functools
-import itertools
 import os
 import warnings
 from collections import deque
@@ -158,7 +157,7 @@ def nearby(folder: Path, name: str) -> Path | None:
     above = folder.resolve().parent
     is_ours = os.access(above, os.R_OK | os.X_OK) and above.stat().st_uid == os.getuid()
     places = [folder, above] if is_ours else [folder]
-    inner = [Path(entry) for place in places for entry in itertools.islice(os.scandir(place), MOST_FILES)]
+    inner = [place / entry for place in places for entry in os.listdir(place)[:MOST_FILES]]
     files = (place / file for place in (*places, *inner) for file in (f"{name}.py", f"{name}/__init__.py"))
     return next((file for file in files if os.path.isfile(file)), None)  # noqa: PTH113 - a name may be too long
 
