@@ -39,7 +39,17 @@ def versions(packages: Container[str]) -> dict[str, str]:
 def distributions(folder: str) -> dict[str, str]:
     """Return the versions of the packages that are installed in a folder, by their normalized names."""
     matches = [match for entry in _names(folder) if (match := _INSTALLED.fullmatch(entry))]
-    return {re.sub(r"[-_.]+", "-", match[1]).lower(): match[2] for match in matches}
+    return {normalized(match[1]): match[2] for match in matches}
+
+
+def normalized(package: str) -> str:
+    """Return a package's name as indexes compare it."""
+    return re.sub(r"[-_.]+", "-", package).lower()
+
+
+def package(module: str) -> str:
+    """Return the name of the package that has a module."""
+    return _PACKAGES.get(module, module)
 
 
 def _names(folder: str) -> list[str]:
@@ -57,6 +67,13 @@ def lacking(python: str, packages: Sequence[str]) -> tuple[str, str]:
     return f"the run's Python ({python}) lacks the {what}", hint
 
 
+def add(python: str, module: str) -> str:
+    """Return the ways to add a module that an interpreter did not find, in sentences."""
+    own = "If the module is your own file, add its folder to PYTHONPATH before you submit."
+    command = f"{install(python, [module])}; or use another Python (--python PATH)"
+    return f"{own} If the module is a package, install it with: {command}."
+
+
 def install(python: str, packages: Sequence[str]) -> str:
     """Return the command that adds packages, or those of modules, to an environment; one of uv's may have no pip."""
     import shlex
@@ -68,4 +85,4 @@ def install(python: str, packages: Sequence[str]) -> str:
     by_uv = re.search(r"^uv\s*=", settings, re.MULTILINE) is not None
     program = shlex.quote(python)
     command = f"uv pip install --python {program}" if by_uv else f"{program} -m pip install"
-    return f"{command} {shlex.join(_PACKAGES.get(name, name) for name in packages)}"
+    return f"{command} {shlex.join(map(package, packages))}"

@@ -109,6 +109,14 @@ def claimed(run: RunPaths) -> tuple[str, str]:
     return (copy.home, copy.proof) if copy else ("", "")
 
 
+def earlier(run: RunPaths, script: Path) -> Path | None:
+    """Return a run's copy of a script, if the script is certainly another one now."""
+    copy = _copy(run)
+    name = os.path.relpath(f"{os.path.realpath(script.parent)}/{script.name}", copy.home) if copy else ""
+    known = copy.files.get(name, "") if copy else ""
+    return run.code / name if known and _digest_of(script) not in ("", known) else None
+
+
 def of(run: RunPaths) -> Written | None:
     """Return the record of the files that a run's script wrote; None if there is none, or it is damaged."""
     try:

@@ -48,6 +48,17 @@ def account(uid: int) -> str:
         return f"uid {uid}"
 
 
+def denied(path: Path) -> tuple[str, str]:
+    """Return the file behind a path that this user has no permission for, with the owner, and the next step."""
+    place = real = Path(os.path.realpath(path))
+    while not os.access(place, os.F_OK) and place != place.parent:  # a folder on the way is closed
+        place = place.parent
+    owner = place.stat().st_uid
+    what = f"{real} of {account(owner)}" if place == real else f"{real}: {place} belongs to {account(owner)}"
+    own = f"Give yourself permission: chmod u+rx {shlex.quote(str(place))}."
+    return what, own if owner == os.geteuid() else f"Ask {account(owner)} for permission to use it."
+
+
 def group(gid: int) -> str:
     """Return the name of a group, or its number."""
     import grp

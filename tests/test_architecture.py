@@ -285,7 +285,7 @@ COMPLEX = {
 }
 # The lines of each package, which may only fall: a commit that raises a number says what this buys.
 MOST_LINES = {
-    ".": 6193,
+    ".": 6229,
     "api": 1023,
     "cli": 8078,
     "doctor": 1539,

@@ -70,7 +70,15 @@ _MEANING = {
     "week": "hpcml ls",
     "yesterday": "hpcml ls",
 }
-_ALONE = ("find", "repeat")  # words that mean a command only if they are the whole question
+_ALONE = {  # words that mean this only if they are the whole question
+    "api": "from python hpcmlerror",
+    "array": "job array",
+    "find": "hpcml ls",
+    "memory": "out of memory on a node",
+    "repeat": "hpcml rerun",
+    "resubmit": "hpcml rerun",
+    "space": "disk quota",
+}
 _MEANING_OF = re.compile(rf"\b(?:{'|'.join(_MEANING)})\b")
 
 
@@ -137,9 +145,7 @@ def find(question: str) -> list[tuple[str, str]]:
     mean = sum(section.words.total() for section in sections) / len(sections)
     hits_of_pages: dict[str, list[tuple[float, str]]] = {}
     question = question.strip().lower()
-    meant = _MEANING_OF.sub(lambda word: _MEANING[word[0]], question)
-    if question in _ALONE:
-        meant = f"hpcml {commands.MEANT[question]}"
+    meant = _ALONE.get(question) or _MEANING_OF.sub(lambda word: _MEANING[word[0]], question)
     asked, plain = dict.fromkeys(_words(meant)), set(_plain_words(meant))
     for section in sections:
         long = _SATURATION * (1 - _LENGTH + _LENGTH * section.words.total() / mean)

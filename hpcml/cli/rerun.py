@@ -8,7 +8,7 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpcml import safe_files
+from hpcml import outputs_brought_back, safe_files
 from hpcml.cli import common, submit
 from hpcml.errors import HpcmlError, StorageError, UsageError
 from hpcml.options.reading import request_of
@@ -74,7 +74,7 @@ def _changed(arguments: list[str], options: list[str]) -> list[str]:
 
 def run(options: Namespace) -> int:
     """Submit a run's request again, with the options and arguments given now; UsageError for a run of a sweep."""
-    from hpcml.runs.record import Record
+    from hpcml.runs.record import Record, code_holder
 
     run = common.find_run(options)
     record = Record(run.paths)
@@ -100,6 +100,9 @@ def run(options: Namespace) -> int:
         again = _recorded_spec(options, spec, run)
     if options.run != run.id:
         note(f"this run repeats {run.id}")
+    file, holder = again.code.script, code_holder(run.paths) or run.paths
+    if not again.code.staged and (copy := outputs_brought_back.earlier(holder, file)):
+        note(f"{file} has changed since {run.id}. To run the earlier file: hpcml submit {shlex.quote(str(copy))}")
     return submit.start(options, again)
 
 

@@ -58,8 +58,8 @@ def exists(path: Path) -> bool:
     try:
         path.stat()
     except PermissionError as error:
-        hint = "Ask its owner for permission to read and execute it."
-        raise UsageError(f"{error.strerror}: {path}", place=OPTION, hint=hint) from error
+        what, hint = safe_files.denied(path)
+        raise UsageError(f"{error.strerror}: {what}", place=OPTION, hint=hint) from error
     except (OSError, ValueError):
         return False
     return True

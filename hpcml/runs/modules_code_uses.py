@@ -152,6 +152,16 @@ def beside(folder: Path, name: str) -> Path | None:
     return others[0] if others else None
 
 
+def nearby(folder: Path, name: str) -> Path | None:
+    """Return the file of a module in a folder below or beside a script's; of the folder above, only if it is ours."""
+    above = folder.resolve().parent
+    is_ours = os.access(above, os.R_OK | os.X_OK) and above.stat().st_uid == os.getuid()
+    places = [folder, above] if is_ours else [folder]
+    inner = [place / entry for place in places for entry in os.listdir(place)[:MOST_FILES]]
+    files = (place / file for place in (*places, *inner) for file in (f"{name}.py", f"{name}/__init__.py"))
+    return next((file for file in files if os.path.isfile(file)), None)  # noqa: PTH113 - a name may be too long
+
+
 def imports(tree: ast.Module) -> Iterator[ast.Import | ast.ImportFrom]:
     """Yield a file's import statements, but not those for type checkers alone."""
     waiting: deque[ast.AST] = deque([tree])

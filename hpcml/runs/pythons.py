@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from hpcml import installed_packages, kinds, safe_files, subprocesses
 from hpcml.config_trust import Origin
 from hpcml.errors import ScriptError, UsageError
-from hpcml.request.record import RunRequest
+from hpcml.request.record import Code, RunRequest
 from hpcml.runs import directories, modules_code_uses, uv_environments
 from hpcml.runs.environments import OPTION, away_from_nodes, exists, find, too_old, who_may_change
 from hpcml.runs.packages import Environment
@@ -89,6 +89,8 @@ def choose(loaded: LoadedSite, spec: RunRequest, late: bool, *, dry_run: bool) -
         return placed._replace(notes=(*placed.notes, *once))
     if described:
         notes[0] = f"the run uses hpcml's own Python: {notes[0]}"
+    else:
+        notes += _inactive(spec.code, environment)
     return Chosen(loaded, spec, (*notes, *once), always=tuple(notes))
 
 
@@ -312,6 +314,20 @@ def _unused(environment: Mapping[str, str], needed: _Needed, chosen: Path, by: s
     used = os.path.realpath(chosen.parent.parent)
     others = [prefix for prefix, _ in _active(environment) if os.path.realpath(prefix) != used]
     return [_unused_note(prefix, by) for prefix in others[:1] if not _why_unused(prefix, needed)]
+
+
+def _inactive(code: Code, environment: Mapping[str, str]) -> list[str]:
+    """Return a note on an environment beside the script or in the current folder, where hpcml's own Python is used."""
+    if code.interpreter or code.form is Form.PROGRAM:  # the user named a program
+        return []
+    folders = (*([code.script.parent.resolve()] if code.form.traits.is_script else []), code.cwd)
+    known = {os.path.realpath(prefix) for prefix in (Path(sys.prefix), *dict(_active(environment)))}
+    for folder in (above / name for above in folders for name in (".venv", "venv")):
+        is_one = os.path.exists(folder / installed_packages.SETTINGS) and os.path.exists(folder / "bin/python")
+        if is_one and os.path.realpath(folder) not in known:
+            line = f"{OPTION} {shlex.quote(str(folder))}"
+            return [f"the environment {folder} is not used; the run uses {sys.executable}. To use it: {line}"]
+    return []
 
 
 def _unused_note(prefix: Path, why: str) -> str:

@@ -15,6 +15,7 @@ from hpcml.runs.record import Planned, Record
 from hpcml.runs.status import Status, has_results
 from hpcml.sites import lookup
 from hpcml.sites.schema import Site
+from hpcml.workload_forms import Form
 
 
 def asked(run: directories.Run, planned: Planned) -> dict[str, Any]:
@@ -51,11 +52,14 @@ def sentence(request: Mapping[str, Any]) -> str:
 
 
 def _recorded(run: directories.Run, planned: Planned) -> dict[str, Any]:
-    """Return a named Python, GPUs and highest cost of a recorded run; the latter two only of a batch job."""
+    """Return the Python of the script, GPUs and highest cost of a recorded run; the latter two only of a batch job."""
     try:
         record = Record(run.paths)
-        python = {"python": record.plan.python, "python_from": record.plan.python_from}
-        python = python if record.plan.python_from and not record.plan.inside.job.image else {}
+        code, named_by = record.plan.inside.code, record.plan.python_from
+        if code.form.traits.has_code and code.form not in (Form.PROGRAM, Form.BATCH) and not code.interpreter:
+            named_by = named_by or "hpcml's own"
+        python = {"python": record.plan.python, "python_from": named_by}
+        python = python if named_by and not record.plan.inside.job.image else {}
         if not (record.request and record.plan.directives):
             return python
         with complete(run.paths.directory):

@@ -188,7 +188,7 @@ def prepare(
     spec = schedulers.with_variables(loaded.site.scheduler, spec, loaded.is_from_this_call)
     own_templates, always = template_folders(spec.code.cwd)
     always += [*directories.check_folder(folder, loaded.site.paths.trust), *chosen.always]
-    notes = [*always, *chosen.notes]
+    notes = [*dict.fromkeys((*always, *chosen.notes))]
     if may_choose_gpus:
         from hpcml.runs import gpus_chosen  # what a repeated run or a session does without
 

@@ -27,6 +27,7 @@ from hpcml.terminal import say
 from hpcml.workload_forms import Form
 
 LOCK = "uv.lock"
+_PROJECT = "pyproject.toml"
 FOLDER = ".environments"  # beside the runs
 _MADE = re.compile(
     r"[0-9a-f]{16}-[0-9a-f]{16}"
@@ -106,24 +107,35 @@ def of_script(code: Code, runs: Path, *, dry_run: bool) -> Described | None:
     return _made(wanted, runs, f"inline metadata of {script.name}", dry_run=dry_run)
 
 
-def project_of(code: Code) -> Path | None:
+def project_of(code: Code, lock: str = LOCK) -> Path | None:
     """Return the nearest folder at or above a script that has a uv.lock, None without one; a home is no project."""
     top = Path(code.root) if code.staged and code.root else settings_layers.user_path("~")
     start = code.script.parent if code.form is Form.SCRIPT else code.cwd
     for folder in (start, *start.parents):
         if folder == settings_layers.user_path("~") or folder == folder.parent:
             return None
-        if os.path.lexists(folder / LOCK) and os.path.exists(folder / "pyproject.toml"):
+        if os.path.lexists(folder / lock) and os.path.exists(folder / _PROJECT):
             return folder
         if folder == top:
             return None
     return None
 
 
+def lists_without_lock(script: Path, package: str) -> bool:
+    """Whether the project of a script has no uv.lock, but lists a package among its dependencies."""
+    project = project_of(Code(script=script), _PROJECT)
+    if project is None or os.path.lexists(project / LOCK):
+        return False
+    table = _toml(safe_files.text(project / _PROJECT)).get("project", {})
+    listed = table.get("dependencies") if isinstance(table, dict) else None
+    names = [re.split(r"[^\w.-]", str(text).strip())[0] for text in (listed if isinstance(listed, list) else ())]
+    return installed_packages.normalized(package) in map(installed_packages.normalized, names)
+
+
 def why_foreign(project: Path) -> str:
     """Return the reason why a project's description is not obeyed, in a clause; empty if it is."""
     try:
-        safe_files.read_setting(project / "pyproject.toml")
+        safe_files.read_setting(project / _PROJECT)
         safe_files.read(project / LOCK, _LARGEST, obeyed=True)
     except safe_files.ForeignError as error:
         return error.why
@@ -154,7 +166,7 @@ def of_project(project: Path, runs: Path, needs: tuple[str, ...], *, sent: bool,
         differing = list(_differing(lock, own))
         notes = (f"{project}/.venv differs from {LOCK}: {', '.join(differing[:3])}. To update it: {line}",)
         return Described(own, f"{project}/.venv", notes if differing else ())
-    settings = _toml(safe_files.text(project / "pyproject.toml"))
+    settings = _toml(safe_files.text(project / _PROJECT))
     own_table = settings.get("project", {}) if isinstance(settings.get("project", {}), dict) else {}
     pinned = safe_files.text(project / ".python-version").strip()
     python = pinned if _PINNED.fullmatch(pinned) else _specifiers(own_table.get("requires-python"))
@@ -198,7 +210,7 @@ def _built(lock: Mapping[str, Any], project: str = "") -> list[str]:
 
     The ``project`` itself, in the lock's folder, is none of them: uv leaves it out (--no-install-project).
     """
-    own = re.sub(r"[-_.]+", "-", project).lower()
+    own = installed_packages.normalized(project)
 
     def is_own(name: str, source: object) -> bool:
         return name == own and source in ({"editable": "."}, {"directory": "."})

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import re
 import signal
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hpcml import attempt_history, kinds, schedulers, typed_json
+from hpcml import attempt_history, installed_packages, kinds, schedulers, typed_json
 from hpcml.errors import ALLOCATION_LOST, IDLE, ConfigError, NotFoundError, StorageError
 from hpcml.failures import evidence, judgement, stack_groups
 from hpcml.failures.cause import Case, Cause, with_run
@@ -262,7 +263,11 @@ def _removed_module(run: directories.Run, cause: Cause) -> Cause:
         return cause
     name = missing[0]
     if name not in record.request.modules.split():
-        return cause
+        code, is_general = record.plan.inside.code, cause.remedy == BY_NAME["no-module"].remedy
+        is_other = code.form is Form.PROGRAM or code.interpreter or record.plan.inside.job.image
+        if is_other or not is_general or name in sys.stdlib_module_names:
+            return cause
+        return cause._replace(remedy=installed_packages.add(python, name))
     if name in packages.modules(python):
         remedy = f"The environment of {python} has the module on this machine. "
         if record.plan.inside.code.form is Form.PROGRAM:

@@ -100,6 +100,18 @@ def test_hpcml_s_own_python_is_kept_in_a_shell_with_an_active_environment(world:
     assert recorded(world.made("rerun", first.name, "--python", "mine")) == (f"{mine}/bin/python", "--python")
 
 
+def test_an_inactive_environment_beside_the_script_is_named_at_each_submission(world: World) -> None:
+    """Once in the record too; status names the Python that the run has."""
+    mine = environment(world.project / ".venv")
+    for words in (("--dry-run",), ("--dry-run", "--json"), ("--json",)):
+        done = world.run("submit", *SLURM, *words, "job.py")
+        assert " ".join(done.stderr.split()).count(f"To use it: --python {shlex.quote(str(mine))}") == 1
+    run = world.directory()
+    assert sum(str(mine) in note for note in json.loads((run / "submission.json").read_text())["notes"]) == 1
+    assert world.answers("status", run.name)["asked"]["python"] == sys.executable
+    assert "is not used" not in world.run("submit", *SLURM, "--python", ".venv", "job.py").stderr
+
+
 def test_a_program_s_name_is_that_of_the_job_after_its_modules(world: World) -> None:
     """The modules run here, but not if a project's file names them; one that fails is quoted."""
     apps = environment(world.home / "apps")

@@ -54,6 +54,15 @@ def test_what_is_given_now_wins_and_the_script_is_as_it_is_now(world: World) -> 
     assert "fast" not in script
 
 
+def test_a_script_that_has_changed_is_named_with_its_earlier_file(world: World) -> None:
+    first = world.made("submit", "--site", "slurm", "job.py")
+    assert "has changed" not in world.run("rerun", first.name, "--dry-run").stderr
+    world.script.write_text("print('other')\n")
+    said = world.run("rerun", first.name, "--dry-run").stderr
+    assert f"has changed since {first.name}." in said
+    assert f"{first}/code/job.py" in said.replace("'\"'\"'", "'")
+
+
 def test_arguments_given_now_replace_all_of_the_scripts(world: World) -> None:
     world.run("submit", "--site", "slurm", *OPTIONS, "job.py", "--k", "8", "--seed", "1")
     again = rerun(world, "first", "--name", "second", "--", "--k", "9", "--", "--nodes", "3")

@@ -81,12 +81,14 @@ def test_status_shows_the_command_the_request_and_the_results(world: World) -> N
     lines = [line.split(maxsplit=1) for line in world.run("status").stdout.splitlines()]
     facts = dict(lines)
     assert facts["command"] == world.script.name
-    assert facts["asked"] == "2 nodes, time limit 01:00:00, at most 2 node-h = 6 billing-h"
+    asked = f"2 nodes, time limit 01:00:00, at most 2 node-h = 6 billing-h, Python {sys.executable} (hpcml's own)"
+    assert facts["asked"] == asked
     assert "results" not in facts
     (directory / "out/model.txt").touch()
     assert f"results    {directory}/out" in world.run("status").stdout.splitlines()
     answer = world.answers("status")
-    assert answer["asked"] == {"nodes": 2, "time_limit": 3600, "cost": "2 node-h = 6 billing-h"}
+    python = {"python": sys.executable, "python_from": "hpcml's own"}
+    assert answer["asked"] == {"nodes": 2, "time_limit": 3600, "cost": "2 node-h = 6 billing-h", **python}
     assert answer["results"] == f"{directory}/out"
     code = "import hpcml, json; print(json.dumps(vars(hpcml.find_run().status())))"
     there = subprocess.run([sys.executable, "-c", code], env=world.environment, stdout=subprocess.PIPE, check=True)

@@ -20,6 +20,8 @@ from hpcml.runs import bundle
 from tests.said import says
 from world import World, write_end, write_events
 
+NO_MODULE = "ModuleNotFoundError: No module named '{}'\n"
+
 
 def lost_workers(directory: Path, **facts: object) -> None:
     """Write the end of a run whose workers were lost, or another."""
@@ -77,11 +79,24 @@ def test_a_module_that_was_removed_after_the_submission(world: World) -> None:
     packages.mkdir(parents=True)
     (packages / "msgpack").mkdir()
     directory = failed(world, "--set", f"runtime.python={world.home}/env/bin/python")
-    (directory / "logs/scheduler.log").write_text("ModuleNotFoundError: No module named 'msgpack.fallback'\n")
+    (directory / "logs/scheduler.log").write_text(NO_MODULE.format("msgpack.fallback"))
     assert "has the module on this machine" in why(world)["next_step"]
     (packages / "msgpack").rmdir()
     found = why(world)
     assert "the module msgpack was installed" in found["cause"]
+
+
+def test_a_module_that_was_never_installed(world: World) -> None:
+    """The command is that of the submission's end; another Python that runs the script is not the run's."""
+    directory = failed(world)
+    (directory / "logs/scheduler.log").write_text(NO_MODULE.format("nobody_has"))
+    assert "install nobody_has;" in why(world)["next_step"]
+    plan = json.loads((directory / "plan.json").read_text())
+    plan["inside"]["code"]["interpreter"] = ["/usr/bin/python3"]
+    (directory / "plan.json").write_text(json.dumps(plan))
+    step = why(world)["next_step"]
+    assert "PYTHONPATH" in step
+    assert "pip" not in step
 
 
 def test_nothing_is_advised_that_the_site_does_not_take(world: World) -> None:

@@ -37,6 +37,7 @@ def run(folder: Path, text: str, *, image: str = "", name: str = "main.py") -> t
 
 
 @pytest.mark.parametrize(("text", "words"), [
+    ("import nowhere_here", "PYTHONPATH"),
     ("import nowhere_here", f"{sys.executable} -m pip install nowhere_here"),
     ("raise ModuleNotFoundError('x', name='cv2')", f"{sys.executable} -m pip install opencv-python;"),
     ("raise ModuleNotFoundError('x', name='tkinter')", "without the standard module 'tkinter'"),

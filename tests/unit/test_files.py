@@ -216,3 +216,21 @@ def test_nobody_is_never_to_be_trusted(tmp_path: Path, root: None) -> None:
     with pytest.raises(StorageError) as told:
         directories.check_folder(tmp_path / "runs", [])
     assert "paths.trust" in told.value.hint
+
+
+def test_a_file_without_permission_is_named_with_its_owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file behind a link, and the folder on its way that is closed; chmod is for one's own alone."""
+    real, link = tmp_path / "closed/bin/python", tmp_path / "python"
+    real.parent.mkdir(parents=True)
+    real.touch()
+    link.symlink_to(real)
+    me = pwd.getpwuid(os.geteuid()).pw_name
+    what, step = safe_files.denied(link)
+    assert what == f"{real} of {me}"
+    assert "chmod" in step
+    monkeypatch.setattr(os, "access", lambda path, _: not Path(path).is_relative_to(tmp_path / "closed/bin"))
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    what, step = safe_files.denied(link)
+    assert what == f"{real}: {tmp_path}/closed belongs to {me}"
+    assert f"Ask {me}" in step
+    assert "chmod" not in step

@@ -86,6 +86,9 @@ def test_a_run_that_hangs_has_many_names(word: str) -> None:
 
 @pytest.mark.parametrize(("word", "page", "section"), [
     ("disk", "troubleshooting", "## Disk or quota full"), ("clean", "commands", "## hpcml rm"),
+    ("memory", "troubleshooting", "## Out of memory"), ("array", "from-batch-scripts", "## Arrays"),
+    ("resubmit", "commands", "## hpcml rerun"), ("space", "troubleshooting", "## Disk or quota full"),
+    ("api", "commands", "## From Python"),
 ])  # fmt: skip
 def test_the_answer_begins_with_the_section(
     word: str, page: str, section: str, capsys: pytest.CaptureFixture[str]

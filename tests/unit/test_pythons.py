@@ -14,6 +14,7 @@ from hpcml.errors import HpcmlError, NotFoundError, ScriptError, UsageError
 from hpcml.request.record import RunRequest
 from hpcml.runs import environments, packages, pythons
 from hpcml.sites import lookup
+from hpcml.workload_forms import Form
 
 PYTHON = Path(os.path.realpath(sys.executable))
 VERSION = f"{sys.version_info[0]}.{sys.version_info[1]}"
@@ -134,6 +135,21 @@ def test_what_cannot_run_a_run_is_refused(world: Path, subtests: pytest.Subtests
             choose(*settings, python=str(mine), image=image)
 
 
+def test_an_environment_whose_python_is_of_another_account(world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The message names the file that the link leads to."""
+    python, see = environment(world / "work/mine") / "bin/python", Path.stat
+
+    def closed(path: Path, **how: bool) -> os.stat_result:
+        if path == python:
+            raise PermissionError(13, "Permission denied", str(path))
+        return see(path, **how)
+
+    monkeypatch.setattr(Path, "stat", closed)
+    with pytest.raises(UsageError, match="Permission denied") as caught:
+        choose(python="mine")
+    assert f"{PYTHON} of " in caught.value.message
+
+
 def test_the_active_environment_is_used_if_it_has_what_the_run_needs(
     world: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -181,6 +197,37 @@ def test_an_active_environment_that_is_not_used_is_named_with_the_line_to_type(
             (note,) = chosen.notes
             line = f"--python {shlex.quote(str(prefix))}"
             assert note == f"hpcml does not use the active environment {prefix}, because {why}. To use it: {line}"
+
+
+def test_an_inactive_environment_beside_the_script_is_named(
+    world: Path, monkeypatch: pytest.MonkeyPatch, subtests: pytest.Subtests
+) -> None:
+    """Whatever it has; but not where the run uses it, or another Python that the user named."""
+    (world / "work/venv").mkdir()
+    (world / "work/venv/pyvenv.cfg").touch()
+    assert choose().notes == (), "no environment"
+    beside, other = environment(world / "work/.venv"), environment(world / "other", "tabulate")
+    line = f"the environment {beside} is not used; the run uses {sys.executable}. To use it: --python {beside}"
+    assert (choose().notes, choose().always) == ((line,), (line,))
+    for settings, values in (
+        (("runtime.python=/usr/bin/python3",), {}), ((), {"image": "x.sif"}), ((), {"python": "/usr/bin/python3"}),
+        ((), {"interpreter": ("/usr/bin/python3",)}), ((), {"form": Form.PROGRAM}),
+    ):  # fmt: skip
+        with subtests.test(settings=settings, values=values):
+            assert not [note for note in choose(*settings, **values).notes if "not used" in note]
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "prefix", str(beside))
+        assert choose().notes == ()
+    for active in (beside, other):  # the first lacks tabulate, which another note says
+        monkeypatch.setenv("VIRTUAL_ENV", str(active))
+        assert not [note for note in choose().notes if "not used" in note]
+    monkeypatch.delenv("VIRTUAL_ENV")
+    monkeypatch.chdir(world)
+    (world / "job.py").symlink_to("work/sub/job.py")
+    (world / "work/sub").mkdir()
+    (world / "work/sub/job.py").touch()
+    environment(world / "venv")
+    assert f"--python {world}/venv" in choose().notes[0], "of the current folder"
 
 
 def test_of_two_active_environments_the_first_on_path_is_used_and_the_other_named(

@@ -137,6 +137,31 @@ def test_a_package_that_opens_clusters_elsewhere_is_told_of(tmp_path: Path, monk
     assert re.match(in_order("coiled (main.py:1)", "outside the run", "Client()"), note)
 
 
+def test_a_missing_module_that_is_a_file_nearby_is_named(tmp_path: Path) -> None:
+    """No package index has it, whatever has its name there."""
+    (tmp_path / "lib/own_part").mkdir(parents=True)
+    for name, file in (("own_part", "lib/own_part/__init__.py"), ("own_file", "jobs/sub/own_file.py")):
+        path = script(tmp_path, f"import {name}\n", "jobs/main.py")
+        script(tmp_path, "", file)
+        with pytest.raises(ScriptError) as caught:
+            check(path)
+        assert f"{tmp_path / file}, add its folder to PYTHONPATH" in caught.value.hint
+        assert "pip" not in caught.value.hint
+
+
+@pytest.mark.parametrize(("listed", "locked", "wanted"), [
+    ('["Hydra_Core[x]>=1"]', False, "uv lock"), ('["other"]', False, "pip install"), ("1", False, "pip install"),
+    ('["hydra-core"]', True, "pip install"),
+])  # fmt: skip
+def test_a_missing_package_of_a_project_without_a_lock(tmp_path: Path, listed: str, locked: bool, wanted: str) -> None:
+    (tmp_path / "pyproject.toml").write_text(f"[project]\ndependencies = {listed}\n")
+    if locked:
+        (tmp_path / "uv.lock").touch()
+    with pytest.raises(ScriptError) as caught:
+        check(script(tmp_path, "import hydra\n", "src/main.py"))
+    assert wanted in caught.value.hint
+
+
 def test_a_scheduler_file_that_no_argument_names_is_told_of(tmp_path: Path) -> None:
     """The IndexError would come on a node."""
     path = script(tmp_path, "import sys\nfrom distributed import Client\nclient = Client(scheduler_file=sys.argv[1])\n")

@@ -50,5 +50,4 @@ def _add_module(name: str, image: str) -> str:
     if name in sys.stdlib_module_names:
         return f"{sys.executable} was built without the standard module '{name}': use another Python (--python PATH)."
     lacks = f"{sys.executable}, which ran the script, has no module '{name}'"
-    add = installed_packages.install(sys.executable, [name])
-    return f"{lacks}. Install the module with: {add}; or use another Python (--python PATH)."
+    return f"{lacks}. {installed_packages.add(sys.executable, name)}"

@@ -157,10 +157,9 @@ def _check_access(python: str, named_by: str) -> list[str]:
             return []
         return [f"{python} ({named_by}) does not exist on this machine; the nodes must have it"]
     if denied:
-        hint = (
-            "Nothing was submitted. Ask the owner for permission to execute it, or name another Python: --python PATH."
-        )
-        raise ScriptError(f"Permission denied: {python}", place=named_by, hint=hint)
+        what, step = safe_files.denied(Path(python))
+        hint = f"Nothing was submitted. {step} To use another Python: --python PATH."
+        raise ScriptError(f"Permission denied: {what}", place=named_by, hint=hint)
     return []
 
 

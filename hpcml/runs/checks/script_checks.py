@@ -16,10 +16,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from hpcml import assets, installed_packages
+from hpcml import assets, installed_packages, safe_files
 from hpcml.config_trust import Named
 from hpcml.errors import NotFoundError, ScriptError, UsageError, did_you_mean, nearest
-from hpcml.runs import modules_code_uses, packages
+from hpcml.runs import modules_code_uses, packages, uv_environments
 from hpcml.runs.modules_code_uses import imported, module_file, place, texts, top_level
 from hpcml.schedulers import sbatch_lines
 from hpcml.units import first_of_many
@@ -107,8 +107,8 @@ def _start_of(script: Path, kind_of: str) -> bytes:
         hint = did_you_mean(_near(script), _example(script) or hint)
         raise NotFoundError(f"There is no such {kind_of}", place=str(script), hint=hint) from error
     except OSError as error:
-        hint = "Give yourself read permission (chmod u+r)."
-        raise NotFoundError(f"The {kind_of} cannot be read: {error.strerror}", place=str(script), hint=hint) from error
+        where, hint = safe_files.denied(script)
+        raise NotFoundError(f"The {kind_of} cannot be read: {error.strerror}", place=where, hint=hint) from error
 
 
 def _other_language(script: Path, start: bytes) -> tuple[str, str] | None:
@@ -499,6 +499,11 @@ def _is_missing(first: _Import, base: Path, python: str) -> ScriptError:
     """Return the error of a script that imports what its environment lacks, with how to get it."""
     command = installed_packages.install(python, [first.name])
     how = f"Install the package, usually with: {command}. To use another Python: --python PATH."
+    if uv_environments.lists_without_lock(first.file, installed_packages.package(first.name)):
+        how = "The project's pyproject.toml lists the package, but there is no uv.lock. "
+        how += "Type uv lock in the project's folder, then submit again."
+    if file := modules_code_uses.nearby(first.file.parent, first.name):
+        how = f"If the module is your own file {file}, add its folder to PYTHONPATH before you submit."
     folder = first.file.parent / ".venv"
     beside = packages.Environment(str(folder / "bin/python"))
     if str(folder / "bin/python") != python and beside.readable and beside.has(first.name):

@@ -7,6 +7,7 @@ import os
 import shlex
 from pathlib import Path
 
+from hpcml import safe_files
 from hpcml.errors import NotFoundError, UsageError
 from hpcml.request.record import NOT_SAID, RunRequest, job_name
 from hpcml.schedulers import sbatch_lines
@@ -35,8 +36,8 @@ def read(spec: RunRequest) -> tuple[RunRequest, list[str]]:
     try:
         text = script.read_bytes().decode(errors="surrogateescape")
     except OSError as error:
-        hint = "Give yourself read permission (chmod u+r)."
-        raise NotFoundError(f"The script cannot be read: {error.strerror}", place=str(script), hint=hint) from error
+        where, hint = safe_files.denied(script)
+        raise NotFoundError(f"The script cannot be read: {error.strerror}", place=where, hint=hint) from error
     sbatch_lines.check_line_breaks(script, text)
     numbered = list(sbatch_lines.of_script(text))
     for number, line in numbered:
