@@ -59,7 +59,7 @@ def _recorded(run: directories.Run, planned: Planned) -> dict[str, Any]:
         if code.form.traits.has_code and code.form not in (Form.PROGRAM, Form.BATCH) and not code.interpreter:
             named_by = named_by or "hpcml's own"
         python = {"python": record.plan.python, "python_from": named_by}
-        python = python if named_by and not record.plan.inside.job.image else {}
+        python = python if all(python.values()) and not record.plan.inside.job.image else {}
         if not (record.request and record.plan.directives):
             return python
         with complete(run.paths.directory):
