@@ -15,7 +15,7 @@ Found = Mapping[str, Mapping[str, Any]]
 SCRIPT = ("HPCML_*", "PYTHONPATH", "PYTHONUNBUFFERED", "PYTHONINSPECT", "PYTHONFAULTHANDLER", "DASK_*", "NCCL_DEBUG*", "UCX_LOG_LEVEL",
           "SLURM*", "SRUN_*", "RLIMIT_RSS", "PS1", "_", "path", "main", "hash", "warnings", "faulthandler", "signals of forks")  # fmt: skip
 TASKS = ("DASK_*", "PYTHONHASHSEED", "*_NUM_THREADS", "MALLOC_TRIM_THRESHOLD_", "NCCL_DEBUG*", "UCX_LOG_*", "SLURM*",
-         "HPCML_NODE", "HPCML_WORLD", "_", "safe_path", "hash_randomization", "hash", "garbage", "output", "oom_score_adj", "host", "path", "main")  # fmt: skip
+         "HPCML_GIVEN", "HPCML_NODE", "HPCML_WORLD", "_", "safe_path", "hash_randomization", "hash", "garbage", "output", "oom_score_adj", "host", "path", "main")  # fmt: skip
 INHERITED = ("__DASK_PARENT_PID", "dask.config.distributed.comm.*", "dask.config.distributed.nanny.environ.*",
              "dask.config.scheduler-address", "dask.config.temporary-directory")  # fmt: skip
 # Of the first two lists, what workers of a LocalCluster have as those of a run.
