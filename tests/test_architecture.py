@@ -292,7 +292,7 @@ MOST_LINES = {
     "failures": 3178,
     "images": 1066,
     "kinds": 12184,
-    "node": 12196,
+    "node": 12195,
     "options": 2434,
     "plan": 904,
     "remote": 3994,

@@ -45,9 +45,14 @@ def wait(settings_files: Iterable[Path] = ()) -> None:
         print("hpcml: a package or a file of settings has changed: this process imports all modules again.", flush=True)
         environment = _GIVEN | {name: os.environ[name] for name in ("HPCML_RUN_DIR", "HPCML_BEGAN")}
         environment.pop(VARIABLE)
-        while WAITING:  # else nobody waits for the end of this child
-            WAITING.pop().end()
+        end_waiting()  # else nobody waits for the end of this child
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)  # noqa: S606 - this program
+
+
+def end_waiting() -> None:
+    """End the script's interpreter that waits, if there is one: it becomes no script's."""
+    while WAITING:
+        WAITING.pop().end()
 
 
 def _line() -> str:

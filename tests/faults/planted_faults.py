@@ -947,7 +947,7 @@ FAULTS = (
     F("jobs/dask_dataframe.py", 'levels.merge(places, on="station")', 'levels.merge(places, on="station", how="left").head(1000, compute=False)', "the example of data frames aggregates a part of the joined rows"),
     F("hpcml/outputs_brought_back.py", "if _stamp_of(run.code / name) == known}", "if not known}", "hpcml rm keeps an array's runs for files that a laptop has"),
     F("hpcml/node/services.py", "                    self.seen[name] = str(error)", "                    self.seen.setdefault(name, str(error))", "a folder in the place of a service's request fills the run's log"),
-    F("hpcml/node/prestarted_role.py", "            WAITING.pop().end()", "            WAITING.pop()", "a kept supervisor that imports again leaves a child that nobody reaps"),
+    F("hpcml/node/prestarted_role.py", "        WAITING.pop().end()", "        WAITING.pop()", "a kept supervisor that imports again leaves a child that nobody reaps"),
     F("hpcml/node/tasks/prestarted_interpreter.py", " and self._has_imported() and", " and", "an import for the last script that hangs counts as the next script's"),
     F("hpcml/node/script/prestarted_script.py", "    before = dict(os.environ)  # an import", "    kind.import_early(*_script(last, tree_of)) if last else 0\n    before = dict(os.environ)  # an import", "an import that sets a variable has the script's interpreter start again"),
     F("hpcml/node/script/prestarted_script.py", "not {*names} <= sys.modules.keys()", "False", "a kept script gets the error that an import had in the script before"),

@@ -551,6 +551,5 @@ def test_no_interpreter_starts_ahead_whose_path_depends_on_its_folder(
         stdin = Path(f"/proc/{one.process.pid}/fdinfo/0").read_text()
         assert int(stdin.partition("flags:")[2].split()[0], 8) & os.O_RDWR == os.O_RDONLY, "as every script has it"
         assert Path(f"/proc/{one.process.pid}/cwd").samefile(cluster.context.settings.code.cwd), "for sitecustomize"
-    while prestarted_role.WAITING:
-        prestarted_role.WAITING.pop().end()
+    prestarted_role.end_waiting()
     assert [one.process.returncode for one in waiting] == [-signal.SIGKILL] * count

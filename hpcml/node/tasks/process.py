@@ -259,12 +259,6 @@ def start_ahead(context: Context, kind: Kind, *, is_of_run: bool) -> None:
         os.close(reader)
 
 
-def end_waiting() -> None:
-    """End an interpreter that has started ahead and becomes no script's."""
-    while prestarted_role.WAITING:
-        prestarted_role.WAITING.pop().end()
-
-
 def can_start_ahead(context: Context, programs: Mapping[Form, str]) -> bool:
     """Whether the interpreter of a run's script can start before the run."""
     return can_wait(context, programs) and "memray" not in context.settings.report.profilers

@@ -97,7 +97,7 @@ class Processes:
         self.agents.order(do=dask_messages.START)
         if not (self.script or prestarted_role.WAITING or settings.workers.gpu):  # UCX gives the script other variables
             process.start_ahead(self.context, state.kind, is_of_run=True)
-            self.folders.callback(process.end_waiting)
+            self.folders.callback(prestarted_role.end_waiting)
         state.phase = SCHEDULER.name
         self._until(lambda: bool(self.address), settings.deadlines.scheduler, self._scheduler_missing)
         environment = self._environment()  # now, because it imports Dask's settings: the workers need longer
