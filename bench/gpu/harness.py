@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import secrets
+import shutil
 import signal
 import subprocess
 import time
@@ -276,7 +277,7 @@ class World:
 
     def clear(self, *, expect_empty: bool = True) -> None:
         """Wait until Slurm has done with the last job; what does not end is cancelled."""
-        if not self._queued():
+        if not shutil.which("squeue", path=self.environment.get("PATH")) or not self._queued():
             return
         if not expect_empty or not wait_for(lambda: not self._queued(), 30):
             self._slurm("scancel", "--me", "--name", JOB)

@@ -22,7 +22,7 @@ CROWD, SMALL_CROWD = 128, 3
 CPUS, THREADS = 4, 2  # of a node as Slurm counts them: room for two tasks of SLURMRunner; of a worker
 RUNNER, TORCHRUN, RANKS = "SLURMRunner", "torchrun", "hpcml, ranks"
 DEADLINE, ENDS = 240, 90
-ABOUT, ABOUT_CROWD = 45, 150  # seconds of a round, of the crowd
+ABOUT, ABOUT_CROWD = 25, 150  # seconds of a round, of the crowd
 HEAD = """\
 #!/bin/bash
 #SBATCH --job-name={job}
@@ -57,29 +57,38 @@ SETTINGS = ("workers.per_node=1", f"workers.threads={THREADS}", "interconnect.re
 
 
 def cases(world: World) -> list[Case]:
-    """Return a case for each number of nodes, and the crowd."""
-    made = [Case(f"{nodes} nodes", ABOUT * min(world.rounds, 2), partial(_measure, world, nodes))
-            for nodes in (FEW if world.cpu_only else SIZES)]  # fmt: skip
+    """Return a case of Dask and one of ranks for each number of nodes, and the crowd."""
+    made = [Case(f"{kind}, {nodes} nodes", ABOUT * min(world.rounds, 2), partial(measure, world, nodes))
+            for kind, measure in (("Dask", _dask), ("ranks", _ranks)) for nodes in (FEW if world.cpu_only else SIZES)]  # fmt: skip
     return [*made, Case("crowd", ABOUT_CROWD, partial(_crowd, world, SMALL_CROWD if world.cpu_only else CROWD))]
 
 
-def _measure(world: World, nodes: int) -> list[Result]:
-    world.shape(nodes, 0, CPUS)
-    words = {"job": JOB, "nodes": nodes, "python": world.python, "scripts": SCRIPTS, "threads": THREADS}
-
-    def batch(text: str) -> dict[str, float]:
-        return by_sbatch(world, lambda folder: (HEAD + text).format(folder=folder, **words))
-
+def _dask(world: World, nodes: int) -> list[Result]:
     contenders: Contenders = {
         "hpcml": partial(by_hpcml, world, "first_line.py", [str(nodes)], nodes, 0, SETTINGS),
-        "by hand": partial(batch, BY_HAND),
-        RUNNER: partial(batch, BY_RUNNER),
-        RANKS: partial(by_hpcml, world, "first_rank.py", [], nodes, 0, options=("--ranks", "1")),
-        TORCHRUN: partial(batch, BY_TORCHRUN),
+        "by hand": partial(_by_batch, world, nodes, BY_HAND),
+        RUNNER: partial(_by_batch, world, nodes, BY_RUNNER),
     }
+    return _measured(world, nodes, contenders, RUNNER)
+
+
+def _ranks(world: World, nodes: int) -> list[Result]:
+    contenders: Contenders = {
+        RANKS: partial(by_hpcml, world, "first_rank.py", [], nodes, 0, options=("--ranks", "1")),
+        TORCHRUN: partial(_by_batch, world, nodes, BY_TORCHRUN),
+    }
+    return _measured(world, nodes, contenders, TORCHRUN)
+
+
+def _by_batch(world: World, nodes: int, text: str) -> dict[str, float]:
+    words = {"job": JOB, "nodes": nodes, "python": world.python, "scripts": SCRIPTS, "threads": THREADS}
+    return by_sbatch(world, lambda folder: (HEAD + text).format(folder=folder, **words))
+
+
+def _measured(world: World, nodes: int, contenders: Contenders, anchor: str) -> list[Result]:
+    world.shape(nodes, 0, CPUS)
     figures, errors = in_rounds(world, contenders)
-    anchors = {name: TORCHRUN if name in (RANKS, TORCHRUN) else RUNNER for name in contenders}
-    return summary(f"{nodes} nodes", figures, errors, anchors)
+    return summary(f"{nodes} nodes", figures, errors, dict.fromkeys(contenders, anchor))
 
 
 def _crowd(world: World, nodes: int) -> list[Result]:
