@@ -291,7 +291,8 @@ def connect(*, backend: str = "", **options: Any) -> Client:
     backend
         What ``dask.array`` and ``dask.dataframe`` create in this process and in tasks: ``gpu`` for CuPy and cuDF,
         ``cpu`` for NumPy and pandas, ``auto`` for what suits the workers, unless Dask's own ``DASK_ARRAY__BACKEND``
-        or ``DASK_DATAFRAME__BACKEND`` is set. Without it Dask's settings stay as they are: those of CPUs.
+        or ``DASK_DATAFRAME__BACKEND`` is set. Without it Dask's settings stay as they are: those of CPUs. Tables of
+        cuDF are shuffled by ``tasks``, unless Dask's setting ``dataframe.shuffle.method`` has another method.
     options
         Of ``distributed.Client`` and of ``distributed.LocalCluster``, in a run and elsewhere. A run has the workers
         that it was submitted with: options for a cluster are named on stderr there, and do nothing.

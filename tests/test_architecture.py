@@ -285,13 +285,13 @@ COMPLEX = {
 }
 # The lines of each package, which may only fall: a commit that raises a number says what this buys.
 MOST_LINES = {
-    ".": 6229,
+    ".": 6230,
     "api": 1023,
     "cli": 8087,
     "doctor": 1539,
     "failures": 3178,
     "images": 1066,
-    "kinds": 12184,
+    "kinds": 12188,
     "node": 12195,
     "options": 2434,
     "plan": 904,

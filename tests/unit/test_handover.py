@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import dask.config
 import pytest
 from distributed.exceptions import WorkerStartTimeoutError
 
@@ -145,3 +146,22 @@ def test_a_worker_s_process_is_its_own_again_after_the_script(tmp_path: Path, mo
     assert (os.environ["COLOUR"], Path.cwd()) == ("the script's", tmp_path)
     plugin.teardown(worker)
     assert (os.environ["COLOUR"], str(Path.cwd())) == ("the worker's", "/")
+
+
+@pytest.mark.parametrize(("backend", "method", "given", "expected"), [
+    ("auto", None, {}, {"array.backend": "cupy", "dataframe.backend": "cudf", "dataframe.shuffle.method": "tasks"}),
+    ("gpu", "p2p", {}, {"array.backend": "cupy", "dataframe.backend": "cudf"}),
+    ("auto", None, {"DASK_DATAFRAME__BACKEND": "pandas"}, {"array.backend": "cupy"}),
+    ("cpu", None, {}, {"array.backend": "numpy", "dataframe.backend": "pandas"}),
+])  # fmt: skip
+def test_tables_of_gpus_are_shuffled_by_tasks(
+    backend: str, method: str | None, given: dict[str, str], expected: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        run_cluster, "load", lambda: SimpleNamespace(settings=SimpleNamespace(workers=SimpleNamespace(gpu=())))
+    )
+    monkeypatch.setattr(run_cluster, "find_spec", lambda _: True)
+    for name, value in {"HPCML_RUN_DIR": "/run", **given}.items():
+        monkeypatch.setenv(name, value)
+    with dask.config.set({"dataframe.shuffle.method": method}):
+        assert run_cluster._backends(backend) == expected

@@ -54,6 +54,7 @@ _OPENING = {
 _ANSWER_WITHIN = 3.0  # seconds for an address of the script's own to accept a connection
 _LONGEST = 60  # characters of the arguments in a note
 
+_SHUFFLE = "dataframe.shuffle.method"
 _LOOP = 10  # questions for the workers in one line that are a loop
 
 _connecting: dict[str, Any] = {}  # the options of a hpcml.connect() that makes its client
@@ -513,6 +514,8 @@ def _backends(backend: str) -> dict[str, str]:
     if backend == "auto":
         overridden = {key for key in chosen if "DASK_" + key.upper().replace(".", "__") in os.environ}
         chosen = {key: library for key, library in chosen.items() if key not in overridden and find_spec(library)}
+    if chosen.get("dataframe.backend") == "cudf" and not dask.config.get(_SHUFFLE, None):
+        chosen[_SHUFFLE] = "tasks"  # P2P, Dask's default, moves tables of a GPU through host memory and files
     return chosen
 
 
