@@ -82,7 +82,7 @@ def explain(lab: Lab, contender: Contender) -> None:
     load.wanted = False
     start = run["start"]
     events = _events(_run_directory(lab), start)
-    marks = sorted(_marks(traces, start), key=lambda mark: mark.at)
+    marks = sorted(marks_in(traces, start), key=lambda mark: mark.at)
     ready = next(at for at, event in events if event.startswith("workers-ready"))
     print(f"hpcml, traced (it costs a little): workers after {ready:.2f} s, usable after {run['usable']:.2f} s.\n")
     _timeline(marks, events)
@@ -99,7 +99,7 @@ def _events(directory: Path, start: float) -> list[tuple[float, str]]:
     return [(fact["time"] - start, f"{fact['event']} {fact.get('worker', '')}".strip()) for fact in facts]
 
 
-def _marks(traces: Path, start: float) -> list[Mark]:
+def marks_in(traces: Path, start: float) -> list[Mark]:
     found = []
     for file in traces.glob("*-[0-9]*"):
         for line in file.read_text().splitlines():
@@ -133,7 +133,7 @@ def _tenths(marks: list[Mark], load: Load, start: float, ready: float) -> None:
     while begin < ready:
         end = min(begin + STEP, ready)
         busy = load.between(start + begin, start + end) / (end - begin)
-        states = Counter(_state(marks, pid, (begin + end) / 2) for pid in {mark.pid for mark in marks})
+        states = Counter(state(marks, pid, (begin + end) / 2) for pid in {mark.pid for mark in marks})
         states.pop("", None)
         words = "; ".join(f"{text} ({count})" if count > 1 else text for text, count in sorted(states.items()))
         print(
@@ -143,10 +143,12 @@ def _tenths(marks: list[Mark], load: Load, start: float, ready: float) -> None:
     print()
 
 
-def _state(marks: list[Mark], pid: int, moment: float) -> str:
+def state(marks: list[Mark], pid: int, moment: float) -> str:
     past = [mark for mark in marks if mark.pid == pid and mark.at <= moment]
     if not past:
         return ""
+    if past[0].what == "made" and "imported" not in [mark.what for mark in past]:  # it connects to the supervisor
+        past = [mark for mark in past if mark.what != "connecting"]
     doing = next((DOING[mark.what] for mark in reversed(past) if mark.what in DOING), "")
     return f"{past[-1].role}: {doing}" if doing else ""
 

@@ -28,6 +28,7 @@ import sampling
 import seeds
 import sizes
 import suite
+import tenths
 import thousand
 import upstream
 import worker_shapes
@@ -76,6 +77,7 @@ PLACES: tuple[tuple[Path, str, Path | None, Callable[[dict[str, Any]], str]], ..
     (FIGURES / "cpu.md", "startup on a disk", FIGURES / "startup-disk.json", _startup),
     (FIGURES / "cpu.md", "bring-up", FIGURES / "bringup.json", _bringup),
     (FIGURES / "README.md", "startup in short", FIGURES / "bringup.json", bringup.in_short),
+    (FIGURES / "cpu.md", "tenths", tenths.FIGURES, tenths.table),
     (FIGURES / "cpu.md", "bring-up inside", FIGURES / "bringup-image.json", _bringup),
     (FIGURES / "cpu.md", "bring-up in an allocation", FIGURES / "bringup-allocation.json", _bringup),
     (FIGURES / "cpu.md", "data protocols", FIGURES / "data-protocols.json", _protocols),

@@ -54,8 +54,8 @@ NOTES: dict[str, tuple[str, str]] = {
         "*usable*: the script's client has seen all workers. hpcml's time includes authentication and the check of the "
         "interconnect; *no check* and *tls, no check* show their cost. The script does not use cuDF. On two GPUs "
         "hpcml's workers therefore did not import cuDF, which the workers of dask-cuda by hand always do. *beside cuDF*: the same by a script "
-        "that uses cuDF, usable when each worker has computed with it, beside one that does not. Since then hpcml imports cuDF for the "
-        "script while the workers start: here this import took 4.2 s after the check.",
+        "that uses cuDF, usable when each worker has computed with it, beside one that does not. hpcml imports cuDF for the "
+        "script while the workers start.",
     ),
     "merge": (
         "A merge of two tables on hpcml and on a LocalCUDACluster with the same memory pool.",
@@ -126,8 +126,7 @@ NOTES: dict[str, tuple[str, str]] = {
         "The estimators of the [examples](../../jobs/README.md), beside scikit-learn or plain Dask on this host's CPUs.",
         "Both sides took turns in one run. Medians. The SVDs are beside Dask on NumPy, *TruncatedSVD* beside the exact one; the grids "
         "beside scikit-learn's GridSearchCV. *to torch and back* is beside the way through the host's memory. *on GPUs* includes *move*, the copy of the rows "
-        "into GPU memory. *call*: until `predict` returns. *apart*: the largest difference of the answers, relative to the largest value. *Ridge* is not compared: "
-        "`coef_` of a fitted Ridge of cuml.dask is None, and `get_combined_model().coef_` has the coefficients.",
+        "into GPU memory. *call*: until `predict` returns. *apart*: the largest difference of the answers, relative to the largest value.",
     ),
     "first": (
         "A short script on one GPU, from the submission to the end: in a run, and with a LocalCUDACluster.",
@@ -138,9 +137,9 @@ NOTES: dict[str, tuple[str, str]] = {
     "startup": (
         "Start on nodes without GPUs, and runs on many nodes.",
         "All nodes share 16 of one machine's 32 cores. One worker of two threads per node, or one rank. *usable*: from the job's "
-        "start until a script has seen all workers, or until all ranks have exchanged a number. Since then the script's imports "
-        "start with the cluster, not once the scheduler is up: here they took 1.4 s after the workers were there. One of two Dask "
-        "runs on 128 nodes ended with 82; its logs were not kept. 17 runs of 24 to 100 nodes on two cores ended as expected.",
+        "start until a script has seen all workers, or until all ranks have exchanged a number. Three series compare the starts of "
+        "Dask; in each of them another benchmark used the other 16 cores. [Tenths of a second](cpu.md#startup-in-tenths-of-a-second) "
+        "shows where the time goes. An earlier Dask run on 128 nodes ended with 82; its logs were not kept.",
     ),
     "failures": (
         "What hpcml says of 22 failures on a GPU, caused in runs on the local site.",
@@ -409,7 +408,7 @@ QUESTIONS = (
     ("startup until the workers are usable", "bringup", r"\dx\d: hpcml", "hpcml / by hand",
      "below 1: hpcml is faster; by hand imports cuDF too"),
     ("the same for a script that uses cuDF", "bringup", r"\dx\d, beside cuDF: hpcml, cuDF", "hpcml / by hand",
-     "before hpcml imported cuDF early for the script"),
+     "both import cuDF"),
 )  # fmt: skip
 
 
