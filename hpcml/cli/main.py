@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 TEXT = """hpcml runs programs on many nodes of a Slurm cluster: a Dask script, ranks of PyTorch, JAX or MPI, or a batch
 script. If a rank, a node or Dask's scheduler dies, the job ends, names what died, and frees its nodes. No other user
 can connect to a run's Dask cluster. Without Slurm, add --site local: hpcml runs the script on this machine."""
-EXAMPLES = (
-    "  hpcml new kmeans                            create an example",
-    "  hpcml submit --nodes 2 kmeans.py            run kmeans on a Dask cluster",
-    "  hpcml submit --nodes 2 --ranks 4 train.py   run 4 ranks on each node",
-    "  hpcml submit job.sh                         run a batch script as it is",
-    "  hpcml why                                   explain a failed run",
-)
+EXAMPLES = {
+    "hpcml new kmeans": "create an example",
+    "hpcml submit --nodes 2 kmeans.py": "run kmeans on a Dask cluster",
+    "hpcml submit --nodes 2 --ranks 4 train.py": "run 4 ranks on each node",
+    "hpcml submit job.sh": "run a batch script as it is",
+    "hpcml why": "explain a failed run",
+}
 NOTES = (
     "RUN is a run's id (or the id's first part), its name, its Slurm job id, or 'last'.",
     "On a laptop, --host HOST (or the variable HPCML_HOST) runs the command on the login node HOST, through ssh.",
@@ -38,11 +38,13 @@ def overview() -> str:
     """Return the text of ``hpcml --help``, without argparse, whose import would double the time."""
     width = min(columns(sys.stdout, 80), 100)
     wide = max(map(len, COMMANDS)) + 4
-    lines = ["usage: hpcml [--host HOST] COMMAND …", "", *folded(TEXT, width), "", *EXAMPLES]
+    lines = ["usage: hpcml [--host HOST] COMMAND …", "", *folded(TEXT, width), ""]
+    for command, does in EXAMPLES.items():
+        lines += folded(does, width, first=f"  {command:<44}", rest=" " * 46)
     for title, group in GROUPS.items():
         lines += ["", f"{title}:"]
-        for name, command in group.items():
-            lines += folded(command.does, width, first=f"  {name:<{wide - 2}}", rest=" " * wide)
+        for name, verb in group.items():
+            lines += folded(verb.does, width, first=f"  {name:<{wide - 2}}", rest=" " * wide)
     lines.append("")
     for text in NOTES:
         lines += folded(text, width)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcml.cli import commands, help  # noqa: A004 - hpcml's
+from hpcml.cli import commands, help, main  # noqa: A004 - hpcml's
 from hpcml.errors import UsageError
 from hpcml.options import parser
 from hpcml.request.options import OPTIONS
@@ -17,6 +17,14 @@ from hpcml.sites.schema import Site
 
 _ASKED = json.loads((Path(__file__).parents[1] / "site/questions.json").read_text())
 QUESTIONS = [asked for asked in _ASKED if asked.get("only", "help") == "help"]
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_of_all_commands(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(main, "columns", lambda *_: width)
+    text = main.overview()
+    assert not [line for line in text.splitlines() if len(line) > width]
+    assert set(text.split()) >= {"example", "rank,", "ranks", "failed"}  # no word is cut
 
 
 def test_of_a_command(subtests: pytest.Subtests, monkeypatch: pytest.MonkeyPatch) -> None:
