@@ -291,7 +291,7 @@ def timed(document: Document) -> Shown:
 SOURCES = (
     Source(
         "cuML multi-GPU workflow (Leeroopedia, 2026)",
-        "Algorithms with one Dask worker per GPU. The document has no figures.",
+        "The document describes algorithms with one Dask worker per GPU. The document has no figures.",
         (
             Row("KMeans", "", "gpu-1-lloyd.json", fitted, ("jobs/kmeans.py", "jobs/lloyd/__init__.py"), older=MORE_CHECKS),
             cuml("DBSCAN", "dbscan"),
@@ -316,7 +316,7 @@ SOURCES = (
     ),
     Source(
         "GPU Accelerated Distributed Data Science (CINECA lecture, 2025)",
-        "Dask on a Slurm machine's GPUs: startup, memory pools, spilling and recovery. The lecture has no times.",
+        "The lecture describes startup, memory pools, spilling and recovery of Dask on GPUs. The lecture has no times.",
         (
             Row("a LocalCUDACluster in a script", "", "gpu-2-idioms.json", unchanged, ("bench/gpu/scripts/idioms.py",),
                 older=ONE_MORE),
@@ -329,7 +329,7 @@ SOURCES = (
     ),
     Source(
         "Distributed pipelines, Dask and profiling (notes for an NVIDIA certification)",
-        "Tables on GPUs, from files to a model. The notes have no figures.",
+        "The notes describe tables on GPUs, from files to a model. The notes have no figures.",
         (
             cuml("ETL: CSV and Parquet, groups", "etl"),
             cuml("join of tables with a shuffle", "join"),
@@ -354,7 +354,7 @@ SOURCES = (
     ),
     Source(
         "Dask blog, posts on GPUs (2019 to 2023)",
-        "Published figures. A rate is bytes per second; here and there the data has the same kind and shape.",
+        "The posts have figures. A rate is bytes per second. Our data has the kind and shape of the published data.",
         (
             Row("the same code on CPUs and GPUs (2023)", "works", "gpu-2-examples-1-2.json", alike),
             Row("`svd_compressed`, 200 GB on 1 GPU: 1/8", "10 to 15 s on 16 V100", ONE, headline("svd", 200e9, 12.5), (f"{BY_HAND}svd",)),
