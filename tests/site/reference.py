@@ -44,17 +44,22 @@ PROFILE = """\
 # Keys of a profile
 
 This page lists all keys of
-[a profile and of settings](sites.md), with kind, default
-(empty if none is named) and meaning. For the key
-`workers.per_node`, write `per_node` below `[workers]` in a
-file, set the variable `HPCML_WORKERS__PER_NODE`, or use the
-option `--set workers.per_node=4`.
+[a profile and of settings](sites.md). Each entry shows the
+kind of value, the default and the meaning. A key without a
+named default is empty by default. You can set the key
+`workers.per_node` in three ways:
+
+* In a file, write `per_node` below `[workers]`.
+* Set the variable `HPCML_WORKERS__PER_NODE`.
+* Use the option `--set workers.per_node=4`.
+
+The kinds of value are:
 
 * A *time limit* is `30` (minutes), `MM:SS`, `HH:MM:SS`,
   `D-HH:MM:SS`, `90m`, `2h` or `1d12h`.
 * A *duration* is `20` (seconds), `1.5s`, `2m` or `1h30m`.
-* *Memory* is `4000M`, `120G` or `0.5T` in powers of 1024; a
-  bare number is MiB.
+* A *memory* value is `4000M`, `120G` or `0.5T` in powers of
+  1024. A number without a unit is in MiB.
 
 `make reference` writes this page from the schema.
 """
