@@ -125,9 +125,9 @@ def table(document: dict[str, Any]) -> str:
     total = sum(row["seconds"] for row in document["steps"])
     machine, versions = document["machine"], document["versions"]
     lines += [f"| | in all | {total:.0f} |", "",
-              f"Measured on [the lab](lab.md), whose nodes share one machine, on {document['date'][:10]}: {machine['cores']} cores, load "
-              f"{machine['load_before'][0]:.1f} before, {versions['slurm']}, Apptainer {versions['apptainer']}, an empty queue and an empty "
-              f"home. Each step ended with status 0. Ctrl-C ended the tunnel after the dashboard had answered. `{document['command']}`"]  # fmt: skip
+              f"We measured these times on [the lab](lab.md) on {document['date'][:10]}. The lab's nodes share one machine with {machine['cores']} "
+              f"cores. Its load before was {machine['load_before'][0]:.1f}. The lab had {versions['slurm']}, Apptainer "
+              f"{versions['apptainer']}, an empty queue and an empty home. Each step ended with status 0. Ctrl-C ended the tunnel after the dashboard had answered. `{document['command']}`"]  # fmt: skip
     return "\n".join(lines)
 
 

@@ -79,7 +79,7 @@ def table(document: dict[str, Any]) -> str:
     gpu = "Dask and RAPIDS for GPUs: install it in a second environment, such as `~/hpcml-gpu`. "
     gpu += "Its UCX has [no InfiniBand](images.md#infiniband)"
     lines.append(f"| `cuda12`, `cuda13` | {gpu} | not measured | not measured |")
-    facts = f"Measured on {document['date'][:10]} with {document['python']} and {document['pip']}"
+    facts = f"We measured the sizes on {document['date'][:10]} with {document['python']} and {document['pip']}"
     return "\n".join([*lines, "", f"{facts}. The sizes include pip: `{document['command']}`"])
 
 
@@ -98,9 +98,9 @@ def wheels(document: dict[str, Any]) -> str:
     node, polars = (document["extras"][extra] for extra in ("node", "polars"))
     one = document["one_file"]
     return (
-        f"`hpcml.pyz` takes {_mb(one['bytes'])}, and its unpacked copy {_mb(one['unpacked'])}. The wheels of `node` and "
+        f"`hpcml.pyz` takes {_mb(one['bytes'])}. Its unpacked copy takes {_mb(one['unpacked'])}. The wheels of `node` and "
         f"hpcml take {_mb(node['wheels_bytes'])}.\n"
-        f"The wheels of `polars`, which include those of `node`, take {_mb(polars['wheels_bytes'])}."
+        f"The wheels of `polars` take {_mb(polars['wheels_bytes'])}. They include the wheels of `node`."
     )
 
 
