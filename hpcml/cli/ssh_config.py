@@ -27,7 +27,7 @@ COMMAND = "ssh-config"
 
 def add_options(parser: ArgumentParser) -> None:
     """Add what this verb takes."""
-    parser.epilog = "hpcml help editors explains VS Code, PyCharm, rsync and debuggers."
+    parser.epilog = "hpcml help editors explains how to use VS Code, PyCharm, rsync and debuggers on a node."
     common.add_run(parser)
     common.add_site(parser)
     common.add_json(parser, "print JSON: the file, the line for ~/.ssh/config, and the names with their nodes")

@@ -59,8 +59,9 @@ def show(notes: Sequence[str], always: Sequence[str] = (), project_notes: Sequen
     new = {*each_time, *_remember(folder, fresh, project_notes)}
     for text in [text for text in dict.fromkeys(notes) if text in new]:
         line = shown(noted(text))
-        is_cut = is_cut or (0 < width < cells(line) and text not in each_time)
-        say(fit(line, width) if width and text not in each_time else line, sys.stderr)
+        if 0 < width < cells(line) and text not in each_time:
+            is_cut, line = True, f"{fit(line, width).rpartition(' ')[0]} …"
+        say(line, sys.stderr)
     if is_cut:
         say("hpcml: to show the full notes: hpcml status --notes", sys.stderr)
 

@@ -167,7 +167,7 @@ class Qos(NamedTuple):
     """The table describes a QoS for ``--qos``. The limits of the QoS replace the limits of the partition.
 
     hpcml refuses a request beyond a limit. The error names a partition or QoS that would accept the request. If
-    ``[facts]`` marks the limit as ``reported`` or ``guessed``, hpcml only prints a note, and submits the job.
+    ``[facts]`` marks the limit as ``reported`` or ``guessed``, hpcml submits the job and prints a note.
     """
 
     description: str = ""

@@ -116,7 +116,7 @@ class LabDesk(Desk):
         self.lab = Lab()
         self.lab.up()
         super().__init__(self.lab.home("alice"))
-        self.piped("rm -rf ~/.hpcml")
+        self.piped("chmod -R u+w ~/.hpcml; rm -rf ~/.hpcml")  # a test leaves read-only runs
         for path in (self.folder, *self.folder.iterdir()):
             owner = self.home.stat()
             os.chown(path, owner.st_uid, owner.st_gid)

@@ -28,7 +28,7 @@ _REPORTS = """\
 Report a vulnerability to <{}> before you publish it. Do not describe the vulnerability in a public issue, a pull
 request or a mailing list."""
 _NO_REPOSITORY = """\
-hpcml has no public address yet. Ask the person who gave you hpcml for a clone or a wheel."""
+hpcml is not yet in a public repository. Request a clone or a wheel from the person who told you about hpcml."""
 _REPOSITORY = """\
 Without a clone, write `hpcml[array] @ git+{}` in place of `./hpcml[array]`. Report faults, and ask questions, at
 <{}>."""
@@ -41,7 +41,7 @@ PLACES = (
     Place(
         "SECURITY.md",
         PUBLIC,
-        "hpcml has no public address yet. Ask the person who gave you hpcml for the digests.",
+        "hpcml is not yet in a public repository. Request the digests from the person who gave you the files.",
         "hpcml's repository is <{}>. Do not trust a copy from another place.",
     ),
     Place("pyproject.toml", PUBLIC, "", '[project.urls]\nRepository = "{}"'),

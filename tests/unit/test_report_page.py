@@ -356,3 +356,8 @@ def test_thinning_keeps_a_peak() -> None:
 def test_a_line_is_interrupted_where_nothing_is_known() -> None:
     line = Curve("x", [0, 5, 10, 300, 305, 310], [1, 2, None, 3, 4, 5])
     assert [len(part) for part in page.pieces(line, 20)] == [2, 3]
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0.0002, "0.2 ms"), (0.9994, "999 ms"), (0.9996, "1.0 s"), (61, "1:01")])
+def test_short_times_have_no_exponent(seconds: float, text: str) -> None:
+    assert page._ENVIRONMENT.filters["short"](seconds) == text

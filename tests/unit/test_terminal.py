@@ -21,6 +21,7 @@ from hpcml.failures.point import PointEnd
 from hpcml.node.sweep.points import Point
 from hpcml.node.sweep.queue import Points
 from hpcml.paths import RunPaths
+from hpcml.runs import notes
 
 EVIL = (
     "\x1b[2J\x1b[H", "\x1b]0;owned\x07", "\x1b]52;c;cm0gLXJm\x07", "\x9b31m", "\x1bP+q544e\x1b\\", "a\rb", "a\nfake row", "a\x0bb",
@@ -116,3 +117,13 @@ def test_json_on_the_terminal_is_still_json(subtests: pytest.Subtests, capsys: p
             said = capsys.readouterr().out
             assert json.loads(said) == {"x": text}
             assert said.replace("\n", "").isprintable()
+
+
+def test_a_note_is_cut_between_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(notes, "columns", lambda *_: 30)
+    notes.show(["the job takes whole nodes, with four GPUs"])
+    assert capsys.readouterr().err.splitlines()[0] == "hpcml: note: the job takes …"
