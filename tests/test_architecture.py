@@ -297,7 +297,7 @@ MOST_LINES = {
     "plan": 904,
     "remote": 3994,
     "repairs": 984,
-    "report": 2350,
+    "report": 2353,
     "request": 584,
     "runs": 9954,
     "schedulers": 3857,
