@@ -113,7 +113,29 @@ def test_only_what_is_missing_is_submitted(world: World) -> None:
     out, _ = sweep(world, "status", "job", "--json")
     assert {key: value for key, value in json.loads(out).items() if key != "runs"} == {
         "sweep": "job", "points": 4, "ok": 3, "pruned": 0, "failed": 1, "under way": 0, "missing": 0,
+        "omitted": 0,
     }  # fmt: skip
+
+
+def test_points_whose_results_are_there_are_shown(world: World) -> None:
+    """The table has the points of the last command, also if nothing was left to run; it names how many it omits."""
+    for values in ("1,2", "3,4"):
+        sweep(world, "job.py", "--grid", f"k={values}")
+        for point in points_of(run_of(world)):
+            end(run_of(world), point, loss=float(point["texts"]["k"]))
+        write_end(run_of(world), 0)
+    for verb in ("status", "table"):
+        out, said = sweep(world, verb, "job")
+        assert sum(" 2 points of earlier commands" in line for line in (out + said).splitlines()) == 1, verb
+    assert json.loads(sweep(world, "status", "job", "--json")[0])["omitted"] == 2
+    out, said = sweep(world, "table", "job", "--json")
+    assert ([row["values"]["k"] for row in json.loads(out)], said.count(" 2 points ")) == ([3, 4], 1)
+    sweep(world, "job.py", "--grid", "k=1,2,3,4", "--dry-run")
+    assert len(json.loads(sweep(world, "table", "job", "--json")[0])) == 2, "a dry run changes nothing"
+    assert "4 points, 4 done, 0 to run" in sweep(world, "job.py", "--grid", "k=1,2,3,4")[1]
+    out, said = sweep(world, "table", "job", "--json")
+    assert ([row["values"]["k"] for row in json.loads(out)], said) == ([1, 2, 3, 4], "")
+    assert len(world.left()) == 3, "two runs, and the folder of sweeps"
 
 
 def test_points_of_a_run_that_was_never_submitted_are_missing_again(world: World) -> None:
