@@ -287,7 +287,7 @@ COMPLEX = {
 MOST_LINES = {
     ".": 6230,
     "api": 1023,
-    "cli": 8102,
+    "cli": 8107,
     "doctor": 1539,
     "failures": 3178,
     "images": 1066,
@@ -299,7 +299,7 @@ MOST_LINES = {
     "repairs": 984,
     "report": 2353,
     "request": 584,
-    "runs": 9954,
+    "runs": 9960,
     "schedulers": 3857,
     "sites": 1544,
     "survey": 1210,

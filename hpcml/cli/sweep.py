@@ -260,7 +260,8 @@ def _prepared(options: Namespace, spec: RunRequest, jobs: int) -> tuple[Any, Pre
         hint = "Remove --jobs. --at-once N runs N points in parallel."
         raise UsageError("A sweep in a hold is one run, without jobs of its own", place="--jobs", hint=hint)
     hold, spec = features_by_point.only("place in a kept allocation")(options, spec)
-    return hold, features_by_point.only("plan in a kept allocation")(hold, submission.with_python(spec))
+    prepared = features_by_point.only("plan in a kept allocation")(hold, submission.with_python(spec))
+    return hold, prepared._replace(notes=(*prepared.notes, *prepared.plan.notices))
 
 
 def _typed(options: Namespace) -> tuple[str, ...]:
@@ -383,7 +384,11 @@ def _tell(
         common.say_row("", f"… and {counted(len(chosen) - _FIRST, 'more point')}")
     words = {"ok": "done", "pruned": "pruned", "failed": "failed", "under_way": "under way"}
     counts = [f"{facts[key]} {word}" for key, word in words.items() if facts[key]]
-    common.say_row("count", ", ".join([f"{facts['points']} points", *counts, f"{len(chosen)} to run"]))
+    together = min(jobs * prepared.plan.inside.points.at_once, len(chosen))
+    parallel = [f"{together} at the same time"] if together > 1 else []
+    if len(chosen) > 1 == together:
+        parallel = ["one after another in one job (several at the same time: --at-once N or --jobs N)"]
+    common.say_row("count", ", ".join([f"{facts['points']} points", *counts, f"{len(chosen)} to run", *parallel]))
     if not chosen:
         if facts["failed"] and not facts["under_way"]:
             common.say_row("next", "to run failed points again, add --only-failed")

@@ -6,6 +6,7 @@ import csv
 import json
 import os
 import pty
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 
 import planted
 from hpcml import errors
+from tests.said import in_order, says
 from world import World, until, write_end, write_events
 
 GRID = ("job.py", "--grid", "k=8,16", "--grid", "lr=0.1,0.01", "--nodes", "2")
@@ -58,12 +60,13 @@ def test_points_and_cost_are_said_before_the_submission(world: World) -> None:
         "             k=8 lr=0.01",
         "             k=16 lr=0.1",
         "             … and 1 more point",
-        "  count      4 points, 4 to run",
+        says("  count      4 points, 4 to run, one after another", "--at-once N", "--jobs N"),
         "  asks for   2 nodes, time limit 00:30:00, at most 1 node-h",
     ] + [line for line in said.splitlines() if line.startswith(("  start", "Nothing was submitted."))]
     for jobs, cost in (("3", "3 jobs"), ("9", "4 jobs")):  # no more of them than points
         _, said = sweep(world, *GRID, "--dry-run", "--time", "30", "--jobs", jobs)
         assert f", at most {cost[0]} node-h, for {cost}\n" in said
+        assert f"4 to run, {cost[0]} at the same time\n" in said
     assert world.left() == []
     sweep(world, *GRID, "--", "--epochs", "3")
     [run] = [name for name in world.left() if name.startswith("job-")]
@@ -83,6 +86,14 @@ def test_a_sweep_of_a_script_that_can_use_gpus_requests_none_and_says_so(world: 
         done = world.run("sweep", "--site", "leonardo", "--account", "a", *GRID, *words, "--dry-run")
         assert done.returncode == 0, done.stderr
         assert sum("CuPy" in line and "add --gpus-per-node 4" in line for line in done.stderr.splitlines()) == notes
+
+
+def test_a_plain_script_is_told_that_its_points_have_one_node(world: World) -> None:
+    """As ``hpcml submit`` tells it: a point has the first node; one node, or a script with Dask, has no such note."""
+    for text, nodes, notes in (("pass\n", 2, 1), ("pass\n", 1, 0), ("import dask\n", 2, 0)):
+        (world.project / "job.py").write_text(text)
+        _, said = sweep(world, *GRID, "--nodes", str(nodes), "--dry-run")
+        assert len(re.findall(in_order("note: ", "first of 2 nodes", "--nodes 1 --jobs 2"), said)) == notes, text
 
 
 def test_only_what_is_missing_is_submitted(world: World) -> None:
