@@ -292,7 +292,7 @@ MOST_LINES = {
     "failures": 3178,
     "images": 1066,
     "kinds": 12188,
-    "node": 12195,
+    "node": 12196,
     "options": 2434,
     "plan": 904,
     "remote": 3994,
@@ -303,7 +303,7 @@ MOST_LINES = {
     "schedulers": 3857,
     "sites": 1544,
     "survey": 1210,
-    "sweeps": 1443,
+    "sweeps": 1444,
 }
 
 

@@ -377,10 +377,11 @@ def submit(choice: Choice, asked: Asked) -> list[directories.Run]:
         jobs += [runs_submit.prepare(prepared.loaded, prepared.spec) for _ in range(others)]
     ids = [job.plan.run_id for job in jobs]
     record.save(runs, continued(choice, asked, ids))
+    numbers = {point.key: {"number": number} for number, point in enumerate(choice.planned, 1)}
     table: dict[str, object] = {
         "sweep": old.name,
         "max_fails": asked.max_fails,
-        "points": [_for_the_nodes(point, choice.progress) for point in choice.chosen],
+        "points": [numbers[point.key] | _for_the_nodes(point, choice.progress) for point in choice.chosen],
     }
     if leases:
         table |= {"claims": leases, "runs": ids}

@@ -112,6 +112,7 @@ def test_only_what_is_missing_is_submitted(world: World) -> None:
     assert "if each point takes 2.0 s" in said
     second = run_of(world)
     assert [one["key"] for one in points_of(second)] == [points[2]["key"], points[3]["key"]]
+    assert [one["number"] for one in points_of(second)] == [3, 4]
     for point in points_of(second):
         end(second, point, loss=0.25)
     write_end(second, 1)

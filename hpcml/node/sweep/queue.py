@@ -330,7 +330,7 @@ class Points(Queue):
                     log = str(self.context.run.log_of(point.key))
                     self.failed.append(FailedPoint(point.shown[:_LONGEST], record.cause, log))
             how += f"  {record.cause}" if record.state == point_end.PRUNED else ""
-        say(f"point {self.counts.total()} of {len(self.plan.points)}  {point.shown}  {how}")
+        say(f"{self.counts.total()} of {len(self.plan.points)} ended: point:{point.number}  {point.shown}  {how}")
 
     def _say_restarted(self, why: str) -> None:
         if why:
