@@ -545,3 +545,25 @@ def test_cancel_of_a_run_ends_those_that_divide_points_with_it(world: World) -> 
     facts = json.loads(done.stdout)
     assert (facts["cancelled"], [one["cancelled"] for one in facts["others"]]) == (True, [True, True])
     assert sorted(call["arguments"][0] for call in world.calls("scancel")) == ["101", "102", "103"]
+
+
+def test_why_names_the_points_that_remain(world: World) -> None:
+    """The time limit ended no point: the stacks of hpcml's processes, which the node wrote before it, explain nothing."""
+    sweep(world, *GRID)
+    run, message = run_of(world), "2 of 4 points, 2 remain"
+    (run / "attempts/0/stacks").mkdir(parents=True)
+    process = {
+        "pid": 7,
+        "name": "script",
+        "by": "",
+        "command": "",
+        "child": False,
+        "threads": [],
+        "state": "S",
+        "wait": "",
+    }
+    (run / "attempts/0/stacks/n1.json").write_text(json.dumps({"id": "", "processes": [process]}))
+    ends = {"submitted": 4, "failed": 0, "first": []}
+    write_end(run, errors.TIME_LIMIT, message=message, hint="Repeat it.", points=ends)
+    found = json.loads(world.run("why", "job", "--json").stdout)
+    assert (found["cause"], found["next_step"], found["evidence"], found["known"]) == (message, "Repeat it.", [], True)

@@ -186,7 +186,9 @@ def test_nothing_begins_when_the_run_is_to_end(what: str, status: int, word: str
         world.forker.say("reset", slot=slot, restarted="", problem="")
     assert world.step() == [{"do": "end", "status": status}]
     assert world.states() == {"0": "ok"}
-    assert world.over().message.endswith(f"2 remain: {word}")
+    end = world.over()
+    assert end.message.endswith(f"2 remain: {word}")
+    assert "repeat the command" in end.hint
 
 
 def test_what_an_earlier_attempt_has_ended_is_not_run_again(tmp_path: Path) -> None:

@@ -373,4 +373,6 @@ class Points(Queue):
         name = self.context.settings.points.sweep
         hint = f"List the points and their numbers N: hpcml sweep table {name}. Show a point's output: "
         hint += f"hpcml logs {name} point:N."
+        if not ends.failed:
+            hint = "To run the remaining points, repeat the command of the sweep. hpcml keeps the finished points."
         return end._replace(message=self.summary, hint=hint if self.exit_status else "", reason="", points=ends)
