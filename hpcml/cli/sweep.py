@@ -8,7 +8,7 @@ import sys
 from argparse import SUPPRESS
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from hpcml import features_by_point, safe_files
 from hpcml.cli import common, submit
@@ -219,6 +219,8 @@ def _begin(options: Namespace) -> int:
         with record.held(runs, name, prepared.plan.run_id):
             look = _look_again(options, asked, prepared, planned, say_it=not printed)
             if not look.chosen:
+                if look.before.runs:
+                    record.save(runs, submission.continued(look, asked))
                 return 0
             if agreed or not look.stale:
                 started = submission.submit(look, asked)
@@ -258,7 +260,8 @@ def _prepared(options: Namespace, spec: RunRequest, jobs: int) -> tuple[Any, Pre
         hint = "Remove --jobs. --at-once N runs N points in parallel."
         raise UsageError("A sweep in a hold is one run, without jobs of its own", place="--jobs", hint=hint)
     hold, spec = features_by_point.only("place in a kept allocation")(options, spec)
-    return hold, features_by_point.only("plan in a kept allocation")(hold, submission.with_python(spec))
+    prepared = features_by_point.only("plan in a kept allocation")(hold, submission.with_python(spec))
+    return hold, prepared._replace(notes=(*prepared.notes, *prepared.plan.notices))
 
 
 def _typed(options: Namespace) -> tuple[str, ...]:
@@ -381,7 +384,11 @@ def _tell(
         common.say_row("", f"… and {counted(len(chosen) - _FIRST, 'more point')}")
     words = {"ok": "done", "pruned": "pruned", "failed": "failed", "under_way": "under way"}
     counts = [f"{facts[key]} {word}" for key, word in words.items() if facts[key]]
-    common.say_row("count", ", ".join([f"{facts['points']} points", *counts, f"{len(chosen)} to run"]))
+    together = min(jobs * prepared.plan.inside.points.at_once, len(chosen))
+    parallel = [f"{together} at the same time"] if together > 1 else []
+    if len(chosen) > 1 == together:
+        parallel = ["one after another in one job (several at the same time: --at-once N or --jobs N)"]
+    common.say_row("count", ", ".join([f"{facts['points']} points", *counts, f"{len(chosen)} to run", *parallel]))
     if not chosen:
         if facts["failed"] and not facts["under_way"]:
             common.say_row("next", "to run failed points again, add --only-failed")
@@ -448,10 +455,12 @@ def _look(options: Namespace, verb: str, names: list[str]) -> int:
     for sweep in sweeps:
         progress = record.progress(runs, sweep)
         rows = _rows(options, runs, sweep, progress)
-        answers.append({"sweep": sweep.name, **_counts(rows), "runs": list(sweep.runs)})
+        omitted = results.omitted(sweep, progress)
+        answers.append({"sweep": sweep.name, **_counts(rows), "omitted": omitted, "runs": list(sweep.runs)})
         if options.json:
             continue
         say_fitted(results.counts(rows), sys.stdout, first=f"{sweep.name}  ", rest="  ")
+        _tell_omitted(omitted, sys.stdout, "  ")
         for text in progress.problems:
             say_fitted(text, sys.stdout, first="  ", rest="    ")
         if names:
@@ -460,6 +469,13 @@ def _look(options: Namespace, verb: str, names: list[str]) -> int:
     if options.json:
         common.print_json(answers[0] if names else answers)
     return 0
+
+
+def _tell_omitted(number: int, stream: TextIO, first: str = "") -> None:
+    """Say how many points of the sweep are not shown because its last command did not ask for them."""
+    if number:
+        text = f"Omitted: {counted(number, 'point')} of earlier commands. To show such points, repeat their command."
+        say_fitted(text, stream, first=first, rest=f"{first}  ")
 
 
 def _counts(rows: Sequence[results.Row]) -> dict[str, int]:
@@ -518,6 +534,7 @@ def _table(options: Namespace, runs: Path, name: str) -> int:
     sweep = record.find(runs, name)
     progress = record.progress(runs, sweep)
     rows = _rows(options, runs, sweep, progress)
+    _tell_omitted(results.omitted(sweep, progress), sys.stderr)
     if options.json:
         common.print_json([row._asdict() for row in rows])
     elif options.csv == "-":
@@ -544,6 +561,7 @@ def _plot(options: Namespace, runs: Path, name: str) -> int:
     progress = record.progress(runs, sweep)
     metric = options.metric or results.metric_of(sweep, progress)
     rows = _rows(options, runs, sweep, progress)
+    _tell_omitted(results.omitted(sweep, progress), sys.stderr)
     printed, maximize = options.output == "-", options.maximize or sweep.maximize
     path = Path() if printed else _target(options, "--output", options.output or f"{name}.svg")
     if not printed and path.suffix not in _FORMS:

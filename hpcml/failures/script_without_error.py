@@ -30,6 +30,8 @@ def ended(case: Case, hits: Sequence[Hit]) -> Cause:
     """Return the cause of a script's end without a recorded error: a signal, an exit, or a printed error."""
     if case.end.points.failed:
         return _of_points(case)
+    if case.end.points.submitted and case.end.exit_status == errors.TIME_LIMIT:
+        return Cause(case.end.message, "points remain", True, "points", case.end.hint)
     if number := errors.signal_of_status(case.end.exit_status):
         return _signalled(case, hits, signal.Signals(number))
     if child := last_output.child_error(case.last_output):

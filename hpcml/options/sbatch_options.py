@@ -11,7 +11,7 @@ from hpcml.schedulers import gres as grammar
 _DIRECTIVE = re.compile(r"--[a-z][a-z0-9-]*")
 # What hpcml has an option for, by sbatch's long words.
 _NAMES = {option.slurm[0]: f"Use {option.word}." for option in reversed(table.OPTIONS.values()) if option.slurm}
-SWEEP = "Use hpcml sweep SCRIPT --grid NAME=VALUES: it runs the script once for each value."
+SWEEP = "Use hpcml sweep SCRIPT --grid NAME=VALUES --jobs N: N jobs run all values, each job with the whole --time."
 _ARRAY = f"{SWEEP} For a batch script: --sbatch=--array=0-9."
 _TASKS = (
     "For N ranks on each node (PyTorch, JAX, MPI), use --ranks N. "

@@ -583,10 +583,11 @@ def _panels(report: Report) -> list[tuple[str, Markup]]:
     metric = report.points.metric
     measured = [point for point in report.points.ended if point.metrics.get(metric) is not None]
     names = dict.fromkeys(name for point in measured for name in point.values)
-    differing = [name for name in names if len({str(point.values.get(name)) for point in measured}) > 1]
-    heights = [point.metrics[metric] or 0.0 for point in measured]
+    given = {name: [point for point in measured if name in point.values] for name in names}
+    differing = [name for name, those in given.items() if len({str(point.values[name]) for point in those}) > 1]
+    heights = {name: [point.metrics[metric] or 0.0 for point in given[name]] for name in differing}
     return [
-        (name, scatter([str(point.values.get(name, "")) for point in measured], heights, name=f"{metric} by {name}"))
+        (name, scatter([str(point.values[name]) for point in given[name]], heights[name], name=f"{metric} by {name}"))
         for name in differing[:MOST_PANELS]
     ]
 

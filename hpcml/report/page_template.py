@@ -134,12 +134,13 @@ PAGE = """<!doctype html>
 {% endif %}
 {% if report.points.sweep %}
 <section><h2>Sweep {{ report.points.sweep }}</h2>
-<p>{{ report.points.ended | length }} points ended{% if report.points.others %}, {{ report.points.others }} are not in this table{% endif %}.
-{% if report.points.metric %}Best first: the {{ "largest" if report.points.maximize else "smallest" }} {{ report.points.metric }}.{% endif %} {% if panels %}A ring marks the best point.{% endif %}</p>
+<p>{{ report.points.ended | length }} points ended{% if report.points.others %}, {{ report.points.others }} are not in this report{% endif %}.
+{% if report.points.ended | length > 100 %}The table shows the first 100.{% endif %}
+{% if report.points.metric %}Best first: the {{ "largest" if report.points.maximize else "smallest" }} {{ report.points.metric }}.{% endif %} {% if panels %}A ring marks the best point of each picture.{% endif %}</p>
 <div class="charts">{% for name, picture in panels %}<figure><h3>{{ report.points.metric }} by {{ name }}</h3>{{ picture }}</figure>
 {% endfor %}</div>
 <div class="wide"><table><tr>{% for name in columns[0] %}<th>{{ name }}</th>{% endfor %}{% for name in columns[1] %}<th class="n">{{ name }}</th>{% endfor %}<th>state</th><th class="n">time</th><th>cause</th></tr>
-{% for point in report.points.ended[:100] %}<tr>{% for name in columns[0] %}<td>{{ point.values[name] }}</td>{% endfor %}
+{% for point in report.points.ended[:100] %}<tr>{% for name in columns[0] %}<td>{{ point.values.get(name, "") }}</td>{% endfor %}
 {% for name in columns[1] %}<td class="n">{% if name in point.metrics %}{{ "%.6g" | format(point.metrics[name]) }}{% endif %}</td>{% endfor %}
 <td>{{ point.state }}</td><td class="n">{{ point.seconds | short }}</td><td>{{ point.cause }}</td></tr>
 {% endfor %}</table></div></section>

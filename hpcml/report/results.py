@@ -120,8 +120,9 @@ def points_of(paths: RunPaths, sweep: str) -> Points:
         value = end.metrics.get(metric)
         return value is None, 0.0 if value is None else -value if maximize else value
 
-    left_out = max(0, len(planned) - len(by_key)) if isinstance(planned, list) else 0
-    return Points(sweep, metric, maximize, tuple(sorted(by_key.values(), key=place)), left_out)
+    listed = planned if isinstance(planned, list) else []
+    keys = {f"{row.get('key')}.json" for row in listed if isinstance(row, dict)}
+    return Points(sweep, metric, maximize, tuple(sorted(by_key.values(), key=place)), len(keys - by_key.keys()))
 
 
 def _number(value: object) -> float | None:

@@ -212,12 +212,13 @@ def prepare(
     if spec.code.staged:
         folder_of_run = RunPaths(directory).code
         staged = spec.changed(cwd=folder_of_run / spec.code.cwd.relative_to(spec.code.root or spec.code.cwd))
+    started = _with_start(loaded.site, spec)
     made = plan(
-        _with_start(loaded.site, spec),
+        started,
         staged,
         RunLocation(directory, sys.executable, __version__, settings_layers.user_umask(), pythons.origin(loaded)),
     )
-    made = _with_reason(made, loaded.site)
+    made = _with_reason(made, loaded.site, started)
     for check_plan in features_by_point.added("check of a plan"):
         with _noted(chosen.notes):
             checked: Checked = check_plan(loaded, spec, made, dry_run=dry_run)
@@ -250,8 +251,13 @@ def _with_start(site: Site, spec: RunRequest) -> Site:
     return site._replace(workers=site.workers._replace(start=start))
 
 
-def _with_reason(made: Plan, site: Site) -> Plan:
-    """Return the plan with the reason why the Dask cluster starts late, if it does."""
+def _with_reason(made: Plan, site: Site, started: Site) -> Plan:
+    """Return the plan with the reason why the Dask cluster starts late, if it does; a sweep's has a note instead."""
+    nodes = made.inside.job.nodes
+    if made.inside.points.sweep and started != site and nodes > 1:  # the script's text does not name Dask
+        first = f"the script does not use Dask. Each point runs on the first of {nodes} nodes. The other nodes are idle"
+        more = f"To use {nodes} nodes, type --nodes 1 --jobs {nodes} (hpcml help sweeps)"
+        return made._replace(notices=(*made.notices, f"{first}. {more}"))
     if not made.inside.workers.late:
         return made
     why = "workers.start is late" if site.workers.start == "late" else "the code does not name Dask"

@@ -207,7 +207,7 @@ def _with_waiting(status: Status, cause: Cause, waits: str) -> Cause:
 
 def _kept_stacks(run: directories.Run, status: Status, rule: str) -> list[Group]:
     """Return the groups of processes that did the same before the end of a run."""
-    if status.exit_status not in stack_groups.KEPT and rule != COLLECTIVE:
+    if (status.exit_status not in stack_groups.KEPT and rule != COLLECTIVE) or rule == "points":
         return []
     with complete(run.paths.directory):
         return stack_groups.kept(run.paths, status.progress.attempt)

@@ -63,6 +63,11 @@ def rows(sweep: Sweep, progress: Progress, runs: str, metric: str, *, maximize: 
     return sorted(table, key=place)
 
 
+def omitted(sweep: Sweep, progress: Progress) -> int:
+    """Return the number of points that runs of the sweep have, but its last command did not ask for."""
+    return len((progress.ended.keys() | progress.under_way.keys()) - {planned.key for planned in sweep.points})
+
+
 def metric_of(sweep: Sweep, progress: Progress) -> str:
     """Return the metric that sorts the table: the chosen one, else the first that a point has reported."""
     reported = (name for end in progress.ended.values() for name in end.metrics)

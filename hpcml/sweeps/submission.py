@@ -356,6 +356,13 @@ def choose(
     return chosen, more(prepared.spec, of_points, limits, name, now, asked_for=bool(only))
 
 
+def continued(choice: Choice, asked: Asked, ids: Sequence[str] = ()) -> Sweep:
+    """Return the sweep's record with the points of this command, also those that need no run, and with new runs."""
+    old = choice.before
+    metric, maximize = asked.metric or old.metric, asked.maximize or old.maximize
+    return old._replace(points=tuple(choice.planned), runs=(*old.runs, *ids), metric=metric, maximize=maximize)
+
+
 def submit(choice: Choice, asked: Asked) -> list[directories.Run]:
     """Write the sweep's record and submit runs for the chosen points; at least one, or it is an error."""
     old, prepared = choice.before, choice.prepared
@@ -369,17 +376,12 @@ def submit(choice: Choice, asked: Asked) -> list[directories.Run]:
         others = min(asked.jobs, len(choice.chosen)) - 1
         jobs += [runs_submit.prepare(prepared.loaded, prepared.spec) for _ in range(others)]
     ids = [job.plan.run_id for job in jobs]
-    sweep = old._replace(
-        points=tuple(choice.planned),
-        runs=(*old.runs, *ids),
-        metric=asked.metric or old.metric,
-        maximize=asked.maximize or old.maximize,
-    )
-    record.save(runs, sweep)
+    record.save(runs, continued(choice, asked, ids))
+    numbers = {point.key: {"number": number} for number, point in enumerate(choice.planned, 1)}
     table: dict[str, object] = {
         "sweep": old.name,
         "max_fails": asked.max_fails,
-        "points": [_for_the_nodes(point, choice.progress) for point in choice.chosen],
+        "points": [numbers[point.key] | _for_the_nodes(point, choice.progress) for point in choice.chosen],
     }
     if leases:
         table |= {"claims": leases, "runs": ids}

@@ -6,6 +6,7 @@ import csv
 import json
 import os
 import pty
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 
 import planted
 from hpcml import errors
+from tests.said import in_order, says
 from world import World, until, write_end, write_events
 
 GRID = ("job.py", "--grid", "k=8,16", "--grid", "lr=0.1,0.01", "--nodes", "2")
@@ -58,12 +60,13 @@ def test_points_and_cost_are_said_before_the_submission(world: World) -> None:
         "             k=8 lr=0.01",
         "             k=16 lr=0.1",
         "             … and 1 more point",
-        "  count      4 points, 4 to run",
+        says("  count      4 points, 4 to run, one after another", "--at-once N", "--jobs N"),
         "  asks for   2 nodes, time limit 00:30:00, at most 1 node-h",
     ] + [line for line in said.splitlines() if line.startswith(("  start", "Nothing was submitted."))]
     for jobs, cost in (("3", "3 jobs"), ("9", "4 jobs")):  # no more of them than points
         _, said = sweep(world, *GRID, "--dry-run", "--time", "30", "--jobs", jobs)
         assert f", at most {cost[0]} node-h, for {cost}\n" in said
+        assert f"4 to run, {cost[0]} at the same time\n" in said
     assert world.left() == []
     sweep(world, *GRID, "--", "--epochs", "3")
     [run] = [name for name in world.left() if name.startswith("job-")]
@@ -85,6 +88,14 @@ def test_a_sweep_of_a_script_that_can_use_gpus_requests_none_and_says_so(world: 
         assert sum("CuPy" in line and "add --gpus-per-node 4" in line for line in done.stderr.splitlines()) == notes
 
 
+def test_a_plain_script_is_told_that_its_points_have_one_node(world: World) -> None:
+    """As ``hpcml submit`` tells it: a point has the first node; one node, or a script with Dask, has no such note."""
+    for text, nodes, notes in (("pass\n", 2, 1), ("pass\n", 1, 0), ("import dask\n", 2, 0)):
+        (world.project / "job.py").write_text(text)
+        _, said = sweep(world, *GRID, "--nodes", str(nodes), "--dry-run")
+        assert len(re.findall(in_order("note: ", "first of 2 nodes", "--nodes 1 --jobs 2"), said)) == notes, text
+
+
 def test_only_what_is_missing_is_submitted(world: World) -> None:
     sweep(world, *GRID)
     first = run_of(world)
@@ -101,6 +112,7 @@ def test_only_what_is_missing_is_submitted(world: World) -> None:
     assert "if each point takes 2.0 s" in said
     second = run_of(world)
     assert [one["key"] for one in points_of(second)] == [points[2]["key"], points[3]["key"]]
+    assert [one["number"] for one in points_of(second)] == [3, 4]
     for point in points_of(second):
         end(second, point, loss=0.25)
     write_end(second, 1)
@@ -113,7 +125,29 @@ def test_only_what_is_missing_is_submitted(world: World) -> None:
     out, _ = sweep(world, "status", "job", "--json")
     assert {key: value for key, value in json.loads(out).items() if key != "runs"} == {
         "sweep": "job", "points": 4, "ok": 3, "pruned": 0, "failed": 1, "under way": 0, "missing": 0,
+        "omitted": 0,
     }  # fmt: skip
+
+
+def test_points_whose_results_are_there_are_shown(world: World) -> None:
+    """The table has the points of the last command, also if nothing was left to run; it names how many it omits."""
+    for values in ("1,2", "3,4"):
+        sweep(world, "job.py", "--grid", f"k={values}")
+        for point in points_of(run_of(world)):
+            end(run_of(world), point, loss=float(point["texts"]["k"]))
+        write_end(run_of(world), 0)
+    for verb in ("status", "table"):
+        out, said = sweep(world, verb, "job")
+        assert sum(" 2 points of earlier commands" in line for line in (out + said).splitlines()) == 1, verb
+    assert json.loads(sweep(world, "status", "job", "--json")[0])["omitted"] == 2
+    out, said = sweep(world, "table", "job", "--json")
+    assert ([row["values"]["k"] for row in json.loads(out)], said.count(" 2 points ")) == ([3, 4], 1)
+    sweep(world, "job.py", "--grid", "k=1,2,3,4", "--dry-run")
+    assert len(json.loads(sweep(world, "table", "job", "--json")[0])) == 2, "a dry run changes nothing"
+    assert "4 points, 4 done, 0 to run" in sweep(world, "job.py", "--grid", "k=1,2,3,4")[1]
+    out, said = sweep(world, "table", "job", "--json")
+    assert ([row["values"]["k"] for row in json.loads(out)], said) == ([1, 2, 3, 4], "")
+    assert len(world.left()) == 3, "two runs, and the folder of sweeps"
 
 
 def test_points_of_a_run_that_was_never_submitted_are_missing_again(world: World) -> None:
@@ -511,3 +545,25 @@ def test_cancel_of_a_run_ends_those_that_divide_points_with_it(world: World) -> 
     facts = json.loads(done.stdout)
     assert (facts["cancelled"], [one["cancelled"] for one in facts["others"]]) == (True, [True, True])
     assert sorted(call["arguments"][0] for call in world.calls("scancel")) == ["101", "102", "103"]
+
+
+def test_why_names_the_points_that_remain(world: World) -> None:
+    """The time limit ended no point: the stacks of hpcml's processes, which the node wrote before it, explain nothing."""
+    sweep(world, *GRID)
+    run, message = run_of(world), "2 of 4 points, 2 remain"
+    (run / "attempts/0/stacks").mkdir(parents=True)
+    process = {
+        "pid": 7,
+        "name": "script",
+        "by": "",
+        "command": "",
+        "child": False,
+        "threads": [],
+        "state": "S",
+        "wait": "",
+    }
+    (run / "attempts/0/stacks/n1.json").write_text(json.dumps({"id": "", "processes": [process]}))
+    ends = {"submitted": 4, "failed": 0, "first": []}
+    write_end(run, errors.TIME_LIMIT, message=message, hint="Repeat it.", points=ends)
+    found = json.loads(world.run("why", "job", "--json").stdout)
+    assert (found["cause"], found["next_step"], found["evidence"], found["known"]) == (message, "Repeat it.", [], True)

@@ -107,7 +107,7 @@ def test_an_array_is_refused(tmp_path: Path, line: str) -> None:
         for words in ((), ("--ranks", "2")):
             error = refusal(tmp_path, f"--nodes=1\n{line}", code, *words, name=name)
             assert error.message.startswith("hpcml starts no job array, but line ")
-            assert error.hint.startswith("Use hpcml sweep SCRIPT --grid NAME=VALUES")
+            assert error.hint.startswith("Use hpcml sweep SCRIPT --grid NAME=VALUES --jobs N")
 
 
 def test_an_array_that_becomes_a_sweep_is_not_refused(tmp_path: Path) -> None:

@@ -147,28 +147,36 @@ def test_results_are_on_the_page_and_their_names_stay_texts(tmp_path: Path) -> N
 
 
 def test_a_sweep_s_points_are_on_its_report(tmp_path: Path) -> None:
-    """The best first, with a picture for each value that differs; a record that is damaged is left out."""
+    """The best first, with a picture for each value that differs; a record that is damaged is left out.
+
+    One point is of an earlier grid with another parameter.
+    """
     paths = report_samples.write(tmp_path / "run", Shape(seconds=60))
     plan = json.loads(paths.plan.read_text())
     plan["inside"]["points"] = {"sweep": "fit"}
     paths.plan.write_text(json.dumps(plan))
     record = sweep_folder(tmp_path, "fit") / "sweep.json"
     record.parent.mkdir(parents=True)
-    sweep = {"points": [{}] * 9, "runs": ["run", "../..", 3], "metric": "score", "maximize": True}
+    planned = [{"key": str(k)} for k in range(2, 11)]
+    sweep = {"points": planned, "runs": ["run", "../..", 3], "metric": "score", "maximize": True}
     record.write_text(json.dumps(sweep))
     paths.point_records.mkdir()
     for k, score in ((2, 0.5), (4, 0.75), (8, None)):
         values = {"k": k, "seed": 1, "name": HOSTILE}
         row = {"key": str(k), "values": values, "status": "ok", "metrics": {"score": score}, "seconds": 3}
         paths.record_of(str(k)).write_text(json.dumps(row))
+    old = {"key": "old", "values": {"rate": 0.1}, "status": "ok", "metrics": {"score": 0.9}, "seconds": 3}
+    paths.record_of("old").write_text(json.dumps(old))
     paths.record_of("a list").write_text("[]")
     paths.record_of("no table").write_text('{"values": 3}')
     report = contents.load(paths, 0, DASK)
-    assert [point.values["k"] for point in report.points.ended] == [4, 2, 8]
+    assert [point.values.get("k") for point in report.points.ended] == [None, 4, 2, 8]
     text = page.html(report)
     assert "<h2>Sweep fit</h2>" in text
-    assert text == says("A ring marks the best point.")
-    assert "3 points ended, 6 are not in this table." in text
+    assert text == says("A ring marks the best point of each picture.")
+    assert "4 points ended, 6 are not in this report." in text
+    table = [row for row in text.split("<tr>") if "<td>ok</td>" in row]
+    assert [re.findall("<td>([^<]*)</td>", row)[:2] for row in table[:2]] == [["0.1", ""], ["", "4"]]
     assert re.findall("<h3>(score by [^<]*)</h3>", text) == ["score by k"]
     assert text.index("Sweep fit") < text.index("hours went")
     assert [tag for tag, _ in Reader(text).elements].count("script") == 1

@@ -58,7 +58,9 @@ class World:
     def __init__(self, folder: Path, **plan: Any) -> None:
         self.run = RunPaths(folder / "run")
         self.run.attempt(0).directory.mkdir(parents=True)
-        points = [{"key": f"{k}" * 16, "shown": f"k={k}", "values": {"k": k}, "texts": {"k": f"{k}"}} for k in range(3)]
+        points = [
+            {"key": f"{k}" * 16, "shown": f"k={k}", "values": {"k": k}, "texts": {}, "number": k + 5} for k in range(3)
+        ]
         self.run.points.write_text(json.dumps({"points": points, "max_fails": None, **plan}))
         context = SimpleNamespace(
             run=self.run,
@@ -111,8 +113,10 @@ class World:
         return {record["key"][0]: record["status"] for record in records}
 
 
-def test_a_point_begins_as_soon_as_the_one_before_is_recorded(tmp_path: Path) -> None:
-    """The worker group is still being reset: the forker waits with the order."""
+def test_a_point_begins_as_soon_as_the_one_before_is_recorded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The worker group is still being reset: the forker waits with the order. A point's line has its number N."""
     world = World(tmp_path)
     [order] = world.prepared()
     assert order == {"do": "begin", "slot": 0, "point": 0, "more": True}
@@ -130,6 +134,9 @@ def test_a_point_begins_as_soon_as_the_one_before_is_recorded(tmp_path: Path) ->
     end = world.over()
     assert (end.exit_status, end.message, end.hint) == (0, "3 of 3 points are done", "")
     assert world.queue.closed
+    assert [line[:26] for line in capsys.readouterr().out.splitlines()][:2] == [
+        "1 of 3 ended: point:5  k=0", "2 of 3 ended: point:6  k=1",
+    ]  # fmt: skip
 
 
 def test_a_failed_point_is_judged_after_the_reset(tmp_path: Path) -> None:
@@ -179,7 +186,9 @@ def test_nothing_begins_when_the_run_is_to_end(what: str, status: int, word: str
         world.forker.say("reset", slot=slot, restarted="", problem="")
     assert world.step() == [{"do": "end", "status": status}]
     assert world.states() == {"0": "ok"}
-    assert world.over().message.endswith(f"2 remain: {word}")
+    end = world.over()
+    assert end.message.endswith(f"2 remain: {word}")
+    assert "repeat the command" in end.hint
 
 
 def test_what_an_earlier_attempt_has_ended_is_not_run_again(tmp_path: Path) -> None:

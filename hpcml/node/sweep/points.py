@@ -38,6 +38,7 @@ class Point(NamedTuple):
     values: dict[str, Any]  # for hpcml.run.point; of a search's point empty, or those with which it failed
     texts: dict[str, str]  # the options of the script, by name
     draw: int | None = None  # the number of a search's point
+    number: int = 0  # N of ``hpcml logs NAME point:N``
 
 
 Tool = tuple[str, dict[str, Any]]  # the name of a class of Optuna's, empty for none, and its arguments

@@ -330,7 +330,7 @@ class Points(Queue):
                     log = str(self.context.run.log_of(point.key))
                     self.failed.append(FailedPoint(point.shown[:_LONGEST], record.cause, log))
             how += f"  {record.cause}" if record.state == point_end.PRUNED else ""
-        say(f"point {self.counts.total()} of {len(self.plan.points)}  {point.shown}  {how}")
+        say(f"{self.counts.total()} of {len(self.plan.points)} ended: point:{point.number}  {point.shown}  {how}")
 
     def _say_restarted(self, why: str) -> None:
         if why:
@@ -373,4 +373,6 @@ class Points(Queue):
         name = self.context.settings.points.sweep
         hint = f"List the points and their numbers N: hpcml sweep table {name}. Show a point's output: "
         hint += f"hpcml logs {name} point:N."
+        if not ends.failed:
+            hint = "To run the remaining points, repeat the command of the sweep. hpcml keeps the finished points."
         return end._replace(message=self.summary, hint=hint if self.exit_status else "", reason="", points=ends)

@@ -229,7 +229,7 @@ def _of_option(option: Option) -> tuple[tuple[str, ...], str]:
 
 def _refusals(option: Option) -> str:
     if option.name == "--array":
-        return "a job array. Use hpcml sweep"
+        return "a job array. Use hpcml sweep --jobs N"
     if option.name == "--signal":
         return f"a signal ({option.typed}). hpcml asks the script to stop by hpcml.run.should_stop()"
     return f"an option that hpcml has no word for ({option.typed})"
