@@ -49,7 +49,12 @@ def _exited(case: Case, hits: Sequence[Hit]) -> Cause:
         clause = f"{case.subject} could not be started: {str(hindered.get('reason'))[:TOLD]}"
         hint = str(hindered.get("hint") or "Use a path on a file system that all nodes share.")
         return Cause(clause, OPEN[errors.START_FAILED], remedy=hint)
-    if cause := _printed(case, hits, exited):
+    error = last_output.printed_error(case.last_output)
+    traceback = f"{error.words.text}{f' ({error.place})' if error.place else ''}" if error else ""
+    cause = _printed(case, hits, exited)
+    if cause and error and cause.rule == "mpi-abort":  # mpi4py calls it after an uncaught error
+        return printed_error(case, hits, case.own(traceback, error.words.number))._replace(followed=cause.evidence)
+    if cause:
         return cause
     last = last_output.last_line(case.last_output)
     if status in (126, 127) and case.noun == "program":
@@ -61,9 +66,8 @@ def _exited(case: Case, hits: Sequence[Hit]) -> Cause:
     remedy = f"See the output before the exit{by}: {LOGS}."
     if status == _OF_TIMEOUT and not case.is_python:
         remedy = f"The command timeout ends with status {status} when its time is over. {remedy}"
-    if error := last_output.printed_error(case.last_output):
-        place = f" ({error.place})" if error.place else ""
-        return printed_error(case, hits, case.own(f"{error.words.text}{place}", error.words.number))
+    if error:
+        return printed_error(case, hits, case.own(traceback, error.words.number))
     if task := last_output.failed_task(case.last_output):
         exited += f"; {task}"
     elif (said := last_output.last_complaint(case.last_output)) and said != last:

@@ -425,6 +425,14 @@ def test_a_last_line_that_says_nothing_is_passed_over(paths: RunPaths, text: str
     assert printed(paths, 1, text).what.endswith("the last line of its output: no mesh")
 
 
+def test_a_traceback_before_mpi_abort_is_the_cause(paths: RunPaths) -> None:
+    """mpi4py calls MPI_Abort after an uncaught error; a program that calls it has no traceback."""
+    abort = "MPI_ABORT was invoked on rank 1 in communicator MPI_COMM_WORLD\nwith errorcode 1.\n"
+    found = printed(paths, 1, f"{TRACEBACK}RuntimeError: bad cell\n{abort}", Form.PROGRAM)
+    assert (found.short, [line.text for line in found.followed]) == ("RuntimeError", [abort.partition("\n")[0]])
+    assert printed(paths, 1, f"bad cell\n{abort}", Form.PROGRAM).rule == "mpi-abort"
+
+
 # -- torchrun ----------------------------------------------------------------------------------------------------------
 
 
