@@ -289,7 +289,7 @@ MOST_LINES = {
     "api": 1023,
     "cli": 8089,
     "doctor": 1539,
-    "failures": 3182,
+    "failures": 3186,
     "images": 1066,
     "kinds": 12212,
     "node": 12195,
