@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Sequence
 
@@ -58,10 +59,7 @@ def _exited(case: Case, hits: Sequence[Hit]) -> Cause:
         return cause
     last = last_output.last_line(case.last_output)
     if status in (126, 127) and case.noun == "program":
-        clause = f"the program {'does not exist on the node' if status == 127 else 'cannot be executed'}"
-        clause = f"{exited}: {last.text[:TOLD]}" if last else clause
-        remedy = "Use a path on a file system that all nodes share."
-        return Cause(clause, "program cannot be started", evidence=case.quoted, remedy=remedy)
+        return _no_program(case, f"{exited}: {last.text[:TOLD]}" if last else "")
     by = " (by sys.exit or os._exit)" if case.is_python else ""
     remedy = f"See the output before the exit{by}: {LOGS}."
     if status == _OF_TIMEOUT and not case.is_python:
@@ -77,6 +75,15 @@ def _exited(case: Case, hits: Sequence[Hit]) -> Cause:
     return Cause(
         exited, f"{case.noun} exited with status {status}", True, "exit", end.hint or remedy, evidence=case.quoted
     )
+
+
+def _no_program(case: Case, said: str) -> Cause:
+    """Return the cause of the statuses by which a shell tells that it could not start a program."""
+    clause = f"the program {'does not exist on the node' if case.end.exit_status == 127 else 'cannot be executed'}"
+    remedy = "Use a path on a file system that all nodes share."
+    if re.search(r": [^:/\s]+: (?:command )?not found$", said):
+        remedy = "No folder of the job's PATH has this command. Write its absolute path, or correct PATH."
+    return Cause(said or clause, "program cannot be started", evidence=case.quoted, remedy=remedy)
 
 
 def _printed(case: Case, hits: Sequence[Hit], clause: str, *, crashed: bool = False) -> Cause | None:
