@@ -182,6 +182,20 @@ def test_the_only_machine_has_no_more_memory(world: World) -> None:
             assert found["again"] == " ".join(("hpcml rerun", directory.name, *expected))
 
 
+def test_an_allocation_that_was_too_large_is_named_with_its_size(world: World) -> None:
+    """The machine may have free memory: it is not said to have none."""
+    directory = failed(world, exit_status=1, by="script", message="the script exited with status 1")
+    plan = json.loads((directory / "plan.json").read_text())
+    plan["inside"]["job"]["one_machine"] = True
+    (directory / "plan.json").write_text(json.dumps(plan))
+    chain = [{"type": "_ArrayMemoryError", "message": "Unable to allocate 32.0 TiB for an array with shape (4,)"}]
+    (directory / "attempts/0").mkdir(parents=True)
+    (directory / "attempts/0/script-error.json").write_text(json.dumps({"chain": chain}))
+    found = why(world)
+    assert (found["rule"], "32.0 TiB" in found["cause"]) == ("memory-error", True)
+    assert "ulimit -v" in found["next_step"]
+
+
 def test_a_collective_operation_that_waits_is_named_while_the_run_lives(world: World) -> None:
     directory = failed(world, "--ranks", "1", "--nodes", "2", **RANK)
     (directory / "status.json").unlink()
