@@ -56,7 +56,8 @@ def test_a_faulty_node_is_named_with_the_command_to_do_without_it(world: World) 
     write_events(directory, {"event": "allocated", "nodes": ["n1", "n3"]}, {"event": "torn-down"})
     lines = world.run("why").stdout.splitlines()
     assert lines[:2] == [f"run        {directory.name}", says("A GPU's memory is faulty (ECC) (on n3)")]
-    assert re.fullmatch(r"ended      \d+d ago", lines.pop(2))
+    assert re.fullmatch(r"ended      \d+d ago\. .*refused.*", lines.pop(2))
+    assert re.fullmatch(r"ended      \d+d ago", world.run("why", "last").stdout.splitlines()[2])
     assert lines[2] == "command    job.py"
     assert lines[3].startswith("evidence   logs/worker-n3.log, line 2, ")
     assert lines[3].endswith(" on n3")
