@@ -50,13 +50,9 @@ def _exited(case: Case, hits: Sequence[Hit]) -> Cause:
         clause = f"{case.subject} could not be started: {str(hindered.get('reason'))[:TOLD]}"
         hint = str(hindered.get("hint") or "Use a path on a file system that all nodes share.")
         return Cause(clause, OPEN[errors.START_FAILED], remedy=hint)
-    error = last_output.printed_error(case.last_output)
-    traceback = f"{error.words.text}{f' ({error.place})' if error.place else ''}" if error else ""
-    cause = _printed(case, hits, exited)
-    if cause and error and cause.rule == "mpi-abort":  # mpi4py calls it after an uncaught error
-        return printed_error(case, hits, case.own(traceback, error.words.number))._replace(followed=cause.evidence)
-    if cause:
-        return cause
+    raised = _raised(case, hits)
+    if cause := _printed(case, hits, exited):  # mpi4py calls MPI_Abort after an uncaught error
+        return raised._replace(followed=cause.evidence) if raised and cause.rule == "mpi-abort" else cause
     last = last_output.last_line(case.last_output)
     if status in (126, 127) and case.noun == "program":
         return _no_program(case, f"{exited}: {last.text[:TOLD]}" if last else "")
@@ -64,8 +60,8 @@ def _exited(case: Case, hits: Sequence[Hit]) -> Cause:
     remedy = f"See the output before the exit{by}: {LOGS}."
     if status == _OF_TIMEOUT and not case.is_python:
         remedy = f"The command timeout ends with status {status} when its time is over. {remedy}"
-    if error:
-        return printed_error(case, hits, case.own(traceback, error.words.number))
+    if raised:
+        return raised
     if task := last_output.failed_task(case.last_output):
         exited += f"; {task}"
     elif (said := last_output.last_complaint(case.last_output)) and said != last:
@@ -75,6 +71,13 @@ def _exited(case: Case, hits: Sequence[Hit]) -> Cause:
     return Cause(
         exited, f"{case.noun} exited with status {status}", True, "exit", end.hint or remedy, evidence=case.quoted
     )
+
+
+def _raised(case: Case, hits: Sequence[Hit]) -> Cause | None:
+    """Return the cause that the last traceback near the output's end shows; None without one."""
+    error = last_output.printed_error(case.last_output)
+    place = f" ({error.place})" if error and error.place else ""
+    return printed_error(case, hits, case.own(f"{error.words.text}{place}", error.words.number)) if error else None
 
 
 def _no_program(case: Case, said: str) -> Cause:
