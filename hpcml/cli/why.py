@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from hpcml.runs.why import Answer
 
 _WIDEST = 240  # characters of a quoted line
+_RECENT = 60.0  # seconds: a run that has just ended is the one that is meant
 
 
 def add_options(parser: ArgumentParser) -> None:
@@ -57,7 +58,7 @@ def run(options: Namespace) -> int:
         return 0
     if first:
         say_fitted(first, sys.stdout)
-    _show(answer, status, common.host_of(options))
+    _show(answer, status, common.host_of(options), named=bool(options.run))
     return 0
 
 
@@ -130,7 +131,7 @@ def tell_end(run: directories.Run, status: run_status.Status) -> None:
         say_message(f"hpcml: to run the script again: {answer.again}")
 
 
-def _show(answer: Answer, status: run_status.Status, host: str) -> None:
+def _show(answer: Answer, status: run_status.Status, host: str, *, named: bool) -> None:
     say(f"{'run':<10} {answer.run}")
     rows = [("cause", answer.sentence) if answer.failed else ("state", f"{answer.state}. {answer.sentence}")]
     if answer.rank is not None:
@@ -138,7 +139,9 @@ def _show(answer: Answer, status: run_status.Status, host: str) -> None:
         rows.append(("rank", f"{answer.rank} on {answer.node}, {log}"))
     rows += [("also", other.sentence) for other in answer.others]
     if status.end_time:
-        rows.append(("ended", f"{format_age(time.time() - status.end_time)} ago"))
+        age = time.time() - status.end_time
+        newer = "" if named or age < _RECENT else ". A newer submission that hpcml refused has no run"
+        rows.append(("ended", f"{format_age(age)} ago{newer}"))
     say_facts([*rows, ("command", status.planned.command)] if status.planned.command else rows)
     evident = {line.text for line in answer.evidence}
     later = [line for line in answer.followed if line.text not in evident]

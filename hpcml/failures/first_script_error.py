@@ -187,7 +187,7 @@ def _remedy(kind: str, text: str) -> str:
             return "Without --ranks hpcml starts the script once. Add --ranks gpu, --ranks node or --ranks N."
         return f"If {variable[1]} is an environment variable, set it for the whole run: --env {variable[1]}=VALUE."
     if kind == "FileNotFoundError" and (path := re.search(r": '([^/'][^']*)'$", text)):
-        return f"{path[1]} is relative to the folder from which you submitted. Use an absolute path."
+        return f"Check whether {path[1]} exists. This path is relative to the folder from which you submitted."
     if kind == "NameError" and "'get_ipython'" in text:
         return "Only a notebook has get_ipython(). Submit the notebook itself (.ipynb), or remove these lines."
     return f"See the traceback in the log: {LOGS}."

@@ -383,8 +383,9 @@ FILES_AND_PYTHON = (
          "Use smaller batches or Dask partitions, or more GPUs. nvidia-smi shows whether another process uses the GPU.",
          "GPU memory full"),
     Rule("memory-error", ROOT,
-         r"(?:^|[^\S\n])(?:numpy\.\S*)?_?(?:Array)?MemoryError(?:: Unable to allocate|$|: $)|std::bad_alloc$",
-         "a process requested more memory than is available",
+         r"(?:^|[^\S\n])(?:numpy\.\S*)?_?(?:Array)?MemoryError(?:: Unable to allocate(?: (\d[\d.]* \w+))?|$|: $)|"
+         r"std::bad_alloc$",
+         "a process requested more memory ({0}) than is available",
          "Use smaller chunks or request more memory. In Dask, compute() brings the whole result to the script.",
          "out of memory", Retry.MEMORY, of_ranks=_FEWER_RANKS),
     Rule("segfault", ROOT, r"^Fatal Python error: Segmentation fault",

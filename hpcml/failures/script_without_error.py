@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Sequence
 
@@ -51,21 +52,18 @@ def _exited(case: Case, hits: Sequence[Hit]) -> Cause:
         clause = f"{case.subject} could not be started: {str(hindered.get('reason'))[:TOLD]}"
         hint = str(hindered.get("hint") or "Use a path on a file system that all nodes share.")
         return Cause(clause, OPEN[errors.START_FAILED], remedy=hint)
-    if cause := _printed(case, hits, exited):
-        return cause
+    raised = _raised(case, hits)
+    if cause := _printed(case, hits, exited):  # mpi4py calls MPI_Abort after an uncaught error
+        return raised._replace(followed=cause.evidence) if raised and cause.rule == "mpi-abort" else cause
     last = last_output.last_line(case.last_output)
     if status in (126, 127) and case.noun == "program":
-        clause = f"the program {'does not exist on the node' if status == 127 else 'cannot be executed'}"
-        clause = f"{exited}: {last.text[:TOLD]}" if last else clause
-        remedy = "Use a path on a file system that all nodes share."
-        return Cause(clause, "program cannot be started", evidence=case.quoted, remedy=remedy)
+        return _no_program(case, f"{exited}: {last.text[:TOLD]}" if last else "")
     by = " (by sys.exit or os._exit)" if case.is_python else ""
     remedy = f"See the output before the exit{by}: {LOGS}."
     if status == _OF_TIMEOUT and not case.is_python:
         remedy = f"The command timeout ends with status {status} when its time is over. {remedy}"
-    if error := last_output.printed_error(case.last_output):
-        place = f" ({error.place})" if error.place else ""
-        return printed_error(case, hits, case.own(f"{error.words.text}{place}", error.words.number))
+    if raised:
+        return raised
     if task := last_output.failed_task(case.last_output):
         exited += f"; {task}"
     elif (said := last_output.last_complaint(case.last_output)) and said != last:
@@ -75,6 +73,22 @@ def _exited(case: Case, hits: Sequence[Hit]) -> Cause:
     return Cause(
         exited, f"{case.noun} exited with status {status}", True, "exit", end.hint or remedy, evidence=case.quoted
     )
+
+
+def _raised(case: Case, hits: Sequence[Hit]) -> Cause | None:
+    """Return the cause that the last traceback near the output's end shows; None without one."""
+    error = last_output.printed_error(case.last_output)
+    place = f" ({error.place})" if error and error.place else ""
+    return printed_error(case, hits, case.own(f"{error.words.text}{place}", error.words.number)) if error else None
+
+
+def _no_program(case: Case, said: str) -> Cause:
+    """Return the cause of the statuses by which a shell tells that it could not start a program."""
+    clause = f"the program {'does not exist on the node' if case.end.exit_status == 127 else 'cannot be executed'}"
+    remedy = "Use a path on a file system that all nodes share."
+    if re.search(r": [^:/\s]+: (?:command )?not found$", said):
+        remedy = "No folder of the job's PATH has this command. Write its absolute path, or correct PATH."
+    return Cause(said or clause, "program cannot be started", evidence=case.quoted, remedy=remedy)
 
 
 def _printed(case: Case, hits: Sequence[Hit], clause: str, *, crashed: bool = False) -> Cause | None:

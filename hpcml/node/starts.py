@@ -20,6 +20,9 @@ def hindrance(error: OSError, program: str) -> Hindrance:
     if error.errno == errno.ENOEXEC:
         hint = "Build the program for the processor of the nodes. A script needs a first line with #!."
         return Hindrance(f"{error.strerror}: {program}", hint)
+    if error.errno == errno.ENOENT and "/" not in program:
+        hint = f"The job's PATH has no folder with {program}. Write the program's absolute path, or correct PATH."
+        return Hindrance(f"{error.strerror}: {program}", hint)
     if error.errno != errno.ENOENT or (start := _start(program)) is None:
         return Hindrance(f"{error.strerror}: {program}")
     if not start.startswith(b"#!"):

@@ -9,7 +9,7 @@ from typing import Any
 from hpcml import kinds, safe_files, schedulers
 from hpcml.errors import NotFoundError, StorageError
 from hpcml.report.ending import Ending, profile_commands
-from hpcml.runs import directories
+from hpcml.runs import directories, packages
 from hpcml.runs import record as records
 from hpcml.runs import status as run_status
 from hpcml.states import Phase
@@ -97,5 +97,8 @@ def advice_of(run: directories.Run, status: run_status.Status) -> list[tuple[str
 def commands_of(run: directories.Run) -> list[tuple[str, str]]:
     """Return the commands that make an ended run's report if it has none, and open its profiles, with a title."""
     missing = records.newest_attempt(run.paths) is not None and page_of(run) is None
-    page = [("report", f"hpcml report {run.id}")] if missing else []
+    modules = packages.modules(records.Record(run.paths).plan.python) if missing else ()
+    lacks = modules and "jinja2" not in modules
+    why = "  # no page was written, because the run's Python lacks Jinja2" if lacks else ""
+    page = [("report", f"hpcml report {run.id}{why}")] if missing else []
     return page + [("profile", command) for command in profile_commands(run.paths)]

@@ -359,10 +359,13 @@ def _again(run: directories.Run, cause: Cause) -> tuple[tuple[str, ...], str]:
     kind, workers, of_worker = kinds.get(plan.kind), plan.inside.workers, cause.rule.startswith("worker-")
     if cause.retry is not Retry.MEMORY or not plan.inside.job.one_machine or (of_worker and workers.memory_limit):
         return _within_limits(run, options(run, cause), cause.remedy)
+    full = "This machine has no more memory."
+    if cause.rule == "memory-error":  # a single allocation, which the machine refused though it may have free memory
+        full = "The allocation exceeded this machine's memory, or the limit of the process (ulimit -v)."
     if (few := workers.per_node // 2) and (kind.ranks or of_worker):
         option = ("--ranks", f"{few}") if kind.ranks else ("--set", f"workers.per_node={few}")
-        return option, f"This machine has no more memory. Start fewer {kind.noun}s ({' '.join(option)})."
-    return (), "This machine has no more memory. Use smaller chunks or less data, or a site with more memory (--site)."
+        return option, f"{full} Start fewer {kind.noun}s ({' '.join(option)})."
+    return (), f"{full} Use smaller chunks or less data, or a site with more memory (--site)."
 
 
 def _within_limits(run: directories.Run, wanted: tuple[str, ...], remedy: str) -> tuple[tuple[str, ...], str]:

@@ -16,9 +16,9 @@ from hpcml.runs import status as run_status
 from world import World, write_end, write_events
 
 
-def ended(world: World, **end: object) -> Path:
+def ended(world: World, *options: str, **end: object) -> Path:
     """Submit a run and write what it would have written that failed."""
-    directory = world.submit("--name", "job", "--time", "2:00:00")
+    directory = world.submit("--name", "job", "--time", "2:00:00", *options)
     (directory / "attempts/0").mkdir(parents=True)
     names = ("allocated", "workers-ready", "script-started", "script-ended", "torn-down")
     events: list[dict[str, object]] = [{"time": 1e9 + 10 * place, "event": name} for place, name in enumerate(names)]
@@ -88,6 +88,16 @@ def test_a_run_that_measures_the_interconnect_keeps_its_form(world: World) -> No
     assert again.returncode == 0, again.stderr
     plan = json.loads((Path(json.loads(again.stdout)["directory"]) / "plan.json").read_text())
     assert plan["inside"]["code"]["form"] == "interconnect"
+
+
+def test_the_command_that_makes_the_report_says_why_the_run_did_not(world: World) -> None:
+    environment = world.home / "env"
+    (environment / "lib/python3.11/site-packages/msgpack").mkdir(parents=True)
+    directory = ended(world, "--set", f"runtime.python={environment}/bin/python")
+    command = f"report     hpcml report {directory.name}"
+    assert f"{command}  # no page was written, because" in world.run("status").stdout
+    (environment / "lib/python3.11/site-packages/jinja2").mkdir()
+    assert f"{command}\n" in world.run("status").stdout
 
 
 def test_a_file_in_the_place_of_the_report_is_not_written_through(world: World) -> None:

@@ -56,7 +56,8 @@ def test_a_faulty_node_is_named_with_the_command_to_do_without_it(world: World) 
     write_events(directory, {"event": "allocated", "nodes": ["n1", "n3"]}, {"event": "torn-down"})
     lines = world.run("why").stdout.splitlines()
     assert lines[:2] == [f"run        {directory.name}", says("A GPU's memory is faulty (ECC) (on n3)")]
-    assert re.fullmatch(r"ended      \d+d ago", lines.pop(2))
+    assert re.fullmatch(r"ended      \d+d ago\. .*refused.*", lines.pop(2))
+    assert re.fullmatch(r"ended      \d+d ago", world.run("why", "last").stdout.splitlines()[2])
     assert lines[2] == "command    job.py"
     assert lines[3].startswith("evidence   logs/worker-n3.log, line 2, ")
     assert lines[3].endswith(" on n3")
@@ -180,6 +181,20 @@ def test_the_only_machine_has_no_more_memory(world: World) -> None:
         assert facts.get("memory_limit") != "node" or "oom_kill" in found["evidence"][0]["text"]
         if expected:
             assert found["again"] == " ".join(("hpcml rerun", directory.name, *expected))
+
+
+def test_an_allocation_that_was_too_large_is_named_with_its_size(world: World) -> None:
+    """The machine may have free memory: it is not said to have none."""
+    directory = failed(world, exit_status=1, by="script", message="the script exited with status 1")
+    plan = json.loads((directory / "plan.json").read_text())
+    plan["inside"]["job"]["one_machine"] = True
+    (directory / "plan.json").write_text(json.dumps(plan))
+    chain = [{"type": "_ArrayMemoryError", "message": "Unable to allocate 32.0 TiB for an array with shape (4,)"}]
+    (directory / "attempts/0").mkdir(parents=True)
+    (directory / "attempts/0/script-error.json").write_text(json.dumps({"chain": chain}))
+    found = why(world)
+    assert (found["rule"], "32.0 TiB" in found["cause"]) == ("memory-error", True)
+    assert "ulimit -v" in found["next_step"]
 
 
 def test_a_collective_operation_that_waits_is_named_while_the_run_lives(world: World) -> None:

@@ -399,6 +399,9 @@ def test_what_an_earlier_attempt_printed_is_no_cause(paths: RunPaths, subtests: 
 
 def test_a_program_that_is_not_there(paths: RunPaths) -> None:
     assert printed(paths, 127, "sh: 1: ./prog: not found\n", Form.PROGRAM).short == "program cannot be started"
+    for said, words in (("./x.sh: line 2: gmx: command not found", "PATH"), ("x: line 3: exec: gmx: not found", "PATH"),
+                        ("sh: 1: ./prog: not found", "file system")):  # fmt: skip
+        assert words in printed(paths, 127, f"{said}\n", Form.PROGRAM).remedy
 
 
 def test_why_a_rank_could_not_be_started_is_told(paths: RunPaths) -> None:
@@ -423,6 +426,14 @@ def test_why_a_rank_could_not_be_started_is_told(paths: RunPaths) -> None:
 ])  # fmt: skip
 def test_a_last_line_that_says_nothing_is_passed_over(paths: RunPaths, text: str) -> None:
     assert printed(paths, 1, text).what.endswith("the last line of its output: no mesh")
+
+
+def test_a_traceback_before_mpi_abort_is_the_cause(paths: RunPaths) -> None:
+    """mpi4py calls MPI_Abort after an uncaught error; a program that calls it has no traceback."""
+    abort = "MPI_ABORT was invoked on rank 1 in communicator MPI_COMM_WORLD\nwith errorcode 1.\n"
+    found = printed(paths, 1, f"{TRACEBACK}RuntimeError: bad cell\n{abort}", Form.PROGRAM)
+    assert (found.short, [line.text for line in found.followed]) == ("RuntimeError", [abort.partition("\n")[0]])
+    assert printed(paths, 1, f"bad cell\n{abort}", Form.PROGRAM).rule == "mpi-abort"
 
 
 # -- torchrun ----------------------------------------------------------------------------------------------------------

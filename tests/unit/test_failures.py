@@ -269,7 +269,7 @@ def test_an_error_at_the_interpreter_s_end_is_printed_as_python_does(tmp_path: P
 @pytest.mark.parametrize(("kind", "message", "words"), [
     ("KeyError", "'SCALE'", "--env SCALE=VALUE"),
     ("KeyError", "'column a'", "traceback"),
-    ("FileNotFoundError", "[Errno 2] No such file or directory: 'data/x.csv'", "data/x.csv is relative"),
+    ("FileNotFoundError", "[Errno 2] No such file or directory: 'data/x.csv'", "whether data/x.csv exists"),
     ("FileNotFoundError", "[Errno 2] No such file or directory: '/data/x.csv'", "traceback"),
 ])  # fmt: skip
 def test_errors_that_a_user_can_mend_have_a_next_step(kind: str, message: str, words: str) -> None:

@@ -80,6 +80,7 @@ def test_an_end_for_idleness_only_where_it_is_asked_for() -> None:
     with pytest.raises(RunEndedError) as ended:
         Run(deadlines__idle=300.0).at(1000, idle=301)
     assert ended.value.end.exit_status == errors.IDLE
+    assert "deadlines.idle (default: off)" in ended.value.end.hint
 
 
 def test_a_script_that_waits_for_more_workers_than_there_are() -> None:

@@ -20,7 +20,7 @@ from typing import Any, cast
 import pytest
 
 from absences import absence_of
-from hpcml.errors import CANCELLED, IMAGE, STOPPED, TIME_LIMIT, HpcmlError
+from hpcml.errors import CANCELLED, IDLE, IMAGE, STOPPED, TIME_LIMIT, HpcmlError
 from hpcml.failures import judgement
 from hpcml.failures.cause import Case
 from hpcml.failures.end import End, OtherEnd, parse
@@ -30,6 +30,7 @@ from hpcml.kinds.ranks.node.supervised import ENDING, EVENTS, FOLLOW, LEFT, Proc
 from hpcml.kinds.ranks.variables import World, of_rank, with_users_own
 from hpcml.node import job
 from hpcml.node.context import Context
+from hpcml.node.events_and_end import RunEndedError
 from hpcml.node.interconnect.measurement import parse_nccl_log
 from hpcml.node.link import line as line_of
 from hpcml.node.link.connections import Connection
@@ -381,6 +382,19 @@ def test_ranks_that_use_no_cpu_are_written_down_once_and_again_when_one_does(mon
     for idle in (0.0, 60.0, 61.0, 70.0, 2.0, 3.0):
         own._note_idleness(idle)
     assert written == [{"since": 939.0}, {"since": 0.0}]
+
+
+def test_an_end_for_idleness_names_who_asked_for_it_and_the_command_that_shows_the_line() -> None:
+    own = Processes.__new__(Processes)
+    own.settings, own.is_idle = settings_of(deadlines__idle=60.0), True
+    own.heard, own.idle = {}, {"n1": (0.0, 0.0, 0.0)}
+    own.state = cast("Any", SimpleNamespace(clock=SimpleNamespace(seconds=61.0), warn=print))
+    alone = SimpleNamespace(hindrance=lambda: None)
+    own.script = cast("Any", SimpleNamespace(alone=alone, note_rest=lambda _: None, rest=lambda: "rank 1 still runs"))
+    with pytest.raises(RunEndedError) as raised:
+        own.check()
+    assert raised.value.end.exit_status == IDLE
+    assert re.search(in_order("hpcml why", "deadlines.idle (default: off)"), raised.value.end.hint)
 
 
 @pytest.fixture

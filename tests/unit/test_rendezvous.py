@@ -136,8 +136,9 @@ def notes(
 ) -> list[str]:
     """Return the notes on ``hpcml submit --ranks EACH --nodes NODES -- LINE``; without ranks where EACH is empty."""
     words = shlex.split(line)
-    words = words if words[0] in ("-m", "train.py") else ["--", *words]
+    words = words if words[0] in ("-m", "train.py", "batch.sh") else ["--", *words]
     code = script_or_program.code(words, tmp_path)
+    code = script_or_program.as_batch_script(code) if words[0] == "batch.sh" else code
     spec = RunRequest()._replace(code=code).changed(nodes=nodes, environment=tuple(variables.items()))
     spec = spec.changed(kind="ranks").changed(ranks=each) if each else spec
     settings = settings_layers.Layers()
@@ -160,6 +161,7 @@ def files(tmp_path: Path) -> None:
     contents: dict[str, str] = {
         "x.sh": unsafe.replace("# c10d", "#!/bin/bash -l"),
         "plain": unsafe,
+        "batch.sh": unsafe.replace("# c10d", "#!/bin/bash\n#SBATCH --nodes=2"),
         "calls.sh": "source x.sh\n",
         "accelerates.sh": "accelerate launch \\\n  --config_file $FOLDER/tagged.yaml train.py\n",
         "tagged.yaml": "x: 1\nrdzv_backend: !!str c10d\n",
@@ -201,6 +203,13 @@ def test_each_text_that_a_run_starts_with_is_searched(tmp_path: Path, subtests: 
         assert note.startswith(setup[1].removeprefix("export ") + " in runtime.setup:2: other users")
     (note,) = notes(tmp_path, "torchrun train.py", setup=["source x.sh"])
     assert " in x.sh:3: " in note
+
+
+@pytest.mark.usefixtures("files")
+def test_the_next_step_of_a_batch_script_is_its_translation(tmp_path: Path) -> None:
+    """Without --ranks node, nothing gives torchrun the rank of its node: to remove an option is not enough."""
+    (note,) = notes(tmp_path, "batch.sh", each="")
+    assert "--translate" in note.partition(RISK)[2]
 
 
 @pytest.mark.usefixtures("files")

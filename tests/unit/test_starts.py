@@ -47,3 +47,5 @@ def test_what_is_missing_is_named_and_not_the_program_that_is_there(tmp_path: Pa
             assert found.hint
     with subtests.test("absent"):
         assert hindrance_of(tmp_path / "x") == (f"No such file or directory: {tmp_path}/x", "")
+    with subtests.test("not on PATH"):
+        assert "PATH" in hindrance_of(Path("nowhere")).hint

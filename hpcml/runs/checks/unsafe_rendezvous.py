@@ -80,24 +80,27 @@ def check(site: Site, spec: RunRequest, made: Plan) -> list[str]:
         hint = f"Remove {typed}: hpcml connects the nodes. Or request one node: --nodes 1."
         problem = f"torchrun {typed} is for one node, but the run has {made.inside.job.nodes} nodes: it would hang"
         raise UsageError(problem, place="--ranks", hint=hint)
-    notes = [_note(f"{words} in {place}", words, command) for place, words in _found(texts)]
+    batch = spec.code.form is Form.BATCH
+    notes = [_note(f"{words} in {place}", words, command, batch=batch) for place, words in _found(texts)]
     if because := _by_variable(variables):
         notes.append(_note(because, because.partition("=")[0], []))
     placed = variables.get("PET_RDZV_ENDPOINT") or variables.get("PET_MASTER_PORT") or _PORT.search(everything)
     if not notes and not has_hpcmls and not placed and re.search(_TORCHRUN, everything):
         # Of one node, torch itself replaces static by c10d where neither a port nor an endpoint is given.
-        notes.append(_note("torchrun without --ranks node", "", command))
+        notes.append(_note("torchrun without --ranks node", "", command, batch=batch))
     if has_hpcmls and not notes and variables.get("PET_RDZV_BACKEND", "static") == "static":
         notes += _other_sizes(command, texts, made.inside.job.nodes)
     return notes
 
 
-def _note(because: str, remove: str, command: list[str]) -> str:
+def _note(because: str, remove: str, command: list[str], *, batch: bool = False) -> str:
     """Return a note: why, and the command to type instead, or what to remove."""
     options = [option for option in _options(_own(command)) if option.name.startswith(("--rdzv", "--stan"))]
     gone = {at for option in options for at in option.words}
     rest = [word for at, word in enumerate(command) if at not in gone]
-    if (gone or not remove) and not _UNSAFE.search(" ".join(_own(rest))):
+    if batch:
+        remedy = "Add --translate: hpcml then starts torchrun by --ranks node, with the static rendezvous"
+    elif (gone or not remove) and not _UNSAFE.search(" ".join(_own(rest))):
         dashes = "" if rest[0] == "-m" else "-- "
         remedy = f"Use '--ranks node {dashes}{shlex.join(rest)}' instead"
     else:

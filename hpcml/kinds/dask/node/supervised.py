@@ -459,7 +459,7 @@ class Hangs:
             )
         if idle > settings.deadlines.idle > 0:
             reason = f"nothing used the Dask cluster for {format_deadline(settings.deadlines.idle)}"
-            hint = "hpcml ends idle runs (deadlines.idle). To let idle runs continue, set deadlines.idle to 0s."
+            hint = "You or the site set deadlines.idle (default: off). Set a longer time, or end the script earlier."
             raise _ended(errors.IDLE, reason, hint)
 
     def _look_at_waiting(self, waited: float, missing: int) -> None:

@@ -257,7 +257,7 @@ class Processes:
             self.state.warn(f"No rank has used a CPU for {format_deadline(deadlines.idle_notice)}.")
         if idle > deadlines.idle > 0:
             reason = f"no rank used a CPU for {format_deadline(deadlines.idle)}: {self.script.rest()}"
-            hint = "hpcml ends idle runs (deadlines.idle). To let idle runs continue, set deadlines.idle to 0s."
+            hint = "Correct the line where ranks wait (hpcml why). You or the site set deadlines.idle (default: off)."
             raise RunEndedError(End(errors.IDLE, SCRIPT, "hpcml", reason, hint))
 
     def _end(self, end: End | None, lost: Iterable[str]) -> None:
