@@ -299,7 +299,7 @@ MOST_LINES = {
     "repairs": 984,
     "report": 2350,
     "request": 584,
-    "runs": 9954,
+    "runs": 9963,
     "schedulers": 3857,
     "sites": 1544,
     "survey": 1210,
