@@ -265,7 +265,8 @@ def _fitting_partition(site: Site, spec: RunRequest, reasons: list[str], notices
     if chosen not in with_gpus:
         idle = (f"Partition '{name}' has GPUs, but the job requests none (--gpus-per-node)" for name in with_gpus)
         passed_over = [*idle, *passed_over]
-    fits = "the first partition in the profile that fits the request"
+    fits = "may fit" if partition_fit.doubtful_misfits(site, chosen, spec) else "fits"
+    fits = f"the first partition in the profile that {fits} the request"
     why = "the site's default (defaults.partition)" if chosen == default else fits
     reasons += [f"partition {chosen}: {why}", *passed_over]
     if passed_over and default and chosen != default:
