@@ -97,6 +97,16 @@ def test_what_is_not_clear_removes_nothing(world: World, words: list[str]) -> No
     assert len(world.left()) == 1
 
 
+def test_an_unknown_name_keeps_no_other_run(world: World) -> None:
+    ended(world, "long")
+    ok = ended(world, "ok")
+    done = world.run("rm", "nock", "long", "--yes")
+    assert done.returncode == 1
+    assert "note: There is no run 'nock'" in done.stderr
+    assert "ok" not in done.stderr.replace("nock", ""), "another run is no advice for a removal"
+    assert world.left() == [ok.name]
+
+
 def test_links_are_not_followed_and_closed_folders_go(world: World) -> None:
     directory = ended(world, "a")
     mine = world.top / "mine"
