@@ -249,6 +249,8 @@ def run_rm(options: Namespace) -> int:
             return 1
         removal.carry_out()
     _say_removed(options, rules, removal, staying)
+    if not options.run:
+        _say_environments(folder)
     return 1 if options.run and (staying or unknown) else 0
 
 
@@ -277,6 +279,7 @@ def _rules_of(options: Namespace) -> list[str]:
         raise UsageError(message, place="hpcml rm", hint="Give either RUN or these options, not both.")
     if not (options.run or rules):
         hint = "Name runs, or add one or more of --name PATTERN, --older-than 30d, --failed, --keep 20."
+        hint = f"{hint} To list the sizes of all ended runs: hpcml rm --dry-run --name '*'."
         raise UsageError("The command does not say which runs to remove", place="hpcml rm", hint=hint)
     return rules
 
@@ -305,7 +308,7 @@ def _say_removed(options: Namespace, rules: Sequence[str], removal: _Removal, st
 
 
 def _known(folder: Path, words: Sequence[str]) -> tuple[list[str], list[NotFoundError]]:
-    """Return the words that mean runs, and a refusal for each other, with a note; NotFoundError if no word means one."""
+    """Return the words that mean runs, and a refusal for each other, with a note; NotFoundError if none does."""
     names, unknown = [], []
     for word in words:
         try:
@@ -318,6 +321,15 @@ def _known(folder: Path, words: Sequence[str]) -> tuple[list[str], list[NotFound
     for refusal in unknown:
         note(refusal.message)
     return names, unknown
+
+
+def _say_environments(folder: Path) -> None:
+    """Say how much disk space the uv environments beside the runs take, if there are some."""
+    from hpcml.runs import uv_environments
+
+    if safe_files.is_own_folder(made := folder / uv_environments.FOLDER):
+        size = units.format_bytes(directories.size(made))
+        note(f"hpcml rm keeps the uv environments of your runs: {size} in {made} (hpcml help uv)")
 
 
 def _named(folder: Path, names: Sequence[str]) -> tuple[list[Path], dict[str, str]]:
