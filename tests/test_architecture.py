@@ -293,7 +293,7 @@ MOST_LINES = {
     "images": 1066,
     "kinds": 12188,
     "node": 12195,
-    "options": 2441,
+    "options": 2453,
     "plan": 904,
     "remote": 3994,
     "repairs": 984,
