@@ -109,4 +109,4 @@ def sentence(attempt: Attempt) -> str:
     job = f"job {attempt.job}, " if attempt.job else ""
     where = f"on {','.join(attempt.nodes)}, " if 0 < len(attempt.nodes) <= 4 else ""
     ended = f"{attempt.outcome}: {attempt.message}"
-    return f"attempt {attempt.number + 1}: {job}{where}{format_seconds(attempt.seconds)}, {ended}"
+    return f"attempt {attempt.number}: {job}{where}{format_seconds(attempt.seconds)}, {ended}"

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hpcml import features_by_point, outputs_brought_back, safe_files, units
 from hpcml.cli import common, ls
-from hpcml.errors import HpcmlError, StorageError, UsageError
+from hpcml.errors import HpcmlError, NotFoundError, StorageError, UsageError
 from hpcml.paths import RunPaths
 from hpcml.runs import directories, files_of_killed_runs, lib_zip
 from hpcml.runs import record as records
@@ -225,7 +225,8 @@ def run_rm(options: Namespace) -> int:
     rules = _rules_of(options)
     least, wanted = _size(options.larger_than, "--larger-than"), _size(options.until_free, "--until-free")
     folder = common.runs_folder(options)
-    ended, staying = _named(folder, options.run) if options.run else _matching(folder, options)
+    names, unknown = _known(folder, options.run)
+    ended, staying = _named(folder, names) if options.run else _matching(folder, options)
     files_left = _files_left(ended, options)
     ended = [path for path in ended if path not in files_left]
     rests = () if options.run else tuple(directories.leftovers(folder))
@@ -248,7 +249,9 @@ def run_rm(options: Namespace) -> int:
             return 1
         removal.carry_out()
     _say_removed(options, rules, removal, staying)
-    return 1 if options.run and staying else 0
+    if not options.run:
+        _say_environments(folder)
+    return 1 if options.run and (staying or unknown) else 0
 
 
 def removal_of_all(options: Namespace, folder: Path, ids: Sequence[str]) -> _Removal:
@@ -276,6 +279,7 @@ def _rules_of(options: Namespace) -> list[str]:
         raise UsageError(message, place="hpcml rm", hint="Give either RUN or these options, not both.")
     if not (options.run or rules):
         hint = "Name runs, or add one or more of --name PATTERN, --older-than 30d, --failed, --keep 20."
+        hint = f"{hint} To list the sizes of all ended runs: hpcml rm --dry-run --name '*'."
         raise UsageError("The command does not say which runs to remove", place="hpcml rm", hint=hint)
     return rules
 
@@ -301,6 +305,31 @@ def _say_removed(options: Namespace, rules: Sequence[str], removal: _Removal, st
     stay = f"; {units.counted(len(staying), 'run')} kept" if options.run and staying else ""
     done = "Without --dry-run, hpcml would remove" if options.dry_run else "Removed"
     say(f"{done} {removal.summary}{stay}.", sys.stderr)
+
+
+def _known(folder: Path, words: Sequence[str]) -> tuple[list[str], list[NotFoundError]]:
+    """Return the words that mean runs, and a refusal for each other, with a note; NotFoundError if none does."""
+    names, unknown = [], []
+    for word in words:
+        try:
+            directories.find(folder, word)
+            names.append(word)
+        except NotFoundError as error:
+            unknown.append(error)
+    if unknown and not names:
+        raise unknown[0]
+    for refusal in unknown:
+        note(refusal.message)
+    return names, unknown
+
+
+def _say_environments(folder: Path) -> None:
+    """Say how much disk space the uv environments beside the runs take, if there are some."""
+    from hpcml.runs import uv_environments
+
+    if safe_files.is_own_folder(made := folder / uv_environments.FOLDER):
+        size = units.format_bytes(directories.size(made))
+        note(f"hpcml rm keeps the uv environments of your runs: {size} in {made} (hpcml help uv)")
 
 
 def _named(folder: Path, names: Sequence[str]) -> tuple[list[Path], dict[str, str]]:

@@ -37,7 +37,7 @@ def add_options(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--attempt",
         metavar="N",
-        help="show only the script's output of attempt N (the first attempt is 1 here, but 0 in hpcml.run.attempt)",
+        help="show only the script's output of attempt N (the first attempt is 0, as in hpcml.run.attempt)",
     )
 
 
@@ -177,14 +177,14 @@ def _attempt_alone(options: Namespace, run: directories.Run, role: str) -> int:
     events = records.Record(run.paths).events
     with complete(run.paths.directory):
         begins = {event.attempt: event.facts.get("log", int, 0) for event in events if event.name == _BEGIN}
-    if number - 1 not in begins:
-        attempts = ", ".join(str(attempt + 1) for attempt in sorted(begins))
+    if number not in begins:
+        attempts = ", ".join(map(str, sorted(begins)))
         hint = f"The run's attempts: {attempts}." if begins else "The run has not started."
         raise NotFoundError(f"The run has no attempt {number}", place=run.id, hint=hint)
     tail = Tail(run.paths.script_log, sys.stdout)
     tail.mark()
-    tail.position = begins[number - 1]
-    tail.seen = min([begin for one, begin in begins.items() if one >= number], default=tail.seen)
+    tail.position = begins[number]
+    tail.seen = min([begin for one, begin in begins.items() if one > number], default=tail.seen)
     tail.copy_marked()
     return 0
 

@@ -145,7 +145,7 @@ def _lines(
     rows += [("idle", status.idling.removeprefix("idle for ")), ("hold", status.planned.hold)]
     lines += [(key, text) for key, text in rows if text]
     if progress.attempt:
-        lines.append(("attempt", f"{progress.attempt + 1} of this run"))
+        lines.append(("attempt", f"{progress.attempt} of this run (the first is 0)"))
     lines += [("also", other.sentence) for other in status.ending.others]
     lines += [("before", sentence(attempt)) for attempt in before]
     lines += _of_allocation(status.allocation)

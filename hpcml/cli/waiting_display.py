@@ -193,7 +193,7 @@ class Progress:
             self.shown.clear()
             before = attempt_history.one(Recorded(RunPaths(Path(status.directory))), self.attempt - 1)
             self._once("before", _Line("wait", "before", attempt_history.sentence(before)))
-            self._once("attempt", _Line("wait", "attempt", f"{self.attempt + 1} of this run"))
+            self._once("attempt", _Line("wait", "attempt", f"{self.attempt} of this run (the first is 0)"))
         for line in _past(status):
             self._once(f"{line.role} {line.event or line.text}", line, {"seen": self.since, **status.progress.times})
 

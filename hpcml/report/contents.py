@@ -394,7 +394,7 @@ def _hours(recorded: Recorded, attempt: int, end: End, measured: _Measured) -> t
             total = {name: hours + kept.parts.get(name, 0.0) for name, hours in total.items()}
         else:
             uncounted.append(
-                f"The total of the {counted.unit}-hours does not include attempt {attempt_before.number + 1}, "
+                f"The total of the {counted.unit}-hours does not include attempt {attempt_before.number}, "
                 "which has no samples."
             )
     this = attempt_history.one(recorded, attempt)._replace(begin=phases.began, end=phases.end)

@@ -192,7 +192,7 @@ PAGE = """<!doctype html>
 <p>{{ report.hours.attempts | length }} attempts ran for {{ report.hours.attempts | sum(attribute="seconds") | duration }}: {{ total | hours(decimals) }} {{ unit }}-hours,
 of them {{ report.hours.total.useful | hours(decimals) }} useful. The rest of this page shows the last one.</p>
 <div class="wide"><table class="attempts"><tr><th>Attempt</th><th>job</th><th>began</th><th class="n">lasted</th><th class="n">{{ unit }}-hours</th><th class="n">useful</th><th>ended</th></tr>
-{% for attempt in report.hours.attempts %}<tr><td>{{ attempt.number + 1 }}</td><td>{{ attempt.job }}</td><td>{{ attempt.begin | moment }}</td>
+{% for attempt in report.hours.attempts %}<tr><td>{{ attempt.number }}</td><td>{{ attempt.job }}</td><td>{{ attempt.begin | moment }}</td>
 <td class="n">{{ attempt.seconds | duration }}</td><td class="n">{% if attempt.hours is none %}–{% else %}{{ attempt.hours | hours(decimals) }}{% endif %}</td>
 <td class="n">{{ attempt.useful | percent }}</td><td><b>{{ attempt.outcome }}</b> {{ attempt.message }}</td></tr>
 {% endfor %}</table></div></section>
@@ -245,7 +245,7 @@ of them {{ report.hours.total.useful | hours(decimals) }} useful. The rest of th
 {% if report.findings.unknown %}
 <section><h2>Not known</h2>{% for text in report.findings.unknown %}<p>{{ text }}</p>{% endfor %}</section>
 {% endif %}
-<p class="soft">hpcml {{ report.run.version }} wrote this report of attempt {{ report.run.attempt + 1 }} on {{ report.made | moment }}. Times in charts count from the start of the job.</p>
+<p class="soft">hpcml {{ report.run.version }} wrote this report of attempt {{ report.run.attempt }} on {{ report.made | moment }}. Times in charts count from the start of the job.</p>
 <div id="tip" role="status"></div>
 <script>{{ script }}</script>
 </body>

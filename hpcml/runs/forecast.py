@@ -20,7 +20,7 @@ from hpcml.runs import directories, request_cost
 from hpcml.runs import record as records
 from hpcml.runs.status import status
 from hpcml.sites.lookup import LoadedSite
-from hpcml.sites.schema import Partition
+from hpcml.sites.schema import Partition, Site
 from hpcml.states import Phase
 
 if TYPE_CHECKING:
@@ -67,6 +67,7 @@ class Forecast(NamedTuple):
     limit: str = ""
     terms: tuple[str, ...] = ()
     at_once: int = 0
+    unpriced: str = ""  # why the cost is unknown
 
 
 def look(prepared: Prepared, *, whole: bool, jobs: int = 1) -> Forecast:
@@ -80,8 +81,9 @@ def look(prepared: Prepared, *, whole: bool, jobs: int = 1) -> Forecast:
     request = cost.request(site, made.directives, job.nodes, job.time_limit, made.lines).times(jobs)
     billed, problems = request_cost.bill(site, request)
     hours = request.seconds / 3600
-    unit = site.cost.unit or "billing-h"
-    forecast = Forecast(request, billed, unit, account=request.account, at_once=made.at_once)
+    forecast = Forecast(request, billed, site.cost.unit or "billing-h", account=request.account, at_once=made.at_once)
+    terms = _terms(prepared.loaded, made.directives, request.partition)
+    forecast = forecast._replace(terms=terms, unpriced=_unpriced(site, request))
     questions: dict[str, Callable[[], object]] = {}
     command, named = budget_command(prepared.loaded, request.partition)
     if command and request.account:
@@ -99,11 +101,18 @@ def look(prepared: Prepared, *, whole: bool, jobs: int = 1) -> Forecast:
         if hours and request.cpus and theirs and not more:
             forecast = forecast._replace(by_slurm=cost.billing(request, theirs, largest=said.largest) * hours)
     most, limit = None, ""
-    if made.inside.attempts.several_jobs:
+    if made.inside.attempts.several_jobs and not (forecast.unpriced and request.seconds):
         limits = made.inside.attempts
         most, limit = request_cost.most_hours(limits.max_restarts, limits.max_node_hours, request.node_hours)
-    terms = _terms(prepared.loaded, made.directives, request.partition)
-    return forecast._replace(advice=shorter(prepared), problems=tuple(problems), most=most, limit=limit, terms=terms)
+    return forecast._replace(advice=shorter(prepared), problems=tuple(problems), most=most, limit=limit)
+
+
+def _unpriced(site: Site, request: cost.Request) -> str:
+    """Return the reason for which the cost of a request is unknown, empty if it is known."""
+    strange = [name for name in request.partition.split(",") if name and name not in site.partitions]
+    if strange and site.partitions:
+        return f"partition {strange[0]} is not in the profile"
+    return "" if request.seconds else "the request has no time limit"
 
 
 def _terms(loaded: LoadedSite, directives: Sequence[tuple[str, str]], names: str) -> tuple[str, ...]:
@@ -242,7 +251,7 @@ def lines(forecast: Forecast, now: datetime.datetime, *, whole: bool) -> list[tu
     else:
         text = request_cost.sentence({"nodes": request.nodes, "gpus": request.gpus, **limits})
         text = text if jobs == 1 else f"{text}, for {jobs} jobs"
-    text = text if request.seconds else f"{text}; the cost is unknown, because the request has no time limit"
+    text = f"{text}; the cost is unknown, because {forecast.unpriced}" if forecast.unpriced else text
     said = [("asks for", f"{text}; {start}" if start and not whole else text)]
     said += [("", term) for term in forecast.terms if whole]
     if forecast.most is not None:
@@ -264,8 +273,8 @@ def lines(forecast: Forecast, now: datetime.datetime, *, whole: bool) -> list[tu
 
 
 def _cost(forecast: Forecast) -> str:
-    """Return the highest cost and its share of the grant, empty without a time limit."""
-    if not forecast.request.seconds:
+    """Return the highest cost and its share of the grant, empty if it is unknown."""
+    if forecast.unpriced or not forecast.request.seconds:
         return ""
     text = request_cost.price(forecast.request, forecast.request.node_hours, forecast.billed, forecast.unit)
     if forecast.budget is None:

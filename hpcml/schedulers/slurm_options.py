@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hpcml import paths, units
-from hpcml.errors import ConfigError, SiteError, UsageError, nearest
+from hpcml.errors import ConfigError, SiteError, UsageError, did_you_mean, nearest
 from hpcml.kind import Role
 from hpcml.request.options import OPTIONS
 from hpcml.request.record import NOT_SAID, RunRequest
@@ -224,9 +224,8 @@ def _partition(site: Site, request: JobRequest, reasons: list[str], notices: lis
     named = spec.place.partition
     for name in asked.split(",") if asked and site.partitions else ():
         if name not in site.partitions:
-            reasons.append(f"partition {name} is not in the profile: hpcml does not know its limits")
-            if near := nearest(name, site.partitions):
-                notices.append(f"unknown partition {name}: did you mean {near}?")
+            hint = did_you_mean(nearest(name, site.partitions), "The profile's list may be incomplete")
+            notices.append(f"partition {name} is not in the profile, so its limits and cost are unknown. {hint}")
     if "," in named:
         reasons.append("Slurm chooses the first of these partitions that can start the job; the job must fit all")
     if not asked and site.partitions:
@@ -266,7 +265,8 @@ def _fitting_partition(site: Site, spec: RunRequest, reasons: list[str], notices
     if chosen not in with_gpus:
         idle = (f"Partition '{name}' has GPUs, but the job requests none (--gpus-per-node)" for name in with_gpus)
         passed_over = [*idle, *passed_over]
-    fits = "the first partition in the profile that fits the request"
+    fits = "may fit" if partition_fit.doubtful_misfits(site, chosen, spec) else "fits"
+    fits = f"the first partition in the profile that {fits} the request"
     why = "the site's default (defaults.partition)" if chosen == default else fits
     reasons += [f"partition {chosen}: {why}", *passed_over]
     if passed_over and default and chosen != default:

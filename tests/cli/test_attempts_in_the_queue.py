@@ -73,8 +73,10 @@ def test_an_attempt_before_is_told(world: World, waiting: Path) -> None:
         event = {"time": 1.0e9 + 9000, "attempt": 1, "event": "allocated", "nodes": ["n2"], "job": "102"}
         log.write(f"{json.dumps(near)}\n{json.dumps(event)}\n")
     world.set_job("102", state="RUNNING")
-    before = "attempt 1: job 101, on n1, 1:00:00, TIMEOUT: the script stopped; the next attempt follows"
-    assert f"before     {before}\n" in world.run("status", "long").stdout
+    before = "attempt 0: job 101, on n1, 1:00:00, TIMEOUT: the script stopped; the next attempt follows"
+    told = world.run("status", "long").stdout
+    assert f"before     {before}\n" in told
+    assert "attempt    1 of this run" in told
     (before_now,) = world.answers("status", "long")["attempts"]
     assert (before_now["number"], before_now["exit_status"], before_now["job"]) == (0, 92, "101")
     assert world.answers("why", "long")["attempts"] == [before]
@@ -86,12 +88,12 @@ def test_the_log_of_one_attempt(world: World, waiting: Path) -> None:
     with (waiting / "events.jsonl").open("a") as log:
         event = {"time": 1.0e9 + 9000, "attempt": 1, "event": "allocated", "nodes": ["n2"], "job": "102", "log": 6}
         log.write(f"{json.dumps(event)}\n")
-    assert [world.run("logs", "long", *words).stdout for words in ((), ("--attempt", "1"), ("--attempt", "2"))] == [
+    assert [world.run("logs", "long", *words).stdout for words in ((), ("--attempt", "0"), ("--attempt", "1"))] == [
         "first\nsecond\n",
         "first\n",
         "second\n",
     ]
-    missing = world.run("logs", "long", "--attempt", "3")
+    missing = world.run("logs", "long", "--attempt", "2")
     assert missing.returncode == errors.NOT_FOUND
-    assert "no attempt 3" in missing.stderr
+    assert "no attempt 2" in missing.stderr
     assert world.run("logs", "long", "worker", "--attempt", "1").returncode == errors.USAGE

@@ -301,7 +301,18 @@ def test_a_partition_that_is_nowhere_is_refused_with_the_nearest_name(world: Wor
     world.answer("scontrol", err="slurm_load_partitions error: Unable to contact slurm controller\n", code=1)
     done = world.run(*words)
     assert done.returncode == 0, "Slurm decides"
-    assert "note: unknown partition bost: did you mean boost_usr?" in done.stderr
+    assert re.search(in_order("partition bost is not in the profile", "Did you mean boost_usr?"), done.stderr)
+
+
+def test_a_dry_run_shows_no_cost_for_a_partition_that_the_profile_does_not_list(world: World) -> None:
+    world.answer("scontrol", err="slurm_load_partitions error: Unable to contact slurm controller\n", code=1)
+    words = ("submit", "--dry-run", "--site", "leonardo", "--account", "a", "--until-done", "--time", "1h")
+    known, unknown = (world.run(*words, "--partition", name, "job.py") for name in ("dcgp_usr_prod", "gpuq"))
+    assert (known.returncode, unknown.returncode) == (0, 0), "only Slurm has all partitions"
+    assert "node-h" in known.stdout
+    assert "node-h" not in unknown.stdout
+    assert "cost is unknown, because partition gpuq" in unknown.stdout
+    assert "note: partition gpuq is not in the profile" in unknown.stderr
 
 
 def test_a_variable_s_value_is_no_command(world: World) -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import pty
 import re
+import shlex
 import shutil
 import subprocess
 from pathlib import Path
@@ -95,6 +96,31 @@ def test_what_is_not_clear_removes_nothing(world: World, words: list[str]) -> No
     ended(world, "a")
     assert world.run("rm", *words).returncode in (errors.USAGE, errors.NOT_FOUND)
     assert len(world.left()) == 1
+
+
+def test_an_unknown_name_keeps_no_other_run(world: World) -> None:
+    ended(world, "long")
+    ok = ended(world, "ok")
+    done = world.run("rm", "nock", "long", "--yes")
+    assert done.returncode == 1
+    assert "note: There is no run 'nock'" in done.stderr
+    assert "ok" not in done.stderr.replace("nock", ""), "another run is no advice for a removal"
+    assert world.left() == [ok.name]
+
+
+def test_the_size_of_all_runs_and_of_the_uv_environments(world: World) -> None:
+    ended(world, "a")
+    assert "uv environments" not in world.run("rm", "--dry-run", "--name", "*").stderr
+    made = world.runs / ".environments/key/lib/big"
+    made.parent.mkdir(parents=True)
+    made.write_bytes(os.urandom(3 << 20))
+    hint = re.search(r"all ended runs: hpcml (.*)\.", world.run("rm", "--dry-run").stderr)
+    assert hint, "the refusal names the command"
+    done = world.run(*shlex.split(hint[1]))
+    assert "would remove 1 run, " in done.stderr
+    assert re.search(rf"3\.\d MiB in {re.escape(str(world.runs))}/\.environments", done.stderr)
+    world.run("rm", "--name", "*", "--yes")
+    assert made.exists()
 
 
 def test_links_are_not_followed_and_closed_folders_go(world: World) -> None:

@@ -34,7 +34,7 @@ FAULTS = (
     F("hpcml/cli/cancel_rm.py", "standing.run.paths.directory for standing in runs if not standing.alive]", "standing.run.paths.directory for standing in runs]", "hpcml rm removes a run that goes on"),
     F("hpcml/cli/image.py", "    common.end_by_signals()  # the build is a session of its own: nobody else would end it\n", "", "SIGTERM to hpcml image build leaves the build going", True),
     F("hpcml/cli/jupyter.py", 'spec.changed(idle=idle, ', 'spec.changed(', "an unused JupyterLab session holds its nodes", True),
-    F("hpcml/cli/logs.py", "if one >= number], default=tail.seen)", "if one > number], default=tail.seen)", "hpcml logs --attempt 1 prints attempt 2 too"),
+    F("hpcml/cli/logs.py", "if one > number], default=tail.seen)", "if one > number + 1], default=tail.seen)", "hpcml logs --attempt 0 prints attempt 1 too"),
     F("hpcml/listeners.py", "            Path(path).chmod(0o600)\n", "            pass\n", "with an open umask other accounts connect to a run's unix sockets"),
     F("hpcml/listeners.py", "    listener = listen_unix(row, path)\n    listener.setblocking(False)\n", "    listener = socket.create_server((\"\", 0))\n", "the dashboard listens on a port of all addresses"),
     F("hpcml/runs/listing.py", "and (run.may_start_again or not run.paths.status.exists())", "and not run.paths.status.exists()", "hpcml ls shows a requeued run as ended"),

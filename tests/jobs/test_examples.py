@@ -13,6 +13,7 @@ import json
 import os
 import re
 import runpy
+import shutil
 import subprocess
 import sys
 import tracemalloc
@@ -182,6 +183,21 @@ def test_kmeans_reads_files(run_example: RunExample, tmp_path_factory: pytest.Te
     result = run_example("kmeans", "--data", f"{folder}/*.parquet", "--k", "2").result
     assert sorted(result["centres"]) == [pytest.approx([0.05, 1]), pytest.approx([9.05, 1])]
     assert result["sizes"] == [100, 100]
+
+
+def test_kmeans_of_the_columns_of_a_csv_file_that_the_page_chooses(
+    run_example: RunExample, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path_factory.mktemp("measured")
+    shutil.copytree(JOBS, folder / "jobs")
+    command = re.search(r"^    (sed -i .*) groups\.py$", (JOBS / "README.md").read_text(), re.MULTILINE)
+    assert command, "the page has the command"
+    subprocess.run(["bash", "-c", f"{command[1]} kmeans.py"], cwd=folder / "jobs", check=True)
+    monkeypatch.setitem(globals(), "JOBS", folder / "jobs")
+    table = pd.DataFrame({"id": range(200), "x": [0.0, 0.1, 9.0, 9.1] * 50, "y": 1.0, "name": "S0"})
+    table.to_csv(folder / "one.csv", index=False)
+    result = run_example("kmeans", "--data", f"{folder}/*.csv", "--k", "2").result
+    assert sorted(result["centres"]) == [pytest.approx([0.05, 1]), pytest.approx([9.05, 1])]
 
 
 def test_kmeans_of_too_few_rows(

@@ -252,7 +252,7 @@ def test_a_chain_at_its_second_attempt(home: Home) -> None:
         home.until(begun(directory, "attempts [0, 1]"), "the second attempt", 2 * PATIENCE)
         status = home.json("status", directory.name)
         assert (status["state"], status["attempt"], len(status["attempts"])) == ("RUNNING", 1, 1), status
-        assert "attempt 1" in home.new("why", directory.name)
+        assert "attempt 0: " in home.new("why", directory.name)
         home.new("top", "--once", directory.name)
         home.new("stacks", directory.name)
     home.new("cancel", cancelled.name)

@@ -5,13 +5,19 @@ from __future__ import annotations
 import argparse
 import ast
 import re
+import shlex
 import typing
 from collections.abc import Iterator
 from pathlib import Path
 
 import hpcml
 from hpcml.cli import commands
+from hpcml.errors import UsageError
+from hpcml.plan import make_plan
+from hpcml.request.record import RunRequest
+from hpcml.sites import lookup
 from hpcml.sites.schema import Site
+from tests.doc_blocks import OWN, split
 
 PACKAGE = Path(hpcml.__file__).parent
 OPTION = r"(?<![\w-])--[a-z][a-z-]+"
@@ -24,6 +30,8 @@ FOREIGN = {
     "--overlap", "--parsable", "--password-stdin", "--pid", "--project", "--requeue", "--rdzv-endpoint", "--require-hashes", "--script", "--target", "--test-only", "--version",
 }  # fmt: skip
 FILES = {"json", "conf"}  # what follows the dot in a file's name
+PROSE = {"sets", "starts"}  # words behind hpcml that are none of its commands
+LEFT_OUT = re.compile("(?:is|are) missing|^Argument --.*: expected|^'X' is not one of")
 NOT_SAID = {"report/page.py", "report/page_template.py", "api/elastic.py"}
 
 
@@ -73,3 +81,47 @@ def test_advice_names_options_and_keys_that_exist() -> None:
             wrong += [(place, key, text)] if fields and key not in {*fields, *FILES} else []
     assert wrong == []
     assert seen > 100  # or nothing is looked at
+
+
+def printed() -> Iterator[tuple[str, list[str]]]:
+    """Yield the commands that messages and pages print, with their places; a sentence may go on behind a name."""
+    for place, text in texts():
+        for command in re.findall(r"hpcml (?:--host \S+ )?[a-z-]+(?: (?!hpcml )[^\s.;:,()'\"`<>|]+)*", text):
+            _, (verb, *words) = commands.split_host([*command.split()[1:], ""])
+            prose = next((at for at, word in enumerate(words) if re.fullmatch(r"[a-z]*", word)), len(words))
+            if verb not in PROSE and any(word[:1] == "-" for word in words[:prose]):
+                yield place, [verb, *words[:prose]]
+    for page in OWN:
+        for code in re.findall(r"`(hpcml [^`\n|]+?)`", split(page)[1]):
+            _, words = commands.split_host(shlex.split(code)[1:])
+            yield page.name, words or [""]
+    site = lookup.load("leonardo", {"HPCML_SYSTEM_CONFIG": "/nowhere"}, Path("/")).site
+    note = next(text for text in make_plan._notices(site, RunRequest()) if "unconfirmed" in text)
+    yield note, note.partition("(hpcml ")[2].rstrip(")").split()
+
+
+def test_printed_commands_parse() -> None:
+    """Each word is one that its command takes there; a word or a value that the text leaves out is no fault."""
+    wrong, seen = [], 0
+    for place, (verb, *words) in printed():
+        if verb not in commands.COMMANDS or {"--help", "--help-all"} & {*words}:
+            continue
+        seen += 1
+        try:
+            commands.build_parser(verb).parse_args(commands.split_script(verb, words)[0])
+        except UsageError as error:
+            wrong += [(place, verb, words, error.message)] if not LEFT_OUT.search(error.message) else []
+    assert wrong == []
+    assert seen > 200  # or nothing is looked at
+
+
+def test_options_may_stand_between_the_names() -> None:
+    for verb, option, *names in (
+        ("site", "--facts", "show", "leonardo"), ("site", "--json", "diff", "leonardo", "vega"), ("logs", "-f", "last", "supervisor"),
+        ("image", "--force", "build", "cpu", "cpu.sif"), ("fetch", "--json", "last", "here"), ("rm", "--yes", "one", "two"),
+        ("wait", "--json", "one", "two"), ("new", "--json", "mine", "kmeans"), ("sweep", "--json", "table", "name"),
+    ):  # fmt: skip
+        behind = vars(commands.build_parser(verb).parse_args([*names, option]))
+        between = vars(commands.build_parser(verb).parse_args([*names[:-1], option, names[-1]]))
+        del behind["parser"], between["parser"]
+        assert between == behind, verb

@@ -56,7 +56,7 @@ def test_all_attempts_are_told_and_added_up(tmp_path: Path) -> None:
     assert "grid-column: 1 / -1" in text
     assert "it stopped" in text
     assert attempt_history.sentence(attempt_history.earlier(Recorded(paths), 2)[0]) == (
-        "attempt 1: job 4711, on n1,n2, 10:00, TIMEOUT: it stopped"
+        "attempt 0: job 4711, on n1,n2, 10:00, TIMEOUT: it stopped"
     )
     saved = attempt_history.earlier(Recorded(paths), 2)[0]._replace(
         state="FAILED"

@@ -122,7 +122,7 @@ def test_an_unknown_option_is_answered_with_what_is_meant(words: tuple[str, ...]
 
 def test_near_names_of_the_profile() -> None:
     table = {"partitions": {"long": {"qos": "slow"}, "gpu": {}}}
-    assert "did you mean long?" in planned(table, "-p", "lomg").notices[0]
+    assert "Did you mean long?" in planned(table, "-p", "lomg").notices[0]
     assert "did you mean slow?" in planned(table, "-q", "slwo").notices[0]
 
 

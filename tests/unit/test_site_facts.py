@@ -67,6 +67,15 @@ def test_who_sets_another_value_answers_for_it(tmp_path: Path) -> None:
     assert f"has {site.doubts()} unconfirmed values" in " ".join(planned(site).notices)
 
 
+def test_a_partition_whose_unconfirmed_limit_is_exceeded_is_not_said_to_fit() -> None:
+    site = lookup.load_profile("leonardo", {"HPCML_SYSTEM_CONFIG": "/nowhere"}).site
+    chosen = "partition dcgp_usr_prod: the first partition in the profile that "
+    for memory, fits in (("100G", "fits"), ("900G", "may fit")):
+        made = planned(site, memory_per_node=measure("memory_per_node", memory))
+        assert f"{chosen}{fits} the request" in made.reasons
+        assert any("494000M" in note for note in made.notices) == (fits == "may fit")
+
+
 @pytest.mark.parametrize(("key", "fact", "words"), [
     ("interface", 'confidence = "confirmd", date = 2026-11-23, source = "x"', "'confirmd'.*Did you mean confirmed"),
     ("interface", 'confidence = "guessed", date = 2026-11-23', "has no source"),

@@ -84,6 +84,18 @@ def test_each_line_of_a_script_is_listed() -> None:
         assert all(row.goes_to for row in made.rows)
 
 
+def test_each_line_names_the_options_that_come_from_it() -> None:
+    """A line that decides nothing alone names what it decides with others; the nodes come from one line."""
+    for lines, expected in (
+        ("--nodes=2\n--ntasks-per-node=4\n--gres=gpu:4\n--cpus-per-task=8\n--mem-per-cpu=1G",
+         ["--nodes 2", "--cpus-per-node 32 --ranks gpu", "--gpus-per-node 4", "--cpus-per-node 32", "--memory-per-node 32768M"]),
+        ("-N 2\n--ntasks=8", ["--nodes 2", "--cpus-per-node 4 --ranks 4"]),
+        ("--ntasks=1\n--gres=gpu:0", ["--nodes 1 --cpus-per-node 1 --ranks node", "no option"]),
+    ):  # fmt: skip
+        made = translate(script(lines, "srun python a.py"), (), {}, VARIABLES, slurm=True)
+        assert [row.goes_to for row in made.rows][: len(expected)] == expected
+
+
 OPEN = [
     ("--ntasks=4", "srun ./a", {"nodes": "2"}, "--nodes 2 --cpus-per-node 2 --ranks 2 -- ./a"),
     ("--nodes=2 --ntasks=4", "srun ./a", {"nodes": "4"}, "--nodes 4 --cpus-per-node 1 --ranks node -- ./a"),

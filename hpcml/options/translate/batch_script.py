@@ -86,7 +86,6 @@ _OF_SHELL = {"IFS", "BASH_ENV", "PS4", "RANK", "LOCAL_RANK", "NODE_RANK", "LOCAL
 _SET = re.compile(r"[-+][euxvoETbhm]*|pipefail|errexit|nounset|xtrace|errtrace|verbose")
 _SECRET = re.compile(r"TOKEN|SECRET|PASS|CREDENTIAL|(?:^|_)KEY$|API_?KEY", re.IGNORECASE)
 _REPEATED = ("--set", "--env")
-_SIZES = ("--nodes", "--gpus-per-node", "--cpus-per-node", "--memory-per-node", "--ranks")
 
 
 class Translation(NamedTuple):
@@ -236,8 +235,7 @@ class _Script:
         options += self._prepared(kept, needed)
         ranks = (("--ranks", launch.ranks),) if launch.ranks else ()
         options += [Taken(words, command.number) for words in (*ranks, *launch.options)]
-        sizes = " ".join(word for taken in options for word in taken.words if taken.words[0] in _SIZES)
-        rows = [row._replace(goes_to=row.goes_to or sizes) for row in rows]
+        rows = [row._replace(goes_to=row.goes_to or row.decides(options)) for row in rows]
         rows += [_row(item, kept, launch) for item in (*before, *after)]
         rows.append(Row(command.number, rendered(command.words), launch.note or "the command"))
         words = tuple(by_shell or [text_of(word) or "" for word in launch.words])

@@ -37,17 +37,31 @@ _LEFT_OUT = {
     "--ignore-pbs": "",
 }  # fmt: skip
 _OF_GPUS = ("--gres", "--gpus-per-node", "--gpus", "--gpus-per-task")
-_OF_LAYOUT = (
-    *_OF_GPUS, "--nodes", "--ntasks", "--ntasks-per-node", "--cpus-per-task", "--mem-per-cpu", "--mem-per-gpu",
-)  # fmt: skip
+_OF_LAYOUT = {  # with those of hpcml's options that each decides
+    **dict.fromkeys(_OF_GPUS, ("--gpus-per-node",)),
+    "--nodes": ("--nodes",),
+    "--ntasks": ("--nodes", "--cpus-per-node", "--ranks"),
+    "--ntasks-per-node": ("--cpus-per-node", "--ranks"),
+    "--cpus-per-task": ("--cpus-per-node",),
+    **dict.fromkeys(("--mem-per-cpu", "--mem-per-gpu"), ("--memory-per-node",)),
+}
 
 
 class Row(NamedTuple):
-    """A line of a batch script, or an option of it: the number, the text, and what becomes of it."""
+    """A line of a batch script, or an option of it: the number, the text, and what becomes of it.
+
+    ``sizes`` are the options of hpcml that it decides with others.
+    """
 
     number: int
     text: str
     goes_to: str
+    sizes: tuple[str, ...] = ()
+
+    def decides(self, options: list[Taken]) -> str:
+        """Return those of some options that the line decides; the nodes are of one line."""
+        own = [taken for taken in options if taken.words[0] != "--nodes" or taken.number == self.number]
+        return " ".join(word for taken in own if taken.words[0] in self.sizes for word in taken.words) or "no option"
 
 
 class Taken(NamedTuple):
@@ -177,7 +191,7 @@ def taken(text: str, asked: Mapping[str, Option], made: Layout) -> tuple[list[Ta
         if words:
             options.append(Taken(words, option.number))
             goes_to = " ".join(words)
-        rows.append(Row(option.number, option.typed, goes_to))
+        rows.append(Row(option.number, option.typed, goes_to, _OF_LAYOUT.get(option.name, ())))
     return options, rows
 
 
