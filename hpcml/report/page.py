@@ -640,7 +640,7 @@ _ENVIRONMENT.filters |= {
     "hours": lambda hours, decimals: f"{hours:.{decimals}f}",
     "count": lambda number: f"{number:,.6g}",
     "percent": lambda share: _NONE if share is None else f"{share:.0f} %",
-    "short": lambda seconds: format_seconds(seconds) if seconds >= 1 else f"{1000 * seconds:.3g} ms",
+    "short": lambda seconds: format_seconds(seconds) if seconds >= 0.9995 else f"{1000 * seconds:.3g} ms",
     "size": lambda size: _NONE if size is None else format_bytes(size),
 }
 _TEMPLATE = _ENVIRONMENT.from_string(page_template.PAGE)  # compiled at the import, beside the end of the processes

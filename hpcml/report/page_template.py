@@ -159,13 +159,13 @@ PAGE = """<!doctype html>
 <section><h2>What the script and its tasks did</h2>
 <p>The script ran for {{ report.findings.script_seconds | short }}. For {{ report.findings.script_alone | short }} of them,
 {{ (100 * report.findings.script_alone / (report.course.end - report.course.began)) | percent }} of the job's time, no task ran: only the script itself worked.
-{% if unit == "core" %}<span class="soft">Cores that it used are useful in the table below.</span>{% endif %}</p>
+{% if unit == "core" %}<span class="soft">The next table counts the cores that the script used as useful.</span>{% endif %}</p>
 {% if report.findings.functions %}<table><tr><th>Function</th><th class="n">tasks</th><th class="n">total</th><th class="n">mean</th><th class="n">longest</th></tr>
 <tr><td>the script itself</td><td class="n"></td><td class="n">{{ report.findings.script_alone | short }}</td><td class="n"></td><td class="n"></td></tr>
 {% for function in functions %}<tr><td>{{ function.name }}</td><td class="n">{{ function.tasks | count }}</td><td class="n">{{ function.seconds | short }}</td>
 <td class="n">{{ (function.seconds / function.tasks) | short }}</td><td class="n">{{ function.longest | short }}</td></tr>
 {% endfor %}</table>
-<p class="soft">Total is the time of all tasks together; tasks run at the same time.</p>{% endif %}</section>
+<p class="soft">Total adds the times of all tasks. Tasks run at the same time. The time of a task includes waits for a core.</p>{% endif %}</section>
 {% endif %}
 {% if ledger %}
 <section><h2>Where the {{ unit }}-hours went</h2>
