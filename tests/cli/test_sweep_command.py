@@ -60,7 +60,7 @@ def test_points_and_cost_are_said_before_the_submission(world: World) -> None:
         "             k=8 lr=0.01",
         "             k=16 lr=0.1",
         "             … and 1 more point",
-        says("  count      4 points, 4 to run, one after another", "--at-once N", "--jobs N"),
+        says("  count      4 points", "4 to run, one after another", "--at-once N", "--jobs N"),
         "  asks for   2 nodes, time limit 00:30:00, at most 1 node-h",
     ] + [line for line in said.splitlines() if line.startswith(("  start", "Nothing was submitted."))]
     for jobs, cost in (("3", "3 jobs"), ("9", "4 jobs")):  # no more of them than points

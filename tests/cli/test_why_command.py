@@ -189,7 +189,7 @@ def test_an_allocation_that_was_too_large_is_named_with_its_size(world: World) -
     plan = json.loads((directory / "plan.json").read_text())
     plan["inside"]["job"]["one_machine"] = True
     (directory / "plan.json").write_text(json.dumps(plan))
-    chain = [{"type": "_ArrayMemoryError", "message": "Unable to allocate 32.0 TiB for an array with shape (4,)"}]
+    chain = [{"type": "_ArrayMemoryError", "message": "Unable to allocate 32.0 TiB for an array"}]
     (directory / "attempts/0").mkdir(parents=True)
     (directory / "attempts/0/script-error.json").write_text(json.dumps({"chain": chain}))
     found = why(world)

@@ -28,7 +28,7 @@ _REPORTS = """\
 Report a vulnerability to <{}> before you publish it. Do not describe the vulnerability in a public issue, a pull
 request or a mailing list."""
 _NO_REPOSITORY = """\
-hpcml is not yet in a public repository. Request a clone or a wheel from the person who told you about hpcml."""
+hpcml is not yet in a public repository. Request a clone or a wheel from the person who showed you hpcml."""
 _REPOSITORY = """\
 Without a clone, write `hpcml[array] @ git+{}` in place of `./hpcml[array]`. Report faults, and ask questions, at
 <{}>."""
