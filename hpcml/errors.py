@@ -127,6 +127,10 @@ class NotFoundError(HpcmlError):
     exit_status = NOT_FOUND
 
 
+class NoRunError(NotFoundError):
+    """No run has the name, and none begins with it."""
+
+
 class SiteError(HpcmlError):
     """The site or its scheduler cannot satisfy the request."""
 

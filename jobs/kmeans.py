@@ -1,6 +1,7 @@
 """K-means clustering.
 
-Your own data: use --data 'measured/*.parquet' (numeric columns only) and --k. For other files change dd.read_parquet.
+Your own data: use --data 'measured/*.parquet' (numeric columns only) and --k. For CSV files
+change dd.read_parquet(options.data) to dd.read_csv(options.data, usecols=["x", "y"]), with your columns.
 Keep the folder lloyd/ beside this script.
 """
 

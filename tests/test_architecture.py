@@ -285,25 +285,25 @@ COMPLEX = {
 }
 # The lines of each package, which may only fall: a commit that raises a number says what this buys.
 MOST_LINES = {
-    ".": 6230,
+    ".": 6234,
     "api": 1023,
-    "cli": 8129,
+    "cli": 8141,
     "doctor": 1539,
-    "failures": 3199,
+    "failures": 3200,
     "images": 1066,
-    "kinds": 12212,
+    "kinds": 12189,
     "node": 12201,
-    "options": 2453,
-    "plan": 904,
+    "options": 2448,
+    "plan": 903,
     "remote": 3994,
     "repairs": 984,
     "report": 2353,
     "request": 584,
-    "runs": 9979,
+    "runs": 9998,
     "schedulers": 3857,
     "sites": 1544,
     "survey": 1210,
-    "sweeps": 1444,
+    "sweeps": 1440,
 }
 
 

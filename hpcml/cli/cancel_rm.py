@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hpcml import features_by_point, outputs_brought_back, safe_files, units
 from hpcml.cli import common, ls
-from hpcml.errors import HpcmlError, NotFoundError, StorageError, UsageError
+from hpcml.errors import HpcmlError, NoRunError, StorageError, UsageError
 from hpcml.paths import RunPaths
 from hpcml.runs import directories, files_of_killed_runs, lib_zip
 from hpcml.runs import record as records
@@ -248,7 +248,7 @@ def run_rm(options: Namespace) -> int:
             say("Nothing was removed.", sys.stderr)
             return 1
         removal.carry_out()
-    _say_removed(options, rules, removal, staying)
+    _say_removed(options, rules, removal, staying, unknown)
     if not options.run:
         _say_environments(folder)
     return 1 if options.run and (staying or unknown) else 0
@@ -292,11 +292,13 @@ def _say_lost_points(removal: _Removal) -> None:
         note(f"to delete the sweep itself: hpcml sweep rm {shlex.quote(name)}")
 
 
-def _say_removed(options: Namespace, rules: Sequence[str], removal: _Removal, staying: Mapping[str, str]) -> None:
+def _say_removed(
+    options: Namespace, rules: Sequence[str], removal: _Removal, staying: Mapping[str, str], unknown: Sequence[str]
+) -> None:
     """Say what was removed, or would be."""
     if options.json:
         key = "would_remove" if options.dry_run else "removed"
-        result = {key: [path.name for path in removal.runs], "staying": list(staying)}
+        result = {key: [path.name for path in removal.runs], "staying": list(staying), "unknown": unknown}
         common.print_json({**result, "leftovers": len(removal.rests), "bytes": removal.total})
         return
     if not (removal.runs or removal.rests):
@@ -307,20 +309,20 @@ def _say_removed(options: Namespace, rules: Sequence[str], removal: _Removal, st
     say(f"{done} {removal.summary}{stay}.", sys.stderr)
 
 
-def _known(folder: Path, words: Sequence[str]) -> tuple[list[str], list[NotFoundError]]:
-    """Return the words that mean runs, and a refusal for each other, with a note; NotFoundError if none does."""
-    names, unknown = [], []
+def _known(folder: Path, words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the words that mean runs, and those that mean none, with a note; NotFoundError if none means a run."""
+    names, unknown = [], {}
     for word in words:
         try:
             directories.find(folder, word)
             names.append(word)
-        except NotFoundError as error:
-            unknown.append(error)
+        except NoRunError as error:
+            unknown[word] = error
     if unknown and not names:
-        raise unknown[0]
-    for refusal in unknown:
+        raise next(iter(unknown.values()))
+    for refusal in unknown.values():
         note(refusal.message)
-    return names, unknown
+    return names, list(unknown)
 
 
 def _say_environments(folder: Path) -> None:

@@ -18,7 +18,7 @@ from hpcml.terminal import say, say_fitted, shown
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from hpcml.sites.lookup import LoadedSite
 
@@ -77,6 +77,16 @@ def add_options(parser: ArgumentParser) -> None:
         "PIP_INDEX, this machine's settings of apt and pip",
     )
     build_.add_argument("--force", action="store_true", help="replace an existing image")
+    plain = build_.parse_known_args
+
+    def intermixed(
+        args: Sequence[str] | None = None, namespace: Namespace | None = None
+    ) -> tuple[Namespace, list[str]]:
+        """Take options between the names too: argparse's usual way would then miss OUT.sif."""
+        build_.parse_known_args = plain  # type: ignore[method-assign]
+        return build_.parse_known_intermixed_args(args, namespace)
+
+    build_.parse_known_args = intermixed  # type: ignore[method-assign,assignment]
     show = add("show", "show what is in an image: kind, versions, labels and definition", _show)
     show.add_argument("image", metavar="IMAGE", help="a .sif file")
     check_ = add("check", "check an image's file, and test whether the image starts", _check)

@@ -219,8 +219,8 @@ def _begin(options: Namespace) -> int:
         with record.held(runs, name, prepared.plan.run_id):
             look = _look_again(options, asked, prepared, planned, say_it=not printed)
             if not look.chosen:
-                if look.before.runs:
-                    record.save(runs, submission.continued(look, asked))
+                if look.before.runs and not look.progress.under_way:  # a point's number stays while it runs
+                    record.save(runs, look.before._replace(points=tuple(look.planned)))
                 return 0
             if agreed or not look.stale:
                 started = submission.submit(look, asked)
@@ -368,7 +368,7 @@ def _wanted(options: Namespace, study: search.Search | None, seed: int) -> list[
 
 def _tell(
     prepared: Prepared,
-    facts: Mapping[str, object],
+    facts: Mapping[str, Any],
     chosen: Sequence[record.Planned],
     taken: Sequence[float],
     more: Sequence[str],
@@ -388,7 +388,7 @@ def _tell(
     parallel = [f"{together} at the same time"] if together > 1 else []
     if len(chosen) > 1 == together:
         parallel = ["one after another in one job (several at the same time: --at-once N or --jobs N)"]
-    common.say_row("count", ", ".join([f"{facts['points']} points", *counts, f"{len(chosen)} to run", *parallel]))
+    common.say_row("count", ", ".join([counted(facts["points"], "point"), *counts, f"{len(chosen)} to run", *parallel]))
     if not chosen:
         if facts["failed"] and not facts["under_way"]:
             common.say_row("next", "to run failed points again, add --only-failed")
@@ -422,7 +422,7 @@ def _tell_cost(prepared: Prepared, count: int, taken: Sequence[float], jobs: int
 
 def _facts(
     name: str, planned: Sequence[record.Planned], chosen: Sequence[record.Planned], progress: record.Progress
-) -> dict[str, object]:
+) -> dict[str, Any]:
     ended = [progress.ended[point.key] for point in planned if point.key in progress.ended]
     return {
         "sweep": name,
@@ -474,7 +474,7 @@ def _look(options: Namespace, verb: str, names: list[str]) -> int:
 def _tell_omitted(number: int, stream: TextIO, first: str = "") -> None:
     """Say how many points of the sweep are not shown because its last command did not ask for them."""
     if number:
-        text = f"Omitted: {counted(number, 'point')} of earlier commands. To show such points, repeat their command."
+        text = f"Omitted: {counted(number, 'point')} of earlier commands, or of an earlier version of the script."
         say_fitted(text, stream, first=first, rest=f"{first}  ")
 
 

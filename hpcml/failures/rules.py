@@ -236,7 +236,7 @@ DASK = (
          "several workers ran the same task, and each of these workers died"),
     Rule("worker-memory", ROOT,
          r"Worker (\S+) \(pid=\d+\) exceeded \d+% memory budget",
-         "a worker was killed because it used more than its share of the node's memory",
+         "a worker was killed because it used more memory than workers.memory_limit, or its share of the node",
          "Use smaller chunks, more memory, more nodes, or fewer workers per node.", "worker out of memory",
          Retry.MEMORY),
     Rule("worker-segfault", ROOT, r"Worker process \d+ was killed by signal 11\b",

@@ -54,7 +54,8 @@ def _exited(case: Case, hits: Sequence[Hit]) -> Cause:
         return Cause(clause, OPEN[errors.START_FAILED], remedy=hint)
     raised = _raised(case, hits)
     if cause := _printed(case, hits, exited):  # mpi4py calls MPI_Abort after an uncaught error
-        return raised._replace(followed=cause.evidence) if raised and cause.rule == "mpi-abort" else cause
+        uncaught = raised and cause.rule == "mpi-abort" and status == 1  # another status is the program's own
+        return raised._replace(followed=cause.evidence) if raised and uncaught else cause
     last = last_output.last_line(case.last_output)
     if status in (126, 127) and case.noun == "program":
         return _no_program(case, f"{exited}: {last.text[:TOLD]}" if last else "")
@@ -86,7 +87,7 @@ def _no_program(case: Case, said: str) -> Cause:
     """Return the cause of the statuses by which a shell tells that it could not start a program."""
     clause = f"the program {'does not exist on the node' if case.end.exit_status == 127 else 'cannot be executed'}"
     remedy = "Use a path on a file system that all nodes share."
-    if re.search(r": [^:/\s]+: (?:command )?not found$", said):
+    if re.search(r": (?:line )?\d+: (?:exec: )?[^:/\s]+: (?:command )?not found$", said):
         remedy = "No folder of the job's PATH has this command. Write its absolute path, or correct PATH."
     return Cause(said or clause, "program cannot be started", evidence=case.quoted, remedy=remedy)
 

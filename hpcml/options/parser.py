@@ -31,7 +31,6 @@ class Parser(argparse.ArgumentParser):
         self.rare: list[argparse.Action] = []
         self.examples = ""
         self.host = ""  # the login node that runs the command
-        self._is_called_again = False
         # What a command suggests for unknown words: called with the options, the words that it knows, and these
         self.suggest: Callable[[argparse.Namespace, list[str], list[str]], str] = lambda _given, _known, _unknown: ""
         self.add_argument("-h", "--help", dest="help", action=_Help, help="show this help")
@@ -94,13 +93,7 @@ class Parser(argparse.ArgumentParser):
         return given
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Take options between the names too. Write out the value of an option that may have none."""
-        if not self._is_called_again and not {action.nargs for action in self._actions} & {argparse.PARSER}:
-            self._is_called_again = True  # argparse calls this method again, for the options and then for the names
-            try:
-                return self.parse_known_intermixed_args(args, namespace)
-            finally:
-                self._is_called_again = False
+        """Write out the value of an option that may have none, so that the word after it is not taken for it."""
         mine = {word for action in self._actions for word in action.option_strings if action.nargs == "?"}
         if not mine:
             return super().parse_known_args(args, namespace)
@@ -190,6 +183,8 @@ def no_option(unknown: list[str], parser: Parser, suggested: str = "") -> errors
     if not hint and option.startswith("--"):
         near = errors.nearest(option[2:], sorted(long_options))
         hint = errors.did_you_mean(near and f"--{near}", "")
+    if parser.prog == "hpcml rerun":
+        hint = f"{hint} {suggested}".strip()  # it may be an option of the script
     if option == "--host":
         hint = f"Write --host before the command: hpcml --host HOST {parser.prog.removeprefix('hpcml ')} …"
     return errors.UsageError(f"There is no option '{option}'", place=parser.prog, hint=hint or suggested)

@@ -21,7 +21,6 @@ from hpcml.units import TimeLimit, counted
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _MOST_RESTARTS = 20  # of a run that goes on until it is done, where the user says nothing
-_FACTS = "hpcml site show --facts"
 _MANY_NODES = 64  # from which on importing from a shared file system may be what a run waits for
 _SHORT = 300  # seconds of a time limit, of which Slurm may take 60: it sends its signal early
 ADAPTERS = ("NCCL_IB_HCA", "UCX_NET_DEVICES")  # variables that name RDMA adapters
@@ -357,7 +356,7 @@ def _notices(site: Site, spec: RunRequest) -> tuple[str, ...]:
     if 0 < (cpus := spec.size.cpus_per_node) < (gpus := spec.size.gpus_per_node):
         notes.append(f"each node has {gpus} GPUs but only {counted(cpus, 'CPU')} (--cpus-per-node)")
     if count := site.doubts():
-        notes.append(f"profile {site.name} has {count} unconfirmed values ({_FACTS} {site.name})")
+        notes.append(f"profile {site.name} has {count} unconfirmed values (hpcml site show {site.name} --facts)")
     return tuple(notes)
 
 

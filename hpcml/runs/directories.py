@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hpcml import safe_files, typed_json
-from hpcml.errors import NotFoundError, StorageError, did_you_mean, nearest
+from hpcml.errors import NoRunError, NotFoundError, StorageError, did_you_mean, nearest
 from hpcml.paths import RESERVE_COUNT, RESERVE_SIZE, RunPaths
 from hpcml.runs import lib_zip
 from hpcml.schedulers import Submission
@@ -391,7 +391,7 @@ def find(folder: Path, word: str) -> Run:
     if not begun:
         near = nearest(word, [*run_ids, *{name_of(name) for name in run_ids}, "last"])
         hint = did_you_mean(near, "List your runs: hpcml ls.")
-        raise NotFoundError(f"There is no run '{word}'", place=str(folder), hint=hint)
+        raise NoRunError(f"There is no run '{word}'", place=str(folder), hint=hint)
     return load(folder / begun[0])
 
 

@@ -11,6 +11,7 @@ from hpcml.errors import NotFoundError, UsageError
 from hpcml.sweeps.points import Typed
 from hpcml.sweeps.record import Progress, Sweep
 from hpcml.terminal import shown
+from hpcml.units import counted
 
 STATES = ("ok", "pruned", "failed", "under way", "missing")
 _MOST = 12  # parameters in a picture
@@ -82,7 +83,7 @@ def counts(table: Sequence[Row]) -> str:
         for state in ("ok", "pruned", "failed", "running", "waiting", "missing")
         if (number := states.count(state))
     ]
-    return f"{len(table)} points: {', '.join(parts)}" if parts else "no points"
+    return f"{counted(len(table), 'point')}: {', '.join(parts)}" if parts else "no points"
 
 
 def grid(table: Sequence[Row]) -> list[list[str]]:

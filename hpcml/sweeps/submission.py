@@ -356,13 +356,6 @@ def choose(
     return chosen, more(prepared.spec, of_points, limits, name, now, asked_for=bool(only))
 
 
-def continued(choice: Choice, asked: Asked, ids: Sequence[str] = ()) -> Sweep:
-    """Return the sweep's record with the points of this command, also those that need no run, and with new runs."""
-    old = choice.before
-    metric, maximize = asked.metric or old.metric, asked.maximize or old.maximize
-    return old._replace(points=tuple(choice.planned), runs=(*old.runs, *ids), metric=metric, maximize=maximize)
-
-
 def submit(choice: Choice, asked: Asked) -> list[directories.Run]:
     """Write the sweep's record and submit runs for the chosen points; at least one, or it is an error."""
     old, prepared = choice.before, choice.prepared
@@ -376,7 +369,9 @@ def submit(choice: Choice, asked: Asked) -> list[directories.Run]:
         others = min(asked.jobs, len(choice.chosen)) - 1
         jobs += [runs_submit.prepare(prepared.loaded, prepared.spec) for _ in range(others)]
     ids = [job.plan.run_id for job in jobs]
-    record.save(runs, continued(choice, asked, ids))
+    metric, maximize = asked.metric or old.metric, asked.maximize or old.maximize
+    sweep = old._replace(points=tuple(choice.planned), runs=(*old.runs, *ids), metric=metric, maximize=maximize)
+    record.save(runs, sweep)
     numbers = {point.key: {"number": number} for number, point in enumerate(choice.planned, 1)}
     table: dict[str, object] = {
         "sweep": old.name,

@@ -106,6 +106,10 @@ def test_an_unknown_name_keeps_no_other_run(world: World) -> None:
     assert "note: There is no run 'nock'" in done.stderr
     assert "ok" not in done.stderr.replace("nock", ""), "another run is no advice for a removal"
     assert world.left() == [ok.name]
+    ended(world, "ok")
+    done = world.run("rm", "nock", "ok-", "--json", "--yes")
+    assert (done.returncode, "begin with 'ok-'" in done.stderr) == (66, True), "which of them is meant is asked"
+    assert json.loads(world.run("rm", "nock", ok.name, "--json", "--yes").stdout)["unknown"] == ["nock"]
 
 
 def test_the_size_of_all_runs_and_of_the_uv_environments(world: World) -> None:

@@ -148,6 +148,12 @@ def test_points_whose_results_are_there_are_shown(world: World) -> None:
     out, said = sweep(world, "table", "job", "--json")
     assert ([row["values"]["k"] for row in json.loads(out)], said) == ([1, 2, 3, 4], "")
     assert len(world.left()) == 3, "two runs, and the folder of sweeps"
+    sweep(world, "job.py", "--grid", "k=1,2", "--metric", "nosuch", "--maximize")
+    out, said = sweep(world, "table", "job")
+    assert ("nosuch" in out, "--maximize" in said + out) == (False, True), "what ran nothing asks for no other order"
+    sweep(world, "job.py", "--grid", "k=5,6")
+    assert "1 under way" in sweep(world, "job.py", "--grid", "k=6")[1]
+    assert len(json.loads(sweep(world, "table", "job", "--json")[0])) == 2, "point 2 of the run is point 2 of the sweep"
 
 
 def test_points_of_a_run_that_was_never_submitted_are_missing_again(world: World) -> None:

@@ -391,7 +391,7 @@ FAULTS = (
     F("hpcml/kinds/dask/node/script/cluster_options_to_workers.py", "if packed != _last[0] and (self.handover or _last[0]):", "if packed != _last[0] and self.handover:", "workers keep a variable that the script has taken back"),
     F("hpcml/kinds/dask/node/script/replacements.py", 'del os.environ["DASK_SCHEDULER_ADDRESS"]', "pass", "a child process with another Dask connects to the run's scheduler", True),
     F("hpcml/kinds/dask/node/script/run_cluster.py", "wanted = min(n_workers, self.n_workers) if n_workers <= self.asked else n_workers", "wanted = n_workers", "waiting for all workers that were asked for never ends"),
-    F("hpcml/kinds/dask/node/script/run_cluster.py", 'chosen.get("dataframe.backend") == "cudf" and not dask.config.get(_SHUFFLE, None)', "False", "tables of GPUs are shuffled through the host's files"),
+    F("hpcml/kinds/dask/node/script/run_cluster.py", 'tables == "cudf" and not dask.config.get(_SHUFFLE, None)', "False", "tables of GPUs are shuffled through the host's files"),
     F("hpcml/kinds/dask/node/script/run_cluster.py", "traceback if isinstance(traceback, types.TracebackType) else None, **options", "traceback, **options", "a task's endless recursion leaves its future pending"),
     F("hpcml/kinds/dask/node/script/run_cluster.py", 're.fullmatch(r"[\\w./:*-]{1,40}", value)', 're.match(r"[\\w./:*-]{1,40}", value)', "a note prints a cluster's option that may hold a secret"),
     F("hpcml/node/script/interpreter_state.py", 'or "HPCML_PYTHONPATH" in variables:', "or False:", "a child process gives workers variables that the script never changed", True),

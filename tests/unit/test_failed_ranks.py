@@ -400,7 +400,7 @@ def test_what_an_earlier_attempt_printed_is_no_cause(paths: RunPaths, subtests: 
 def test_a_program_that_is_not_there(paths: RunPaths) -> None:
     assert printed(paths, 127, "sh: 1: ./prog: not found\n", Form.PROGRAM).short == "program cannot be started"
     for said, words in (("./x.sh: line 2: gmx: command not found", "PATH"), ("x: line 3: exec: gmx: not found", "PATH"),
-                        ("sh: 1: ./prog: not found", "file system")):  # fmt: skip
+                        ("sh: 1: ./prog: not found", "file system"), ("config: run.toml: not found", "file system")):  # fmt: skip
         assert words in printed(paths, 127, f"{said}\n", Form.PROGRAM).remedy
 
 

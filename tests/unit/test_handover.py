@@ -152,6 +152,7 @@ def test_a_worker_s_process_is_its_own_again_after_the_script(tmp_path: Path, mo
     ("auto", None, {}, {"array.backend": "cupy", "dataframe.backend": "cudf", "dataframe.shuffle.method": "tasks"}),
     ("gpu", "p2p", {}, {"array.backend": "cupy", "dataframe.backend": "cudf"}),
     ("auto", None, {"DASK_DATAFRAME__BACKEND": "pandas"}, {"array.backend": "cupy"}),
+    ("auto", None, {"DASK_DATAFRAME__BACKEND": "cudf"}, {"array.backend": "cupy", "dataframe.shuffle.method": "tasks"}),
     ("cpu", None, {}, {"array.backend": "numpy", "dataframe.backend": "pandas"}),
 ])  # fmt: skip
 def test_tables_of_gpus_are_shuffled_by_tasks(

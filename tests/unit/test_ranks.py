@@ -109,7 +109,7 @@ def test_ranks_of_mpi_without_its_option_are_refused_or_noted(tmp_path: Path) ->
     for asked in (spec(tmp_path, mpi), spec(tmp_path, mpi, kind="ranks").changed(ranks="2")):
         with pytest.raises(ScriptError) as caught:  # on the local site
             expects_ranks.check_script(asked, "python", 2, (), srun=False)
-        assert "-- mpirun -n N python s.py" in caught.value.hint
+        assert "-- mpirun -n N python -m mpi4py s.py" in caught.value.hint
         assert "--mpi" not in f"{caught.value.message}{caught.value.hint}"
     with pytest.raises(ScriptError, match=in_order("MPI.COMM_WORLD", "s.py:2")):
         told(mpi)
@@ -250,6 +250,15 @@ def test_other_programs_are_not_launchers(tmp_path: Path) -> None:
         values = ("srun", "once", "first of 2 nodes", "2 Dask workers", "--ranks", "srun", expects_ranks.PAGE)
         assert re.match(in_order("the program", *values), told)
         assert check_program(tmp_path, 1, "--", *whole) == []
+
+
+def test_an_mpi4py_script_of_mpirun_gets_the_words_that_end_all_ranks(tmp_path: Path) -> None:
+    (tmp_path / "s.py").write_text("from mpi4py import MPI\n")
+    (tmp_path / "other.py").write_text("print()\n")
+    words = ("--", "mpirun", "-n", "4", "python3")
+    assert "python3 -m mpi4py s.py" in check_program(tmp_path, 1, *words, "s.py")[0]
+    for others in (("-m", "mpi4py", "s.py"), ("other.py",), ("absent.py",)):
+        assert not any("mpi4py" in note for note in check_program(tmp_path, 1, *words, *others))
 
 
 @pytest.mark.parametrize("words", [

@@ -263,35 +263,6 @@ def test_the_first_import_of_what_hpcml_changes_is_seen(tmp_path: Path, module: 
     assert (done.stdout, done.stderr) == (f"{changes}\n", "")
 
 
-MPI4PY = """
-import os, sys
-class COMM_WORLD:
-    Get_size = staticmethod(lambda: int(os.environ["SIZE"]))
-Is_initialized = lambda: True
-_set_abort_status = lambda status: print("abort", status, file=sys.stderr)
-"""
-
-
-@pytest.mark.parametrize(("variables", "aborts"), [
-    ({"OMPI_COMM_WORLD_RANK": "0", "SIZE": "2"}, True), ({"PMI_RANK": "1", "SIZE": "2"}, True),
-    ({"PMIX_RANK": "0", "SIZE": "1"}, False), ({"SIZE": "2"}, False),
-    ({"PMI_RANK": "1", "SIZE": "2", "HPCML_PYTHONPATH": ""}, False),
-])  # fmt: skip
-def test_an_uncaught_error_in_a_rank_of_mpirun_ends_the_other_ranks(
-    tmp_path: Path, variables: dict[str, str], aborts: bool
-) -> None:
-    """Only of a process that the run's script started, and only if there are other ranks."""
-    with directories.creating(tmp_path / "a"):
-        pass
-    (tmp_path / "mpi4py").mkdir()
-    (tmp_path / "mpi4py/__init__.py").write_text("")
-    (tmp_path / "mpi4py/MPI.py").write_text(MPI4PY)
-    environment = {"HPCML_RUN_DIR": str(tmp_path / "a"), "PYTHONPATH": f"{tmp_path / 'a/lib.zip'}:{tmp_path}"}
-    command = [sys.executable, "-c", "from mpi4py import MPI\nraise TypeError"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment | variables)
-    assert (done.returncode, done.stderr.splitlines()[3:]) == (1, ["abort 1"] * aborts), done.stderr
-
-
 def test_inside_a_run_a_name_of_the_login_node_is_one_error(tmp_path: Path) -> None:
     with directories.creating(tmp_path / "a"):
         pass

@@ -101,10 +101,22 @@ def check_program(spec: RunRequest, made: Plan) -> list[str]:
     several = bool((_OF_SRUN if name == "srun" else _SEVERAL_NODES).search(options))
     if nodes > 1 or several:
         raise _launcher_without_ranks(name, options, nodes, several=several)
+    notes = _without_abort(spec.code.cwd, arguments) if name.startswith("mpi") else []
     if made.inside.workers.late:
-        return []
+        return notes
     pool = " and their GPU memory pool (to start no pool: --set gpu.rmm_pool_size=none)" if _has_pool(made) else ""
-    return [f"{name} starts its processes on the first node, next to the run's workers{pool} ({PAGE})"]
+    return [*notes, f"{name} starts its processes on the first node, next to the run's workers{pool} ({PAGE})"]
+
+
+def _without_abort(folder: Path, words: Sequence[str]) -> list[str]:
+    """Return a note on an mpi4py script of mpirun: after an uncaught error in a rank, MPI waits for the others."""
+    for python, script in itertools.pairwise(words):
+        if re.fullmatch(r"python[\d.]*", Path(python).name) and script.endswith(".py"):
+            with contextlib.suppress(OSError):  # the job says that there is no such file
+                if "mpi4py" in (folder / script).read_text(encoding="utf-8", errors="replace"):
+                    fix = f"{python} -m mpi4py {script}"
+                    return [f"if a rank of {script} fails, the other ranks wait. To end all ranks, type {fix}"]
+    return []
 
 
 def _line_in_program(launcher: str, made: Plan) -> str:
@@ -266,17 +278,21 @@ def check_script(
     if file is None or ranks is None:
         return []
     where = modules_code_uses.place(base, ranks.file, ranks.line)
-    typed = f"{python} {f'-m {spec.code.script.name}' if is_module else shlex.quote(os.path.relpath(file, base))}"
-    mpirun = "" if srun else f"Start mpirun: hpcml submit --site local -- mpirun -n N {typed}"
+    words = f"-m {spec.code.script.name}" if is_module else shlex.quote(os.path.relpath(file, base))
+    mpirun = "" if srun else f"Start mpirun: hpcml submit --site local -- mpirun -n N {python} -m mpi4py {words}"
     if kind.ranks:
         return _without_mpi(ranks, where, workers, mpirun)
     if not ranks.certain or spec.code.interpreter or spec.points.sweep:
         return [_may_expect_ranks(f"{where} uses {ranks.what}", spec, workers, late=late)] if workers > 1 else []
     by_mpi = ranks.what.startswith(_OF_MPI)
     way = (mpirun or "Add --ranks N --mpi pmix") if by_mpi else "Add --ranks gpu, --ranks node or --ranks N"
-    hint = f"{way} ({PAGE}). To run the script as one process: hpcml submit -- {typed}."
+    hint = f"{way} ({PAGE}). To run the script as one process: {_typed(srun=srun)} {python} {words}."
     problem = f"The script needs ranks ({ranks.what}), but without --ranks hpcml starts one process"
     raise ScriptError(problem, place=where, hint=hint)
+
+
+def _typed(*, srun: bool) -> str:
+    return "hpcml submit --" if srun else "hpcml submit --site local --"
 
 
 def _without_mpi(ranks: Expected, where: str, count: int, mpirun: str) -> list[str]:

@@ -194,7 +194,10 @@ def check_program(program: Path, path: str | None, *, prepared: bool) -> None:
     """
     if not program.is_absolute():
         if path is not None and not prepared and not shutil.which(program, path=path):
-            hint = "Check the spelling. For your own program, write its path: ./program."
+            hint = (
+                "Check the spelling. If an environment has the program, add --python FOLDER. "
+                "For your own program, write its path: ./program."
+            )
             raise NotFoundError(f"There is no program '{program}' on PATH or in this folder", place="--", hint=hint)
         return
     start = _start_of(program, "program")

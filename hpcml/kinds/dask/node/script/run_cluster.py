@@ -514,7 +514,8 @@ def _backends(backend: str) -> dict[str, str]:
     if backend == "auto":
         overridden = {key for key in chosen if "DASK_" + key.upper().replace(".", "__") in os.environ}
         chosen = {key: library for key, library in chosen.items() if key not in overridden and find_spec(library)}
-    if chosen.get("dataframe.backend") == "cudf" and not dask.config.get(_SHUFFLE, None):
+    tables = chosen.get("dataframe.backend", os.environ.get("DASK_DATAFRAME__BACKEND"))
+    if tables == "cudf" and not dask.config.get(_SHUFFLE, None):
         chosen[_SHUFFLE] = "tasks"  # P2P, Dask's default, moves tables of a GPU through host memory and files
     return chosen
 

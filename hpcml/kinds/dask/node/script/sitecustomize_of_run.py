@@ -60,28 +60,6 @@ class _OnWorlds:
         _with_worlds("install")
 
 
-class _OnMPI:
-    """Finds nothing: after the first import of mpi4py, an uncaught error ends all ranks, as by ``-m mpi4py``.
-
-    Otherwise MPI_Finalize of this rank waits for the other ranks, which wait for a message of this rank.
-    """
-
-    def find_spec(self, name, *_):  # type: ignore[no-untyped-def]
-        """Have MPI_Abort follow what prints an uncaught error."""
-        before = sys.excepthook
-
-        def print_and_abort(*error):  # type: ignore[no-untyped-def]
-            before(*error)
-            mpi = sys.modules.get("mpi4py.MPI")
-            abort = getattr(mpi, "_set_abort_status", None)
-            if mpi and abort and mpi.Is_initialized() and mpi.COMM_WORLD.Get_size() > 1:
-                abort(1)  # at Python's end
-
-        if name == "mpi4py":
-            sys.excepthook = print_and_abort
-            sys.meta_path.remove(self)
-
-
 def _with_worlds(function):
     # type: (str) -> None
     """Call a function of node/script/worlds_of_one.py, unless the run has ended or ``hpcml`` is another module."""
@@ -144,8 +122,6 @@ if _is_child("HPCML_WORLD"):
         import atexit
 
         atexit.register(_with_worlds, "look_at_end")
-if _is_child("HPCML_RUN_DIR") and any(name in os.environ for name in ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")):
-    sys.meta_path.insert(0, _OnMPI())
 if _is_child("DASK_SCHEDULER_ADDRESS"):
     sys.meta_path.insert(0, _OnDask())  # type: ignore[arg-type]
 if sys.version_info >= (3, 11) and "HPCML_RUN_DIR" in os.environ:
