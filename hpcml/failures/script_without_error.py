@@ -102,7 +102,8 @@ def _printed(case: Case, hits: Sequence[Hit], clause: str, *, crashed: bool = Fa
     own = [hit._replace(line=case.own(hit.line.text, hit.line.number, hit.line.time), own=True) for hit in near]
     known = [hit for hit in own if hit.rule.name not in _CRASHES]
     if root := next((hit for hit in known if hit.rule.role is Role.ROOT), None):
-        return Cause.of_hit(root, [*hits, root], f"{clause}: {filled(root.rule.cause, root.groups)}", named=True)
+        clause = "" if root.rule.name == "mpi-start" else f"{clause}: "  # mpirun's status is no signal
+        return Cause.of_hit(root, [*hits, root], f"{clause}{filled(root.rule.cause, root.groups)}", named=True)
     cascade = next((hit for hit in known if hit.rule.role is Role.CASCADE), None)
     cause = after(case, cascade, hits) if cascade else None
     return cause if cause and cause.known else None

@@ -296,6 +296,7 @@ TEXTS: dict[str, list[str]] = {
     "mpi-type": ["srun: error: Invalid MPI type 'pmix', --mpi=list for acceptable types", "srun: error: Couldn't load specified plugin name for mpi/pmix: Plugin init() callback failed"],
     "mpi-slots": ["There are not enough slots available in the system to satisfy the 8\nslots that were requested by the application:"],
     "mpi-root": ["mpirun has detected an attempt to run as root."],
+    "mpi-start": ["mpirun was unable to launch the specified application as it could not access\nor execute an executable:\n\nExecutable: ./pi\nNode: n1"],
     "mpi-abort": ["MPI_ABORT was invoked on rank 2 in communicator MPI_COMM_WORLD\nwith errorcode 7.", "Abort(7) on node 2 (rank 2 in comm 0): application called MPI_Abort(MPI_COMM_WORLD, 7) - process 2"],
     "step-cpus-differ": ["srun: fatal: cpus_per_task set by two different environment variables SLURM_CPUS_PER_TASK=2 != SLURM_TRES_PER_TASK=cpu:1"],
     "ucx-signal": ["[n1:71:0:71] Caught signal 11 (Segmentation fault: address not mapped to object at address 0x8)"],

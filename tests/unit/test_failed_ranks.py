@@ -428,6 +428,11 @@ def test_a_last_line_that_says_nothing_is_passed_over(paths: RunPaths, text: str
     assert printed(paths, 1, text).what.endswith("the last line of its output: no mesh")
 
 
+def test_the_status_of_an_mpirun_that_starts_nothing_is_no_signal(paths: RunPaths) -> None:
+    found = printed(paths, 132, f"{TEXTS['mpi-start'][0]}\n2 total processes failed to start\n", Form.PROGRAM)
+    assert (found.rule, "SIGILL" in found.what) == ("mpi-start", False)
+
+
 def test_a_traceback_before_mpi_abort_is_the_cause(paths: RunPaths) -> None:
     """mpi4py calls MPI_Abort after an uncaught error; a program that calls it has no traceback."""
     abort = "MPI_ABORT was invoked on rank 1 in communicator MPI_COMM_WORLD\nwith errorcode 1.\n"
