@@ -291,7 +291,7 @@ MOST_LINES = {
     "doctor": 1539,
     "failures": 3205,
     "images": 1066,
-    "kinds": 12189,
+    "kinds": 12188,
     "node": 12201,
     "options": 2448,
     "plan": 903,

