@@ -96,7 +96,7 @@ def test_attempts_until_it_is_done(cluster: Cluster) -> None:
     assert wait_for(lambda: not queued(cluster), 30), queued(cluster)
     assert re.findall("(?m)^attempt [0-9]$", ends) == [f"attempt {number}" for number in range(3)]
     told = cluster.run("hpcml", "status", first).stdout  # by the job of its first attempt
-    states = [("1", "TIMEOUT"), ("2", "NODE_FAIL")]
+    states = [("0", "TIMEOUT"), ("1", "NODE_FAIL")]
     assert re.findall(r"(?m)^before +attempt ([0-9]): .*, ([A-Z_]+): ", told) == states, told
 
 
