@@ -225,8 +225,8 @@ def run_rm(options: Namespace) -> int:
     rules = _rules_of(options)
     least, wanted = _size(options.larger_than, "--larger-than"), _size(options.until_free, "--until-free")
     folder = common.runs_folder(options)
-    names, unknown = _known(folder, options.run)
-    ended, staying = _named(folder, names) if options.run else _matching(folder, options)
+    named, unknown = _known(folder, options.run)
+    ended, staying = _named(folder, named) if options.run else _matching(folder, options)
     files_left = _files_left(ended, options)
     ended = [path for path in ended if path not in files_left]
     rests = () if options.run else tuple(directories.leftovers(folder))
@@ -256,7 +256,7 @@ def run_rm(options: Namespace) -> int:
 
 def removal_of_all(options: Namespace, folder: Path, ids: Sequence[str]) -> _Removal:
     """Show some runs, and return their removal; UsageError if one of them has to stay."""
-    ended, staying = _named(folder, ids) if ids else ([], {})
+    ended, staying = _named(folder, {each: directories.find(folder, each) for each in ids}) if ids else ([], {})
     _say_what_stays(staying, each=True)
     staying |= _say_files_left(_files_left(ended, options))
     if staying:
@@ -309,20 +309,20 @@ def _say_removed(
     say(f"{done} {removal.summary}{stay}.", sys.stderr)
 
 
-def _known(folder: Path, words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the words that mean runs, and those that mean none, with a note; NotFoundError if none means a run."""
-    names, unknown = [], {}
+def _known(folder: Path, words: Sequence[str]) -> tuple[dict[str, directories.Run], list[str]]:
+    """Return the runs by word, and the words that mean none, with a note; NotFoundError if no word means a run."""
+    named: dict[str, directories.Run] = {}
+    unknown: dict[str, NoRunError] = {}
     for word in words:
         try:
-            directories.find(folder, word)
-            names.append(word)
+            named[word] = directories.find(folder, word)
         except NoRunError as error:
             unknown[word] = error
-    if unknown and not names:
+    if unknown and not named:
         raise next(iter(unknown.values()))
     for refusal in unknown.values():
         note(refusal.message)
-    return names, list(unknown)
+    return named, list(unknown)
 
 
 def _say_environments(folder: Path) -> None:
@@ -334,17 +334,16 @@ def _say_environments(folder: Path) -> None:
         note(f"hpcml rm keeps the uv environments of your runs: {size} in {made} (hpcml help uv)")
 
 
-def _named(folder: Path, names: Sequence[str]) -> tuple[list[Path], dict[str, str]]:
+def _named(folder: Path, runs: Mapping[str, directories.Run]) -> tuple[list[Path], dict[str, str]]:
     """Return the directories of the named runs that have ended, and why the others stay, by their ids."""
     from hpcml.runs import handle
 
-    runs = [directories.find(folder, name) for name in names]
-    for name, run in zip(names, runs, strict=True):
+    for name, run in runs.items():
         if others := [each for each in directories.ids(folder) if each != run.id and directories.name_of(each) == name]:
             have = "runs have" if len(others) > 1 else "run has"
             older = f"{len(others)} older {have} this name (to remove all: --name {name})"
             note(f"'{name}' means {run.id}, the newest run; {older}")
-    meant = list({run.id: run for run in runs}.values())
+    meant = list({run.id: run for run in runs.values()}.values())
     standings, deadline = handle.standings(meant), time.monotonic() + _ENDING
     while any(map(_is_ending, standings)) and time.monotonic() < deadline:
         time.sleep(1)
