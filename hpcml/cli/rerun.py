@@ -33,7 +33,7 @@ def add_options(parser: Parser) -> None:
     submit.add_options(parser, "rerun")
     parser.epilog = (
         "Omitted options keep the values of RUN, except --after. "
-        "--set and --env replace values of the same name, and add all others. "
+        "The options --set and --env replace values of the same name, and add all others. "
         "The current version of the script runs in the folder from which RUN was submitted. "
         "ARGS replace all arguments of RUN. -- alone removes all arguments. "
         "hpcml status RUN shows the arguments of RUN."

@@ -59,7 +59,7 @@ class Resources(NamedTuple):
     """
     node_gpus: int = 0
     """The number of GPUs in a node, for a profile without partitions. 0 means that the number is unknown. hpcml ignores
-    this number for a QoS with ``without_gpus = true``.
+    ``resources.node_gpus`` for a QoS with ``without_gpus = true``.
     """
     exclusive: bool = False
     """If true, hpcml requests whole nodes (``--exclusive``)."""
@@ -73,7 +73,7 @@ class SlurmOptions(NamedTuple):
     gpu_type: str = ""
     """The GPU type in a request. With ``a100``, hpcml requests 4 GPUs as ``gpu:a100:4``."""
     extra: tuple[str, ...] = ()
-    """Additional sbatch options, such as ``--constraint=gpu``. Each of these options replaces hpcml's option of the
+    """Additional sbatch options, such as ``--constraint=gpu``. Each additional option replaces hpcml's option of the
     same name. hpcml refuses ``--comment`` and ``--array``.
     """
     remove: tuple[str, ...] = ()
@@ -90,7 +90,7 @@ class SlurmOptions(NamedTuple):
     """The longest time that hpcml waits for sbatch."""
     exclude_failed: bool = False
     """If true, hpcml excludes nodes whose faults ended one of your runs in the last 24 hours. ``--exclude`` or
-    ``--nodelist`` on the command line replaces this exclusion.
+    ``--nodelist`` on the command line replaces hpcml's list of excluded nodes.
     """
 
 
@@ -152,7 +152,7 @@ class Partition(NamedTuple):
     constraint: str = ""
     """The features that a node must have (``--constraint``)."""
     extra: tuple[str, ...] = ()
-    """Additional sbatch options for this partition. These options replace the same options of ``slurm.extra``."""
+    """Additional sbatch options for this partition. Each option replaces the same option of ``slurm.extra``."""
     remove: tuple[str, ...] = ()
     """Options that hpcml must not pass to sbatch for jobs in this partition, in addition to ``slurm.remove``."""
     nodes: dict[str, NodeKind] = {}
@@ -225,8 +225,8 @@ class Runtime(NamedTuple):
     before its processes start.
     """
     setup_errors: str = "warn"
-    """The effect of other errors in a line of ``setup``. With ``warn``, the run continues and shows a warning. With
-    ``end``, the run ends. A line with ``|| true`` never fails.
+    """The effect of an error in ``setup``, except a missing command or file. With ``warn``, the run continues and shows
+    a warning. With ``end``, the run ends. A line with ``|| true`` never fails.
     """
 
 
@@ -234,14 +234,14 @@ class Workers(NamedTuple):
     """These keys are the settings of the Dask workers."""
 
     per_node: int = 0
-    """The number of Dask workers per node. With ``--gpus-per-node``, hpcml starts one worker per GPU instead. With 0,
-    hpcml divides the job's CPUs of each node like Dask's ``LocalCluster`` (16 CPUs: 4 workers with 4 threads). With 0,
-    each worker has at least 2 GiB of memory. If the CPUs are unknown, 0 means one worker. 0 also means one worker for
-    the local site, sweeps, elastic clusters and ``hpcml interconnect``.
+    """The number of Dask workers per node. With ``--gpus-per-node``, hpcml starts one worker per GPU. With 0, hpcml
+    divides the job's CPUs of each node like Dask's ``LocalCluster`` (16 CPUs: 4 workers with 4 threads). With 0, each
+    worker has at least 2 GiB of memory. If the CPUs are unknown, 0 means one worker. 0 also means one worker for the
+    local site, sweeps, elastic clusters and ``hpcml interconnect``.
     """
     threads: int = 0
     """The number of threads per worker. 0 means an equal share of the node's CPUs, or one thread per GPU worker. If
-    ``workers.per_node`` is 0, hpcml starts as many workers with this number of threads as a node's CPUs allow.
+    ``workers.per_node`` is 0, hpcml starts as many workers with ``workers.threads`` threads as a node's CPUs allow.
     """
     memory_limit: Memory = Memory()
     """The host memory of each worker. The default is an equal share of the job's memory on the node. hpcml refuses a
@@ -372,8 +372,8 @@ class Login(NamedTuple):
     host: str = ""
     """The login node's name, as in ``ssh HOST``."""
     hosts: tuple[str, ...] = ()
-    """The names of all login nodes behind ``login.host``. On any of these nodes, ``hpcml tunnel`` prints commands
-    with that node's name.
+    """The names of all login nodes behind ``login.host``. On any login node, ``hpcml tunnel`` prints commands with that
+    node's name.
     """
     hpcml: str = "hpcml"
     """The command that starts hpcml on the login node. The command may contain options."""
@@ -387,7 +387,7 @@ class Login(NamedTuple):
     logins: int = 5
     """The largest number of new ssh logins per hour."""
     control: str = "~/.hpcml/cm"
-    """The folder of ssh's control sockets. Its path must be short. Only you may have access to this folder."""
+    """The folder of ssh's control sockets. Its path must be short. Only you may have access to the folder."""
 
 
 class Code(NamedTuple):
@@ -502,7 +502,7 @@ class Site(NamedTuple):
     scheduler: str = "slurm"
     """With ``slurm``, hpcml submits jobs to Slurm. With ``local``, hpcml runs jobs on this machine."""
     unsupported: str = ""
-    """The reason why hpcml does not work on this machine. hpcml refuses each submission for this reason (status 65)."""
+    """The reason why hpcml does not work on this machine. With this key, hpcml refuses each submission (status 65)."""
     notes: Notes = Notes()
     identify: Identify = Identify()
     defaults: Defaults = Defaults()
