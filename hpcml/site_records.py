@@ -11,12 +11,12 @@ class Network(NamedTuple):
 
     interface: str = ""
     """The interface for Dask, such as ``ib0``. The default is the first InfiniBand interface with an address. Without
-    this interface, hpcml uses the address of the node's host name, or the first interface except loopback.
+    an InfiniBand interface, hpcml uses the address of the node's host name, or the first interface except loopback.
     """
     protocol: str = "auto"
     """Dask's protocol. ``auto`` means UCX for several GPUs if other users cannot connect to UCX's TCP, and TLS
-    otherwise. ``ucx`` means UCX, even if other users can connect to its TCP. ``tls`` means TLS. ``tcp`` means data over
-    TCP that is **not encrypted**. Connections over ``tcp`` need the run's key.
+    otherwise. ``ucx`` means UCX, even if other users can connect to UCX's TCP. ``tls`` means TLS. ``tcp`` means data
+    over TCP that is **not encrypted**. Connections over ``tcp`` need the run's key.
     """
     private: bool = False
     """If true, the site lets only you connect to the network of your job's nodes. If the job also has whole nodes,
@@ -33,8 +33,8 @@ class Interconnect(NamedTuple):
 
     require: str = "warn"
     """``none`` means no check. With ``warn``, hpcml warns if the interconnect is slow. With ``rdma``, the check must
-    find RDMA between nodes and cuda_ipc between a node's GPUs. Otherwise, the run ends with status 89. For a script
-    without Dask, hpcml checks the interconnect only if the script's cluster starts later.
+    find RDMA between nodes and cuda_ipc between a node's GPUs. If the check finds no RDMA or no cuda_ipc, the run ends
+    with status 89. For a script without Dask, hpcml checks the interconnect only if the script's cluster starts later.
     """
     nccl: bool = True
     """If true, hpcml also tests an all-reduce with NCCL. Ranks on GPUs have no other test of the interconnect."""
@@ -52,20 +52,20 @@ class Deadlines(NamedTuple):
     """The longest time for starting the Dask scheduler."""
     workers: Seconds = Seconds("120s")
     """The longest time until all workers are registered with the Dask scheduler. While the script runs, a worker that
-    is missing for this time counts as lost.
+    is missing for ``deadlines.workers`` counts as lost.
     """
     interconnect: Seconds = Seconds("30s")
-    """The longest time for checking the interconnect. The test of NCCL has half of this time."""
+    """The longest time for checking the interconnect. The test of NCCL has half of ``deadlines.interconnect``."""
     script_grace: Seconds = Seconds("20s")
-    """The longest time from SIGTERM to SIGKILL, in which the script can end. Keep this time below Slurm's ``KillWait``
-    (``scontrol show config``).
+    """The longest time from SIGTERM to SIGKILL, in which the script can end. Keep ``deadlines.script_grace`` below
+    Slurm's ``KillWait`` (``scontrol show config``).
     """
     teardown: Seconds = Seconds("10s")
     """The longest time for ending the Dask scheduler and the workers."""
     answer: Seconds = Seconds("10m")
-    """The longest time that hpcml's supervisor waits for the Dask scheduler or a node of ranks. Both wait for the
-    supervisor for the same time. hpcml warns after a tenth of this time. After the whole time, the run ends with status
-    82. Time in which a job is suspended, or a process waits for a file system, does not count.
+    """The longest time for which hpcml's supervisor and the Dask scheduler, or a node of ranks, wait for each other.
+    hpcml warns after a tenth of ``deadlines.answer``. After ``deadlines.answer``, the run ends with status 82. Time in
+    which a job is suspended, or a process waits for a file system, does not count.
     """
     connect_notice: Seconds = Seconds("60s")
     """hpcml warns after this time if the script has not connected to its Dask cluster. ``0s`` means never."""

@@ -154,8 +154,8 @@ def add_rm_options(parser: ArgumentParser) -> None:
         "Without RUN, hpcml removes the runs that match all given options. hpcml also removes files that an "
         "interrupted hpcml rm or hpcml submit left. hpcml keeps runs that may still be active. "
         "If Slurm does not answer, hpcml also keeps runs whose state only Slurm knows. "
-        "If a file exists only in a run's code/, hpcml keeps the run. Add --yes to delete it. "
-        "A sweep keeps its list of points: hpcml sweep rm NAME removes it too."
+        "If a file exists only in a run's code/, hpcml keeps the run unless you add --yes. "
+        "hpcml keeps a sweep's list of points. hpcml sweep rm NAME also removes the list of points."
     )
     parser.add_argument("run", metavar="RUN", nargs="*", help=common.RUN)
     ls.add_name(parser)

@@ -27,9 +27,9 @@ def add_options(parser: Parser) -> None:
     """Add a submission's options and the hold's own."""
     submit.add_options(parser, "hold")
     parser.epilog = (
-        "To start a run in the hold: hpcml run --in last SCRIPT. To end the hold with its runs: hpcml cancel HOLD "
-        "(HOLD: its id, or its name: hold, unless --name says otherwise). "
-        "hpcml ls shows holds, and what their idle time cost."
+        "To start a run in the hold, type hpcml run --in last SCRIPT. To end the hold and its runs, type "
+        "hpcml cancel HOLD. HOLD is the hold's id or name (default: hold). "
+        "hpcml ls shows holds and the cost of their idle time."
     )
     name, wait = "hold's name (default: hold)", "wait for the hold's end, and exit with its status"
     parser.describe({"--name": name, "--wait": wait, "--detach": "do not wait for the hold (default)"})

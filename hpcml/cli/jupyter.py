@@ -21,8 +21,8 @@ def add_options(parser: Parser) -> None:
     """Add a submission's options and the session's own."""
     submit.add_options(parser, "jupyter")
     parser.epilog = (
-        "To open the session on your laptop: hpcml --host HOST tunnel --service jupyter RUN. "
-        "To end the session: hpcml cancel RUN."
+        "To open the session on your laptop, type hpcml --host HOST tunnel --service jupyter RUN. "
+        "To end the session, type hpcml cancel RUN."
     )
     group = parser.add_argument_group("the session")
     common.add_idle(group, "session", "never end it", default="1h")

@@ -39,8 +39,8 @@ _USUAL_RUN = 32  # characters; a longer id stands on a line of its own where the
 def add_options(parser: Parser) -> None:
     """Add what only this verb takes, and the common options."""
     parser.epilog = (
-        "AGE is the time since the submission. TIME is how long all attempts ran. "
-        "WHAT, a column or a line below the row, says what a run waits for, or why it failed."
+        "AGE is the time since the submission. TIME is the duration of all attempts together. "
+        "WHAT, a column or a line below the row, is the reason why a run waits or failed."
     )
     parser.suggest = lambda _given, _known, unknown: (
         "" if unknown[0].startswith("-") else f"To search for {unknown[0]}: hpcml ls --grep {shlex.quote(unknown[0])}."

@@ -33,10 +33,10 @@ def add_options(parser: Parser) -> None:
     submit.add_options(parser, "rerun")
     parser.epilog = (
         "Omitted options keep the values of RUN, except --after. "
-        "--set and --env add to these values; for the same name, the new value wins. "
+        "The options --set and --env replace values of the same name, and add all others. "
         "The current version of the script runs in the folder from which RUN was submitted. "
-        "ARGS replace all arguments; -- alone removes all arguments. "
-        "hpcml status RUN shows the old arguments."
+        "ARGS replace all arguments of RUN. -- alone removes all arguments. "
+        "hpcml status RUN shows the arguments of RUN."
     )
     parser.suggest = _suggest_arguments
     common.add_run(parser, default=None)

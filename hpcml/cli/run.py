@@ -51,8 +51,8 @@ def add_options(parser: Parser) -> None:
     parser.describe(here)
     parser.set_defaults(prepare=False, check=False, wait=False)
     parser.description = (
-        "Run a script in an existing allocation (hpcml hold, salloc or your own batch script), on all nodes of the "
-        "allocation, or with --in and --nodes on some of them. Give Slurm's options to hpcml hold, salloc or sbatch."
+        "Run a script in an existing allocation (hpcml hold, salloc or your own batch script). "
+        "By default, the run uses all nodes of the allocation. Give Slurm's options to hpcml hold, salloc or sbatch."
     )
 
 

@@ -37,8 +37,8 @@ class Defaults(NamedTuple):
     account: str = ""
     """The default Slurm account."""
     partition: str = ""
-    """The default partition. If the request does not fit, hpcml chooses another partition and prints a note. hpcml does
-    the same if the partition's nodes have GPUs and the job requests no GPUs.
+    """The default partition. If the request does not fit, hpcml chooses another partition and prints a note. hpcml also
+    chooses another partition if the partition's nodes have GPUs and the job requests no GPUs.
     """
     qos: str = ""
     """The default Slurm QoS."""
@@ -55,12 +55,11 @@ class Resources(NamedTuple):
     memory_per_node: Memory = Memory()
     """The memory to request per node. The default is the profile's value for the partition, or else Slurm's default. If
     the profile lists no partitions, this key is the memory of a node. A job for only some of a node's GPUs requests the
-    same fraction of the node's memory. A job without GPUs for only some of a node's CPUs also requests the same
-    fraction.
+    same fraction of the node's memory. A job without GPUs requests the same fraction of a node's memory as of its CPUs.
     """
     node_gpus: int = 0
     """The number of GPUs in a node, for a profile without partitions. 0 means that the number is unknown. hpcml ignores
-    this number for a QoS with ``without_gpus = true``.
+    ``resources.node_gpus`` for a QoS with ``without_gpus = true``.
     """
     exclusive: bool = False
     """If true, hpcml requests whole nodes (``--exclusive``)."""
@@ -74,7 +73,7 @@ class SlurmOptions(NamedTuple):
     gpu_type: str = ""
     """The GPU type in a request. With ``a100``, hpcml requests 4 GPUs as ``gpu:a100:4``."""
     extra: tuple[str, ...] = ()
-    """Additional sbatch options, such as ``--constraint=gpu``. Each of these options replaces hpcml's option of the
+    """Additional sbatch options, such as ``--constraint=gpu``. Each additional option replaces hpcml's option of the
     same name. hpcml refuses ``--comment`` and ``--array``.
     """
     remove: tuple[str, ...] = ()
@@ -91,7 +90,7 @@ class SlurmOptions(NamedTuple):
     """The longest time that hpcml waits for sbatch."""
     exclude_failed: bool = False
     """If true, hpcml excludes nodes whose faults ended one of your runs in the last 24 hours. ``--exclude`` or
-    ``--nodelist`` on the command line replaces this exclusion.
+    ``--nodelist`` on the command line replaces hpcml's list of excluded nodes.
     """
 
 
@@ -107,7 +106,7 @@ class NodeKind(NamedTuple):
     gpus_per_node: int = 0
     """The number of GPUs in each node."""
     gpu_type: str = ""
-    """The type of these GPUs, as in a request. A node with GPUs of two types belongs to two kinds."""
+    """The type of the GPUs, as in a request. A node with GPUs of two types belongs to two kinds."""
     cpus_per_node: int = 0
     """The number of CPUs in each node."""
     memory_per_node: Memory = Memory()
@@ -131,12 +130,12 @@ class Partition(NamedTuple):
     """
     memory_per_node: Memory = Memory()
     """The memory of each node. By default, a job requests all memory of a node. A job for only some of a node's GPUs
-    requests the same fraction of the node's memory. A job without GPUs for only some of a node's CPUs also requests the
-    same fraction.
+    requests the same fraction of the node's memory. A job without GPUs requests the same fraction of a node's memory as
+    of its CPUs.
     """
     whole_nodes: bool = False
     """If true, Slurm allocates whole nodes to each job, even without ``--exclusive``. By default, hpcml requests all
-    CPUs and all memory of these nodes.
+    CPUs and all memory of whole nodes.
     """
     needs_gpus: bool = False
     """If true, the partition accepts only jobs with GPUs."""
@@ -153,13 +152,13 @@ class Partition(NamedTuple):
     constraint: str = ""
     """The features that a node must have (``--constraint``)."""
     extra: tuple[str, ...] = ()
-    """Additional sbatch options for this partition. These options replace the same options of ``slurm.extra``."""
+    """Additional sbatch options for this partition. Each option replaces the same option of ``slurm.extra``."""
     remove: tuple[str, ...] = ()
     """Options that hpcml must not pass to sbatch for jobs in this partition, in addition to ``slurm.remove``."""
     nodes: dict[str, NodeKind] = {}
     budget: tuple[str, ...] = ()
-    """The command that lists the granted compute time for this partition, if it differs from ``cost.budget``. Project
-    files and scripts cannot set this key.
+    """The command that lists the granted compute time for this partition, if the command differs from ``cost.budget``.
+    Project files and scripts cannot set this key.
     """
 
 
@@ -181,10 +180,10 @@ class Qos(NamedTuple):
     max_time: TimeLimit = TimeLimit()
     """The longest time limit."""
     max_jobs: int = 0
-    """The largest number of submitted jobs per user. hpcml shows this limit, but does not check it."""
+    """The largest number of submitted jobs per user. hpcml shows this limit, but does not check the limit."""
     whole_nodes: bool = False
     """If true, Slurm allocates whole nodes to each job, even without ``--exclusive``. By default, hpcml requests all
-    CPUs and all memory of these nodes.
+    CPUs and all memory of whole nodes.
     """
     without_gpus: bool = False
     """If true, jobs with this QoS run on nodes without GPUs. ``hpcml doctor`` warns if this QoS is the default."""
@@ -226,8 +225,8 @@ class Runtime(NamedTuple):
     before its processes start.
     """
     setup_errors: str = "warn"
-    """The effect of other errors in a line of ``setup``. With ``warn``, the run continues and shows a warning. With
-    ``end``, the run ends. A line with ``|| true`` never fails.
+    """The effect of an error in ``setup``, except a missing command or file. With ``warn``, the run continues and shows
+    a warning. With ``end``, the run ends. A line with ``|| true`` never fails.
     """
 
 
@@ -235,14 +234,14 @@ class Workers(NamedTuple):
     """These keys are the settings of the Dask workers."""
 
     per_node: int = 0
-    """The number of Dask workers per node. With ``--gpus-per-node``, hpcml starts one worker per GPU instead. With 0,
-    hpcml divides the job's CPUs of each node like Dask's ``LocalCluster`` (16 CPUs: 4 workers with 4 threads). Each of
-    these workers has at least 2 GiB of memory. If the CPUs are unknown, 0 means one worker. 0 also means one worker for
-    the local site, sweeps, elastic clusters and ``hpcml interconnect``.
+    """The number of Dask workers per node. With ``--gpus-per-node``, hpcml starts one worker per GPU. With 0, hpcml
+    divides the job's CPUs of each node like Dask's ``LocalCluster`` (16 CPUs: 4 workers with 4 threads). With 0, each
+    worker has at least 2 GiB of memory. If the CPUs are unknown, 0 means one worker. 0 also means one worker for the
+    local site, sweeps, elastic clusters and ``hpcml interconnect``.
     """
     threads: int = 0
     """The number of threads per worker. 0 means an equal share of the node's CPUs, or one thread per GPU worker. If
-    ``workers.per_node`` is 0, hpcml starts as many workers as these threads allow.
+    ``workers.per_node`` is 0, hpcml starts as many workers with ``workers.threads`` threads as a node's CPUs allow.
     """
     memory_limit: Memory = Memory()
     """The host memory of each worker. The default is an equal share of the job's memory on the node. hpcml refuses a
@@ -256,8 +255,8 @@ class Workers(NamedTuple):
     """
     restart_on_cuda_error: bool = True
     """If true, hpcml restarts a worker after a CUDA error that makes the GPU unusable for the worker's process.
-    Examples are ``cudaErrorIllegalAddress`` and ``cudaErrorAssert``. The script gets the error, and Dask does not
-    repeat this task. Dask repeats the worker's other tasks. The restart counts for ``workers.restarts``.
+    Examples are ``cudaErrorIllegalAddress`` and ``cudaErrorAssert``. The script gets the failed task's error. Dask
+    repeats only the worker's other tasks. The restart counts for ``workers.restarts``.
     """
     on_loss: str = "continue"
     """The effect of a lost worker. With ``continue``, the run continues while at least one worker remains. With
@@ -305,7 +304,7 @@ class Gpu(NamedTuple):
     memory. With ``none``, the worker allocates unpinned host memory for each spilled object, as in dask-cuda.
     """
     spill_order: str = "keep"
-    """The order of spilling. With ``keep``, a fixed part of the data stays on the GPU. This helps programs that
+    """The order of spilling. With ``keep``, a fixed part of the data stays on the GPU. ``keep`` helps programs that
     repeatedly read more data than fits on the GPU. With ``lru``, Dask spills the least recently used data first, as in
     dask-cuda.
     """
@@ -359,7 +358,7 @@ class Paths(NamedTuple):
     replace its contents.
     """
     trust: tuple[str, ...] = ()
-    """Users and groups (``@NAME``) that you trust. These users may replace the contents of the runs folder or of a
+    """Users and groups (``@NAME``) that you trust. Trusted users may replace the contents of the runs folder or of a
     folder above it. Project files and scripts cannot set this key.
     """
 
@@ -373,8 +372,8 @@ class Login(NamedTuple):
     host: str = ""
     """The login node's name, as in ``ssh HOST``."""
     hosts: tuple[str, ...] = ()
-    """The names of all login nodes behind ``login.host``. On any of these nodes, ``hpcml tunnel`` prints commands
-    with that node's name.
+    """The names of all login nodes behind ``login.host``. On any login node, ``hpcml tunnel`` prints commands with that
+    node's name.
     """
     hpcml: str = "hpcml"
     """The command that starts hpcml on the login node. The command may contain options."""
@@ -383,12 +382,12 @@ class Login(NamedTuple):
     route: str = "auto"
     """The way from a laptop to a compute node. With ``direct``, the laptop's ssh logs in to the node through the login
     node. With ``twohop``, a second ssh runs on the login node. With ``srun``, ssh connects to an sshd in a job step.
-    With ``auto``, hpcml uses the first of these routes that works.
+    With ``auto``, hpcml uses the first route that works.
     """
     logins: int = 5
     """The largest number of new ssh logins per hour."""
     control: str = "~/.hpcml/cm"
-    """The folder of ssh's control sockets. Its path must be short. Only you may have access to this folder."""
+    """The folder of ssh's control sockets. Its path must be short. Only you may have access to the folder."""
 
 
 class Code(NamedTuple):
@@ -403,7 +402,7 @@ class Code(NamedTuple):
     max_total: Memory = Memory("50M")
     """The largest size of all copied files together. A file or a whole folder that does not fit becomes a link."""
     max_files: int = 2000
-    """The largest number of copied files. Further files become links. The number of links has the same limit."""
+    """The largest number of copied files. Further files become links. This key also limits the number of links."""
 
 
 class Cost(NamedTuple):
@@ -467,7 +466,7 @@ class Repairs(NamedTuple):
     """With these keys, hpcml corrects known errors of Dask, RAPIDS, UCX and cloudpickle during a run.
 
     ``repairs = false`` sets all keys to false. A repair is also off if the installed version of its library differs
-    from the tested versions. `docs/upstream/README.md` lists these versions.
+    from the tested versions. `docs/upstream/README.md` lists the tested versions.
     """
 
     finder: bool = True
@@ -503,7 +502,7 @@ class Site(NamedTuple):
     scheduler: str = "slurm"
     """With ``slurm``, hpcml submits jobs to Slurm. With ``local``, hpcml runs jobs on this machine."""
     unsupported: str = ""
-    """The reason why hpcml does not work on this machine. hpcml refuses each submission for this reason (status 65)."""
+    """The reason why hpcml does not work on this machine. With this key, hpcml refuses each submission (status 65)."""
     notes: Notes = Notes()
     identify: Identify = Identify()
     defaults: Defaults = Defaults()

@@ -30,12 +30,12 @@ WIDTH = 60  # columns: these pages are read in a terminal too
 COMMANDS = """\
 # Options of the commands
 
-All arguments and options of each command.
-[Commands](commands.md) describes them, and
-[exit status](exit-status.md) lists their ends. Each also
-accepts `-h`, `--help`; where that shows only common
-options, `--help-all` shows the rest. Defaults are in
-brackets. A default with a dot is
+This page lists all arguments and options of each command.
+[Commands](commands.md) describes the commands.
+[Exit status](exit-status.md) lists the exit statuses of all
+commands. Each command also accepts `-h` and `--help`. If
+`--help` shows only common options, `--help-all` shows all
+options. Defaults are in brackets. A default with a dot is
 [a key of the profile](reference-profile.md).
 
 `make reference` writes this page from the parsers.
@@ -169,7 +169,8 @@ def _command(parser: argparse.ArgumentParser, level: str, more: str) -> Iterator
             yield ""
     if shared:
         names = [f"`{action.option_strings[0] if action.option_strings else action.metavar}`" for action in shared]
-        yield from (*_paragraph(f"As in [{other}](#hpcml-{other}): {', '.join(names)}."), "")
+        said = f"`{parser.prog}` also accepts, as in [{other}](#hpcml-{other}): {', '.join(names)}."
+        yield from (*_paragraph(said), "")
     if parser.epilog and level == "##":
         yield from (*_paragraph(parser.epilog), "")
     for action in actions:
@@ -222,7 +223,7 @@ def _section(record: Any, name: str, *, several: bool, level: str = "##") -> Ite
     yield from ("", f"{level} {name}", "")
     said = [" ".join(part.split()).replace("``", "`") for part in (inspect.getdoc(record) or "").split("\n\n")]
     said += [f"Write one table `[{name}.NAME]` for each {ENTRIES[name]}."] if several else []
-    for part in [*said, *([f"More: {MORE[name]}."] if name in MORE else [])]:
+    for part in [*said, *([f"See {MORE[name]}."] if name in MORE else [])]:
         yield from (*_paragraph(part), "")
     prefix = f"{name}.NAME." if several else f"{name}."
     nested = {field: _record(kind) for field, kind in record.__annotations__.items()}
