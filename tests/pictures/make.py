@@ -194,7 +194,7 @@ PLAIN = (
     "cancel-again",
 )  # are also shown in a pipe, and with NO_COLOR
 MOMENTS = {"submit": ("the run starts", "workers    0/2", "workers    1/2")}
-KEYS = {"top": {"at step 20": b"q"}, "interrupted": {"step 1": b"\x03"}, "wait-interrupted": {"alone": b"\x03"}}
+KEYS = {"top": {"at step 20": b"q"}, "interrupted": {"step 1": b"\x03"}, "wait-interrupted": {"continue": b"\x03"}}
 BROKEN = re.compile(
     r'^\s*(\||File "|\^+$|#SBATCH|\d{4}-\d\d-\d\d )'
 )  # quotes and logs, which stay as they were written
