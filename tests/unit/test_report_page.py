@@ -207,6 +207,16 @@ def test_what_is_small_shares_a_row(tmp_path: Path) -> None:
     assert "tiny0" in page.html(one)
 
 
+def test_a_function_s_row(tmp_path: Path) -> None:
+    """The mean is not shown as the longest time; a name is broken between its words, and nowhere else."""
+    report = contents.load(report_samples.write(tmp_path / "run"), 0, DASK)
+    functions = (Function("sum_<up>", 3, 9.0, 3.0), Function("one_task", 1, 9.0, 9.0), Function("seen", 3, 9.0, 4.0))
+    text = page.html(report._replace(findings=report.findings._replace(functions=functions)))
+    rows = [row for row in text.split("<tr>") if "<td>the script itself" in row or '<td class="n">9.0 s' in row]
+    assert [re.findall('<td class="n">([^<]*)</td>', row)[-1] for row in rows] == ["", "–", "9.0 s", "4.0 s"]
+    assert "<td>sum_<wbr>&lt;up&gt;</td>" in text
+
+
 def test_a_picture_is_drawn_where_it_says_something(tmp_path: Path) -> None:
     """Not of two samples; a map of devices only where curves would lie on each other."""
     few = contents.load(report_samples.write(tmp_path / "few", Shape(gpus=2, seconds=60)), 0, DASK)
