@@ -207,6 +207,15 @@ def test_what_is_small_shares_a_row(tmp_path: Path) -> None:
     assert "tiny0" in page.html(one)
 
 
+def test_small_hours_have_figures_that_count(tmp_path: Path) -> None:
+    """A row of one percent of the hours is not 0.00."""
+    text = page.html(contents.load(report_samples.write(tmp_path / "run", Shape(gpus=0, cores=8, seconds=57)), 0, DASK))
+    rows = re.findall(r'<td class="n">([\d.]+)</td><td class="n">[\d.]+ %</td>', text.replace("\n", ""))
+    assert len(rows) > 2
+    assert all(float(hours) for hours in rows)
+    assert "0.127 core-hours" in text
+
+
 def test_a_function_s_row(tmp_path: Path) -> None:
     """The mean is not shown as the longest time; a name is broken between its words, and nowhere else."""
     report = contents.load(report_samples.write(tmp_path / "run"), 0, DASK)
