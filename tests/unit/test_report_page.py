@@ -207,6 +207,17 @@ def test_what_is_small_shares_a_row(tmp_path: Path) -> None:
     assert "tiny0" in page.html(one)
 
 
+def test_the_time_without_tasks_is_not_known_of_a_few_samples(tmp_path: Path) -> None:
+    """The page shows the tasks of a short script, but no time in which none of them ran."""
+    shapes = (Shape(gpus=0, seconds=20, bring_up=12, tail=1), Shape(gpus=0, seconds=60, bring_up=12, tail=1))
+    for place, shape in enumerate(shapes):
+        report = contents.load(report_samples.write(tmp_path / f"run{place}", shape), 0, DASK)
+        assert (report.findings.script_alone is None) == (place == 0)
+        text = page.html(report._replace(findings=report.findings._replace(functions=(Function("f", 3, 1.0, 0.5),))))
+        assert ("no task ran" in text, "<td>the script itself" in text) == (place == 1, place == 1)
+        assert text == says("<th>Function</th>")
+
+
 def test_small_hours_have_figures_that_count(tmp_path: Path) -> None:
     """A row of one percent of the hours is not 0.00."""
     text = page.html(contents.load(report_samples.write(tmp_path / "run", Shape(gpus=0, cores=8, seconds=57)), 0, DASK))
