@@ -470,8 +470,7 @@ def _show(rows: Sequence[tuple[str, Path, int]]) -> None:
         age = "-" if submitted is None else units.format_age(time.time() - submitted)
         cells.append((name, age, units.format_bytes(size), common.typed(path, sys.stdout)))
     for name, age, amount, folder in [("RUN", "AGE", "SIZE", "FOLDER"), *cells] if rows else ():
-        row = f"{name:<{width}}  {age:>4}  {amount:>8}"
-        for line in fitted(row, columns(sys.stdout), rest="  ", last=folder):
+        for line in fitted(f"{name:<{width}}  {age:>4}  {amount:>8}", columns(sys.stdout), rest="  ", last=folder):
             say(line)
     sys.stdout.flush()  # the list stands before what is said of it, in a file too
 
