@@ -54,8 +54,8 @@ def say(line: object = "", file: TextIO | None = None, *, end: str = "\n") -> No
 
 _RED = "31"
 # As SGR takes them; the yellow is dark, because the usual one is unreadable on white.
-_COLOURS = {"green": "32", "cyan": "36", "yellow": "38;5;130", "red": _RED}
-COLOURS = {name: name for name in _COLOURS}
+CODES = {"green": "32", "cyan": "36", "yellow": "38;5;130", "red": _RED}
+COLOURS = {name: name for name in CODES}
 
 
 def has_colour(environment: Mapping[str, str]) -> bool:
@@ -69,7 +69,7 @@ def say_state(line: str, position: int, colours: Mapping[str, str], *, flush: bo
     state = next((word for word in colours if text.startswith(word, position)), "")
     if state:
         rest = text[position + len(state) :]
-        text = f"{text[:position]}\x1b[{_COLOURS[colours[state]]}m{state}\x1b[0m{rest}"
+        text = f"{text[:position]}\x1b[{CODES[colours[state]]}m{state}\x1b[0m{rest}"
     print(text, flush=flush)
 
 

@@ -324,9 +324,7 @@ def picture(documents: list[Document]) -> str:
     for place, (line, marks) in enumerate(values):
         y = TOP + STEP * place
         there = {name: across(value) for name, value in marks.items() if value}
-        title = (
-            f"{line.what}, {line.gpus} GPU{'s' * (line.gpus > 1)}" if not line.what.startswith("kmeans") else line.what
-        )
+        title = f"{line.what.removesuffix(f', {line.gpus}')}, {line.gpus} GPU{'s' * (line.gpus > 1)}"
         parts += [f'<text x="{LEFT - 12}" y="{y + 4}" text-anchor="end">{escape(title)}</text>',
                   f'<line x1="{min(there.values())}" y1="{y}" x2="{max(there.values())}" y2="{y}" stroke="#bbbbbb"/>']  # fmt: skip
         parts += [f'<circle cx="{x}" cy="{y}" r="5" fill="{MARKS[name]}"/>' for name, x in there.items()]

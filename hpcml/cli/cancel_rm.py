@@ -21,7 +21,7 @@ from hpcml.errors import HpcmlError, NoRunError, StorageError, UsageError
 from hpcml.paths import RunPaths
 from hpcml.runs import directories, files_of_killed_runs, lib_zip
 from hpcml.runs import record as records
-from hpcml.terminal import note, say, say_fitted
+from hpcml.terminal import columns, fitted, note, say, say_fitted
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -470,7 +470,8 @@ def _show(rows: Sequence[tuple[str, Path, int]]) -> None:
         age = "-" if submitted is None else units.format_age(time.time() - submitted)
         cells.append((name, age, units.format_bytes(size), common.typed(path, sys.stdout)))
     for name, age, amount, folder in [("RUN", "AGE", "SIZE", "FOLDER"), *cells] if rows else ():
-        say_fitted(f"{name:<{width}}  {age:>4}  {amount:>8}  {folder}", sys.stdout, rest="  ")
+        for line in fitted(f"{name:<{width}}  {age:>4}  {amount:>8}", columns(sys.stdout), rest="  ", last=folder):
+            say(line)
     sys.stdout.flush()  # the list stands before what is said of it, in a file too
 
 

@@ -197,7 +197,7 @@ def _ls(options: Namespace, loaded: LoadedSite) -> int:
         common.print_json([_row(image) for image in listed])
         return 0
     if not listed:
-        say(f"There are no images in {', '.join(map(str, folders))}.", sys.stderr)
+        say_fitted(f"There are no images in {', '.join(map(str, folders))}.", sys.stderr)
     names = [shown(_row(image)["image"]) for image in listed]
     width = max(map(len, names), default=0)
     for name, one in zip(names, listed, strict=True):

@@ -175,7 +175,7 @@ def cells(row: run_status.Status, now: float) -> tuple[str, ...]:
         row.planned.site,
     )
     what = shown(_cause(row)) or ("" if is_repeated else shown(row.message))
-    what = "; ".join(filter(None, (what, row.idling)))
+    what = "; ".join(filter(None, ("" if what.upper() == row.state else what, row.idling)))
     return (*("-" if fact in (None, "") else shown(fact) for fact in details), what, shown(row.planned.command))
 
 

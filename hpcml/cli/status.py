@@ -89,8 +89,8 @@ def show(run: directories.Run, *, as_json: bool, all_notes: bool, host: str) -> 
         say(f"  | {line}")
     _say_lines(lines[head:] + [("note", str(text)) for text in notes if all_notes])
     if status.over:
-        for title, path in features_by_point.collected("files of an end", run):
-            say(f"{title:<10} {common.typed(path, sys.stdout)}")
+        files = features_by_point.collected("files of an end", run)
+        _say_lines([(title, common.typed(path, sys.stdout)) for title, path in files])
         for title, command in features_by_point.collected("commands of an end", run):
             say(f"{title:<10} {common.from_host(host, command)}")  # whole: it is to be copied
     if status.phase == Phase.PREPARED and run.submission:

@@ -26,6 +26,7 @@ from hpcml.run_files import Event, Recorded, RecordedPlan
 from hpcml.units import first_of_many, format_bytes, format_seconds
 
 MOST_EVENTS = 20  # of the nodes, in the report
+SHORTEST = 10.0  # seconds of a script whose samples, one each second, tell when no task ran
 MOST_GROUPS, MOST_NAMES = 20, 8  # of processes with equal stacks, and of names in each
 T = TypeVar("T")
 _TITLES = {"starting": "Starting", "script": "Script", "tail": "End"}
@@ -264,7 +265,7 @@ def load(
             advice.advise(rules, figures, texts),
             functions=tuple(measured.activity.functions) if measured.activity else (),
             script_seconds=script[1] - script[0],
-            script_alone=sum(alone) if measured.activity and phases.script else None,
+            script_alone=sum(alone) if measured.activity and script[1] - script[0] >= SHORTEST else None,
             asked=_asked(figures, plan, measured.names, phases),
             processes=places,
             happened=(

@@ -83,9 +83,8 @@ def _sums(counted: Ledger) -> attempt_history.Sums:
 
 def html(report: Report) -> str:
     """Return the page."""
-    paid = report.hours.ledger.paid
-    decimals = 0 if paid >= 100 else max(2, 1 - math.floor(math.log10(paid))) if paid else 0
     end, ledger = report.course.ending.end, report.hours.ledger
+    decimals = 0 if ledger.paid >= 100 or not ledger.paid else max(2, 2 - math.floor(math.log10(ledger.paid)))
     good, unit = end.over and not end.exit_status, ledger.unit
     parts = _parts(report)
     colour = _CLASSES.get(states.COLOURS.get(end.state, "red"), "bad")

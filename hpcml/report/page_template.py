@@ -49,7 +49,7 @@ polyline { fill: none; stroke-width: 1.4; vector-effect: non-scaling-stroke; str
 #tip { position: absolute; display: none; pointer-events: none; background: var(--back); border: 1px solid var(--rule);
   border-radius: 6px; padding: 5px 9px; font-size: 12px; line-height: 1.4; white-space: pre; font-variant-numeric: tabular-nums; }
 @media (max-width: 640px) { body { padding: 14px 12px 32px; } h1 { font-size: 20px; }
-  svg text { font-size: 31px; } svg text.often { display: none; } .lead { font-size: 16px; }
+  th, td { padding-right: 6px; } svg text { font-size: 31px; } svg text.often { display: none; } .lead { font-size: 16px; }
   .attempts, .attempts tbody { display: block; } .attempts tr { display: grid; border-bottom: 1px solid var(--rule);
     font-size: 12px;
     grid-template-columns: 4.2em 4.6em 6.4em 4.2em 1fr 3.4em; } .attempts th, .attempts td { border: 0; padding: 4px 6px 0 0; }
@@ -155,15 +155,15 @@ PAGE = """<!doctype html>
 <div class="cards">
 {% for title, value in cards %}<div class="card"><b>{{ value }}</b><span>{{ title }}</span></div>
 {% endfor %}</div>
-{% if report.findings.script_alone is not none and report.findings.script_seconds %}
+{% if report.findings.script_alone is not none or report.findings.functions %}
 <section><h2>What the script and its tasks did</h2>
-<p>The script ran for {{ report.findings.script_seconds | short }}. For {{ report.findings.script_alone | short }} of them,
+<p>The script ran for {{ report.findings.script_seconds | short }}.{% if report.findings.script_alone is not none %} For {{ report.findings.script_alone | short }} of them,
 {{ (100 * report.findings.script_alone / (report.course.end - report.course.began)) | percent }} of the job's time, no task ran: only the script itself worked.
-{% if unit == "core" %}<span class="soft">The table of core-hours counts the cores that the script used as useful.</span>{% endif %}</p>
+{% if unit == "core" %}<span class="soft">The table of core-hours counts the cores that the script used as useful.</span>{% endif %}{% endif %}</p>
 {% if report.findings.functions %}<table><tr><th>Function</th><th class="n">tasks</th><th class="n">total</th><th class="n">mean</th><th class="n">longest</th></tr>
-<tr><td>the script itself</td><td class="n"></td><td class="n">{{ report.findings.script_alone | short }}</td><td class="n"></td><td class="n"></td></tr>
-{% for function in functions %}<tr><td>{{ function.name }}</td><td class="n">{{ function.tasks | count }}</td><td class="n">{{ function.seconds | short }}</td>
-<td class="n">{{ (function.seconds / function.tasks) | short }}</td><td class="n">{{ function.longest | short }}</td></tr>
+{% if report.findings.script_alone is not none %}<tr><td>the script itself</td><td class="n"></td><td class="n">{{ report.findings.script_alone | short }}</td><td class="n"></td><td class="n"></td></tr>{% endif %}
+{% for function in functions %}<tr><td>{{ function.name | e | replace("_", "_<wbr>" | safe) }}</td><td class="n">{{ function.tasks | count }}</td><td class="n">{{ function.seconds | short }}</td>
+<td class="n">{{ (function.seconds / function.tasks) | short }}</td><td class="n">{{ function.longest | short if function.tasks == 1 or function.longest > function.seconds / function.tasks else "–" }}</td></tr>
 {% endfor %}</table>
 <p class="soft">Total adds the times of all tasks. Tasks run at the same time. The time of a task includes waits for a core.</p>{% endif %}</section>
 {% endif %}

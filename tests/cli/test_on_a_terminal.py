@@ -75,6 +75,22 @@ def test_the_terminal_breaks_no_line_about_a_run(world: World) -> None:
         assert str(world.home) not in "".join(seen.text)
 
 
+def test_what_an_ended_run_has_is_not_broken(world: World) -> None:
+    """The report's path goes to a line of its own; columns of rm stay aligned, and the folder goes below them."""
+    directory = world.submit("--name", "name_of_six")
+    write_end(directory, 1, state="FAILED", message="it failed", cause="a cause")
+    (directory / "report.html").write_text("<p>report")
+    status = see(world, 60, "status")
+    assert (status.broken, any(line.endswith("/report.html") for line in status.text)) == ([], True)
+    world.set_job("101", state="FAILED")
+    words = [str(world.command), "rm", "--failed"]
+    head, row, folder, *_ = run(words, 80, world.environment, world.project, keys={"Remove 1 run": b"n\n"}).text
+    assert row.endswith("B")
+    assert len(row) == head.index("SIZE") + len("SIZE")
+    assert folder.strip().endswith(directory.name)
+    assert see(world, 60, "image", "ls").text[0].endswith(" in")  # the folder is whole below
+
+
 def test_who_waits_on_a_terminal_is_told_so(world: World) -> None:
     world.submit("--name", "long")
     seen = run(

@@ -130,6 +130,12 @@ class LabDesk(Desk):
         return max(self.home.glob(f".hpcml/runs/{name}-*"))
 
 
+def one_frame(lines: Sequence[Line], moment: str) -> list[Line]:
+    """Return a screen that was drawn until a text, without the lines of an earlier frame below it."""
+    newest = next(place for place, text in enumerate(plain(lines)) if moment in text)
+    return [*lines[: newest + 1], lines[-1]]
+
+
 def prompt(typed: str, columns: int) -> list[Line]:
     """Return the lines of a command as it was typed, folded by the terminal."""
     text = f"$ {typed}"
@@ -194,7 +200,7 @@ PLAIN = (
     "cancel-again",
 )  # are also shown in a pipe, and with NO_COLOR
 MOMENTS = {"submit": ("the run starts", "workers    0/2", "workers    1/2")}
-KEYS = {"top": {"at step 20": b"q"}, "interrupted": {"step 1": b"\x03"}, "wait-interrupted": {"alone": b"\x03"}}
+KEYS = {"top": {"at step 20": b"q"}, "interrupted": {"step 1": b"\x03"}, "wait-interrupted": {"continue": b"\x03"}}
 BROKEN = re.compile(
     r'^\s*(\||File "|\^+$|#SBATCH|\d{4}-\d\d-\d\d )'
 )  # quotes and logs, which stay as they were written
@@ -220,7 +226,7 @@ def look(folder: Path, chosen: Sequence[str], widths: Sequence[int] = WIDTHS) ->
                     )
                     desk.piped(AFTER.get(name, ":"))
                     if name == "top":
-                        seen = seen._replace(lines=seen.moments["at step 20"])
+                        seen = seen._replace(lines=one_frame(seen.moments["at step 20"], "at step 20"))
                     parts = [*seen.moments.values(), seen.lines] if name in MOMENTS else [seen.lines]
                     lines = [line for part in parts for line in (*prompt(typed, columns), *part, ())]
                     lines += [*prompt("echo $?", columns), tuple(map(Cell, str(seen.status)))]
@@ -308,9 +314,7 @@ def _top(desk: LabDesk) -> list[str]:
     (moment,) = KEYS["top"]  # the end of a line, which is drawn whole then
     seen = desk.see(typed, 80, keys=KEYS["top"], rows=24)
     desk.piped("hpcml cancel sums; hpcml wait sums")
-    lines = seen.moments[moment]
-    newest = next(place for place, text in enumerate(plain(lines)) if moment in text)  # below it is an earlier frame
-    return drawn("top", [*prompt(typed, 80), *lines[: newest + 1], lines[-1]], [0])
+    return drawn("top", [*prompt(typed, 80), *one_frame(seen.moments[moment], moment)], [0])
 
 
 def _dashboard(desk: LabDesk) -> list[str]:

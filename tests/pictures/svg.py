@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Sequence
 from typing import NamedTuple
 from xml.sax.saxutils import escape
@@ -12,6 +13,7 @@ from screen import Line
 SIZE = 14  # of the letters, pixels
 WIDE, HIGH = SIZE * 0.6, SIZE * 1.4  # of a cell
 MARGIN = 12
+HEX = re.compile("[0-9a-f]{6}")  # one of the 256 colours, which is the same in each theme
 FONTS = "ui-monospace, SFMono-Regular, Menlo, Consolas, 'DejaVu Sans Mono', monospace"
 
 
@@ -48,7 +50,7 @@ def render(lines: Sequence[Line], columns: int, theme: Theme, typed: Sequence[in
             text = "".join(cell.text for _, cell in places)
             if not text.strip():
                 continue
-            fill = theme.colours.get(colour, theme.default)
+            fill = theme.colours.get(colour, f"#{colour}" if HEX.fullmatch(colour) else theme.default)
             weight = ' font-weight="bold"' if bold or row in typed else ""
             # Its length holds it to the columns, whatever font there is.
             parts.append(

@@ -53,6 +53,7 @@ def test_what_the_exit_status_says_is_not_repeated() -> None:
     what = ls.HEADER.index("WHAT")
     assert ls.cells(row, NOW)[what] == "any sentence"
     assert ls.cells(row.changed(reason="exit"), NOW)[what] == ""
+    assert ls.cells(row.changed(cause="cancelled", ended_as="CANCELLED"), NOW)[what] == ""
     assert ls.cells(ROWS[2].changed(expected=4), NOW)[what] == "the script runs"  # without some of its workers
 
 

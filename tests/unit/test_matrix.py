@@ -71,6 +71,12 @@ def test_nothing_measured() -> None:
     assert "failed" in words(matrix_svg(failed, "Title"))
 
 
+def test_figures_of_slow_pairs_differ_as_their_colours_do() -> None:
+    pairs = [pair("n1", "n2", 0.2), pair("n2", "n1", 0.15)]
+    assert set(words(matrix_svg(pairs, "t"))) >= {"0.20", "0.15"}
+    assert matrix_text(pairs).splitlines()[1].split() == ["n1", "·", "0.20"]
+
+
 def test_picture_of_pairs() -> None:
     names = ["n1-0", "n1-1", "n2-0", "n2-1"]
     svg = matrix_svg(all_pairs(names), "Bandwidth of <run> & $others$")

@@ -207,6 +207,36 @@ def test_what_is_small_shares_a_row(tmp_path: Path) -> None:
     assert "tiny0" in page.html(one)
 
 
+def test_the_time_without_tasks_is_not_known_of_a_few_samples(tmp_path: Path) -> None:
+    """The page shows the tasks of a short script, but no time in which none of them ran."""
+    shapes = (Shape(gpus=0, seconds=20, bring_up=12, tail=1), Shape(gpus=0, seconds=60, bring_up=12, tail=1))
+    for place, shape in enumerate(shapes):
+        report = contents.load(report_samples.write(tmp_path / f"run{place}", shape), 0, DASK)
+        assert (report.findings.script_alone is None) == (place == 0)
+        text = page.html(report._replace(findings=report.findings._replace(functions=(Function("f", 3, 1.0, 0.5),))))
+        assert ("no task ran" in text, "<td>the script itself" in text) == (place == 1, place == 1)
+        assert text == says("<th>Function</th>")
+
+
+def test_small_hours_have_figures_that_count(tmp_path: Path) -> None:
+    """A row of one percent of the hours is not 0.00."""
+    text = page.html(contents.load(report_samples.write(tmp_path / "run", Shape(gpus=0, cores=8, seconds=57)), 0, DASK))
+    rows = re.findall(r'"n">([\d.]+)<', text.split('class="hours"')[1].split("</table>")[0])
+    assert len(rows) > 2
+    assert all(float(hours) for hours in rows)
+    assert "0.127 core-hours" in text
+
+
+def test_a_function_s_row(tmp_path: Path) -> None:
+    """The mean is not shown as the longest time; a name is broken between its words, and nowhere else."""
+    report = contents.load(report_samples.write(tmp_path / "run"), 0, DASK)
+    functions = (Function("sum_<up>", 3, 9.0, 3.0), Function("one_task", 1, 9.0, 9.0), Function("seen", 3, 9.0, 4.0))
+    text = page.html(report._replace(findings=report.findings._replace(functions=functions)))
+    rows = [row for row in text.split("<tr>") if "<td>the script itself" in row or '<td class="n">9.0 s' in row]
+    assert [re.findall('<td class="n">([^<]*)</td>', row)[-1] for row in rows] == ["", "–", "9.0 s", "4.0 s"]
+    assert "<td>sum_<wbr>&lt;up&gt;</td>" in text
+
+
 def test_a_picture_is_drawn_where_it_says_something(tmp_path: Path) -> None:
     """Not of two samples; a map of devices only where curves would lie on each other."""
     few = contents.load(report_samples.write(tmp_path / "few", Shape(gpus=2, seconds=60)), 0, DASK)

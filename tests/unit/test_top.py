@@ -21,6 +21,7 @@ from hpcml.runs.directories import Run
 from hpcml.runs.status import Status
 from hpcml.runs.top_view import View
 from hpcml.samples import Traffic
+from hpcml.states import COLOURS
 from hpcml.terminal import cells
 from planted import ESCAPES, HOSTILE, put
 from tests.said import says
@@ -100,6 +101,16 @@ def test_bars_and_sizes_show_what_is_used(tmp_path: Path) -> None:
     assert next(piece.style for piece in table[1] if "━" in piece.text) == "green"
     assert [frame._sizes(0.4 * GIB, size * GIB) for size in (3.4, 14, 141)] == [
         "0.4/3.4 GiB", "0.4/14 GiB", "0/141 GiB"]  # fmt: skip
+
+
+def test_a_state_has_the_colour_of_ls(tmp_path: Path) -> None:
+    for name in ("two nodes", "failed", "waiting"):
+        folder = tmp_path / name
+        folder.mkdir()
+        view = RUNS[name](folder)
+        state = frame.frame(view, 80, 20, live=True)[1][0]
+        assert (state.text, state.style) == (view.status.state, COLOURS.get(view.status.state, "bold"))
+        assert state.style in live._STYLES
 
 
 def test_what_is_known_of_the_work(tmp_path: Path) -> None:

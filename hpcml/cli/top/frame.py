@@ -9,7 +9,7 @@ from hpcml.cli.ls import cut_name
 from hpcml.failures.end import Reason
 from hpcml.runs.top_view import Gpu, Node, View
 from hpcml.samples import Work, total
-from hpcml.states import HAS_NODES, Phase
+from hpcml.states import COLOURS, HAS_NODES, Phase
 from hpcml.terminal import cells, fit, folded, shown
 from hpcml.units import counted, format_bytes, format_seconds
 
@@ -25,7 +25,7 @@ _FULL_BAR, _EMPTY_BAR = "━", "─"
 
 
 class Piece(NamedTuple):
-    """A text and how it is drawn: ``bold``, ``dim``, ``red``, ``green`` or as all else."""
+    """A text and how it is drawn: ``bold``, ``dim``, a colour of :mod:`hpcml.terminal` or as all else."""
 
     text: str
     style: str = ""
@@ -90,8 +90,7 @@ def _head(view: View, width: int) -> list[Line]:
     name = cut_name(shown(status.run), max(24, width - cells(shown(where)) - 2))
     gap = width - cells(name) - cells(shown(where))
     lines: list[Line] = [(Piece(name, "bold"), *([Piece(" " * gap + where)] if gap >= 2 and where else []))]
-    failed = status.over and status.exit_status != 0
-    style = "red" if failed else "green" if status.phase in (Phase.RUNNING, Phase.ENDED) else "bold"
+    style = COLOURS.get(status.state, "bold")
     state, *rest = folded(shown(_state(view)), width, first=f"{status.state:<{LABEL - 1}} ", rest=" " * LABEL)
     lines.append((Piece(state[: len(status.state)], style), Piece(state[len(status.state) :])))
     lines += [(Piece(line),) for line in rest[:3]]

@@ -19,7 +19,7 @@ from hpcml.cli import common
 from hpcml.cli.top.frame import UNLIMITED, Line, duration, frame, per_second, text_of
 from hpcml.errors import UsageError
 from hpcml.sites import settings_layers
-from hpcml.terminal import cells, columns, has_colour, json_text, say
+from hpcml.terminal import CODES, cells, columns, has_colour, json_text, say
 from hpcml.units import format_bytes, parse_seconds
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ _PIPE_COLUMNS = 100  # of one frame that goes to no terminal
 # The other screen, the cursor hidden, long lines not broken; and back. A terminal passes over what it does not know.
 _BEGIN, _END = "\x1b[?1049h\x1b[?25l\x1b[?7l\x1b[H\x1b[2J", "\x1b[0m\x1b[?7h\x1b[?25h\x1b[?1049l"
 _HOLD, _SHOW = "\x1b[?2026h", "\x1b[?2026l"  # what is between appears at once
-_STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32"}
+_STYLES = {"bold": "1", "dim": "2", **CODES}
 _SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 
 

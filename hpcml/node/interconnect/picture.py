@@ -195,7 +195,7 @@ def _natural(name: str) -> list[tuple[int, str]]:
 
 
 def _number(speed: float) -> str:
-    return f"{speed:.0f}" if speed >= 9.95 or not speed else f"{speed:.1f}" if speed >= 0.095 else f"{speed:.2f}"
+    return f"{speed:.0f}" if speed >= 9.95 or not speed else f"{speed:.{1 if speed >= 0.995 else 2}f}"
 
 
 def _text(cell: _Cell, *, marked: bool) -> str:
