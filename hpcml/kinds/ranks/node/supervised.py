@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcml import errors, listeners
-from hpcml.failures.end import End, OtherEnd, Reason
+from hpcml.failures.end import IDLE_HINT, End, OtherEnd, Reason
 from hpcml.failures.note import script_error
 from hpcml.failures.rule import Role, Where
 from hpcml.failures.rules import meaning
@@ -257,7 +257,7 @@ class Processes:
             self.state.warn(f"No rank has used a CPU for {format_deadline(deadlines.idle_notice)}.")
         if idle > deadlines.idle > 0:
             reason = f"no rank used a CPU for {format_deadline(deadlines.idle)}: {self.script.rest()}"
-            hint = "Correct the line where ranks wait (hpcml why). You or the site set deadlines.idle (default: off)."
+            hint = IDLE_HINT.format("where ranks wait (hpcml why)")
             raise RunEndedError(End(errors.IDLE, SCRIPT, "hpcml", reason, hint))
 
     def _end(self, end: End | None, lost: Iterable[str]) -> None:
