@@ -39,6 +39,15 @@ class Reason(StrEnum):
     TMPDIR_OPEN = "tmpdir-open"
 
 
+NODE_MEMORY = "the node's memory limit was reached"
+LESS_MEMORY = "Use smaller chunks or less data, or a site with more memory (--site)."
+
+
+def of_machine(clause: str, *, one_machine: bool) -> str:
+    """Return a clause of an end as it holds on the local site, which limits no memory: there the machine's was full."""
+    return clause.replace(NODE_MEMORY, "no more memory was available on this machine") if one_machine else clause
+
+
 class OtherEnd(NamedTuple):
     """How another rank failed in the seconds after the first, in another way that is no consequence."""
 

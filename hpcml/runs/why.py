@@ -15,7 +15,7 @@ from hpcml import attempt_history, installed_packages, kinds, schedulers, typed_
 from hpcml.errors import ALLOCATION_LOST, IDLE, ConfigError, NotFoundError, StorageError
 from hpcml.failures import evidence, judgement, stack_groups
 from hpcml.failures.cause import Case, Cause, with_run
-from hpcml.failures.end import IDLE_HINT, SLURM, OtherEnd, Reason
+from hpcml.failures.end import IDLE_HINT, LESS_MEMORY, SLURM, OtherEnd, Reason
 from hpcml.failures.evidence import Line
 from hpcml.failures.rule import Retry, Role
 from hpcml.failures.rules import BY_NAME, COLLECTIVE, of_refusal
@@ -334,7 +334,8 @@ def _case(run: directories.Run, status: Status) -> Case:
     kind, form = kinds.get(status.planned.kind), status.planned.form
     progress, first_node = status.progress, status.allocation.nodes[:1]
     case = Case(status.end, kind, progress.times, form=form, clocks=progress.clocks, first_node=first_node)
-    case = case._replace(blocked_on=progress.blocked_on)
+    local = Record(run.paths).plan.inside.job.one_machine
+    case = case._replace(blocked_on=progress.blocked_on, one_machine=local)
     return judgement.with_files(run.paths, run.paths.attempt(status.progress.attempt), case)
 
 
@@ -366,7 +367,7 @@ def _again(run: directories.Run, cause: Cause) -> tuple[tuple[str, ...], str]:
     if (few := workers.per_node // 2) and (kind.ranks or of_worker):
         option = ("--ranks", f"{few}") if kind.ranks else ("--set", f"workers.per_node={few}")
         return option, f"{full} Start fewer {kind.noun}s ({' '.join(option)})."
-    return (), f"{full} Use smaller chunks or less data, or a site with more memory (--site)."
+    return (), f"{full} {LESS_MEMORY}"
 
 
 def _within_limits(run: directories.Run, wanted: tuple[str, ...], remedy: str) -> tuple[tuple[str, ...], str]:
