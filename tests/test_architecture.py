@@ -293,7 +293,7 @@ MOST_LINES = {
     "images": 1066,
     "kinds": 12188,
     "node": 12204,
-    "options": 2448,
+    "options": 2452,
     "plan": 911,
     "remote": 3994,
     "repairs": 984,
