@@ -182,9 +182,15 @@ def _was_out_of_memory(case: Case, hits: Sequence[Hit]) -> bool:
     return killed and any(hit.rule.role is Role.CONFIRMATION for hit in hits)
 
 
+def _confirmed(case: Case, hits: Sequence[Hit]) -> list[Hit]:
+    """Return the confirmations of a kill; of ranks without srun's, whose task is a node, if there are others."""
+    confirmed = [hit for hit in hits if hit.rule.role is Role.CONFIRMATION]
+    return [hit for hit in confirmed if not (case.of_ranks and "srun: error: " in hit.line.text)] or confirmed
+
+
 def _child_out_of_memory(case: Case, hits: Sequence[Hit]) -> Cause | None:
     """Return the cause that a process of the script was killed out of memory; None if that is not confirmed."""
-    confirmed = [hit for hit in hits if hit.rule.role is Role.CONFIRMATION]
+    confirmed = _confirmed(case, hits)
     if not confirmed:
         return None
     chain = [f"{error.get('type')}: {error.get('message')}" for error in case.error.get("chain", ())]
@@ -207,7 +213,7 @@ def _child_out_of_memory(case: Case, hits: Sequence[Hit]) -> Cause | None:
 
 def _out_of_memory(case: Case, hits: Sequence[Hit]) -> Cause:
     rule, end = BY_NAME["oom-kill"], case.end
-    confirmed = [hit for hit in hits if hit.rule.role is Role.CONFIRMATION or hit.rule.name == "worker-oom"]
+    confirmed = [*_confirmed(case, hits), *(hit for hit in hits if hit.rule.name == "worker-oom")]
     if not confirmed:
         shown = (*case.quoted, *_COUNTED.get(end.memory_limit, ()))
         return Cause.by_rule(rule, end.message, evidence=shown)._replace(occurrences=0)
