@@ -285,7 +285,7 @@ COMPLEX = {
 }
 # The lines of each package, which may only fall: a commit that raises a number says what this buys.
 MOST_LINES = {
-    ".": 6234,
+    ".": 6241,
     "api": 1023,
     "cli": 8140,
     "doctor": 1539,
@@ -299,7 +299,7 @@ MOST_LINES = {
     "repairs": 984,
     "report": 2354,
     "request": 584,
-    "runs": 10010,
+    "runs": 10015,
     "schedulers": 3861,
     "sites": 1544,
     "survey": 1210,
