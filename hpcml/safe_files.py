@@ -169,6 +169,13 @@ def own_folder(path: str | Path) -> os.stat_result | None:
 # -- reading ---------------------------------------------------------------------------------------------------------
 
 
+def is_file(path: Path) -> bool:
+    """Return True for a path to a file, False for a word that is longer than a path may be."""
+    with contextlib.suppress(OSError):
+        return path.is_file()
+    return False
+
+
 def open_regular(path: Path, *, ours: bool = True, follow: bool = False, obeyed: bool = False) -> int:
     """Open a regular file for reading, without waiting for anybody, and return its descriptor.
 

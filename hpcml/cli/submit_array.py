@@ -22,7 +22,7 @@ def hand_over(options: Namespace, prepared: Prepared, *, waits: bool) -> int:
 
     made = prepared.plan
     if options.prepare:
-        hint = f"Submit it now, or print its script: hpcml submit --dry-run=script {prepared.spec.code.typed}."
+        hint = "Remove --prepare to submit it now, or add --dry-run=script to print its script."
         raise UsageError("hpcml prepares no job array", place="--prepare", hint=hint)
     first = made.of_task(made.array[0]).run_id  # by which a laptop that lost its connection asks
     with options.caller.handing_over(first) if options.caller else contextlib.nullcontext():

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 VERBS = ("status", "table", "plot", "cancel", "rm")
 _VALUES = (
-    "--grid",
     "--points",
     "--seed",
     "--max-fails",
@@ -42,7 +41,7 @@ _VALUES = (
     "--at-once",
     "--jobs",
 )
-_LISTS = ("--zip", "--random", "--search")
+_LISTS = ("--grid", "--zip", "--random", "--search")
 _FIRST = 3  # points that are shown before a submission
 _MOST_JOBS = 100
 _DETACHED = 130  # the status of a command that Ctrl-C ended, while its runs go on
@@ -59,9 +58,10 @@ def add_options(parser: Parser) -> None:
     add = parser.add_argument_group("values of script options (hpcml runs each combination)").add_argument
     add(
         "--grid",
-        action="append",
+        action="extend",
+        nargs="+",
         metavar="NAME=VALUES",
-        help="values of a script option: k=8,16,32 or k=range(1,4) (repeatable)",
+        help="values of script options: k=8,16,32 lr=0.1,0.01 or k=range(1,4) (repeatable)",
     )
     text = "N random points: 9 x=uniform(0,1) k=randint(1,9) c=choice(a,b) r=loguniform(1e-4,1) (repeatable)"
     add("--random", action="append", nargs="+", metavar="N NAME=…", help=text)
@@ -139,7 +139,7 @@ def split_script(words: Sequence[str]) -> tuple[list[str], list[str]]:
             return [*options[:position], *options[position + 1 :]], [word, *rest]
         position += 2 if word in with_value else 1
         if word in _LISTS:
-            position += word != "--zip"
+            position += word in ("--random", "--search")
             while position < len(options) and "=" in options[position] and not options[position].startswith("-"):
                 position += 1
     return options, []

@@ -55,6 +55,7 @@ class Case(NamedTuple):
     script_log: str = f"{SCRIPT}.log"  # the name of the script's log
     clocks: Clocks = {}
     first_node: tuple[str, ...] = ()  # its name, nothing if it is not known
+    one_machine: bool = False  # it was on the local site
     blocked_on: str = ""  # on what file system the script was blocked last
     # By process: a worker of the first node, and bytes of its GPU memory pool.
     pools: Mapping[int, tuple[str, int]] = {}

@@ -11,6 +11,7 @@ from hpcml.units import first_of_many
 
 _STATES = {errors.TIME_LIMIT: State.TIMEOUT, errors.CANCELLED: State.CANCELLED, errors.PREEMPTED: State.PREEMPTED}
 SLURM = "scheduler"  # in ``by``: the batch scheduler, which may be hpcml itself on this machine
+IDLE_HINT = "Correct the line {}. You or the site set deadlines.idle (default: off)."  # after an end of idle ranks
 _NAMED = 8  # ranks in a sentence
 _NEEDED = ("over", "state", "exit_status", "by", "message", "hint")
 
@@ -36,6 +37,15 @@ class Reason(StrEnum):
     NO_CONTAINER_PROGRAM = "container-program"  # this and the next two: image.sh says so
     TMPDIR_NOT_BOUND = "tmpdir"
     TMPDIR_OPEN = "tmpdir-open"
+
+
+NODE_MEMORY = "the node's memory limit was reached"
+LESS_MEMORY = "Use smaller chunks or less data, or a site with more memory (--site)."
+
+
+def of_machine(clause: str, *, one_machine: bool) -> str:
+    """Return a clause of an end as it holds on the local site, which limits no memory: there the machine's was full."""
+    return clause.replace(NODE_MEMORY, "no more memory was available on this machine") if one_machine else clause
 
 
 class OtherEnd(NamedTuple):

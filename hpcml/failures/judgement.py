@@ -17,7 +17,7 @@ from hpcml import errors
 from hpcml.failures import evidence, last_output, note
 from hpcml.failures.cause import LOGS, OF_ANOTHER_NODE, SHOWN, TOLD, Case, Cause, in_one_line, named_nodes, roots
 from hpcml.failures.earliest_line import Clocks, corrected, first_of, with_ranks
-from hpcml.failures.end import End, MemoryLimit
+from hpcml.failures.end import LESS_MEMORY, NODE_MEMORY, End, MemoryLimit, of_machine
 from hpcml.failures.evidence import Hit, Line
 from hpcml.failures.first_script_error import raised
 from hpcml.failures.rule import Retry, Role
@@ -84,9 +84,12 @@ def judge(case: Case, hits: Sequence[Hit]) -> Cause | None:
     if not case.end.failed:
         return None
     cause, end = _with_pool(case, _judged(case, hits)), case.end
+    cause = cause._replace(what=of_machine(cause.what, one_machine=case.one_machine))
     rule = BY_NAME.get(cause.rule)
     if rule and rule.of_ranks and case.of_ranks and cause.remedy == rule.remedy:
         cause = cause._replace(remedy=rule.of_ranks)
+    if case.one_machine and cause.rule in ("oom-kill", "worker-oom"):
+        cause = cause._replace(remedy=LESS_MEMORY)
     if end.rank is None:
         return cause
     remedy = cause.remedy.replace(LOGS, f"{LOGS} rank:{cause.ranks[0] if cause.ranks else end.rank}")
@@ -179,9 +182,15 @@ def _was_out_of_memory(case: Case, hits: Sequence[Hit]) -> bool:
     return killed and any(hit.rule.role is Role.CONFIRMATION for hit in hits)
 
 
+def _confirmed(case: Case, hits: Sequence[Hit]) -> list[Hit]:
+    """Return the confirmations of a kill; of ranks without srun's, whose task is a node, if there are others."""
+    confirmed = [hit for hit in hits if hit.rule.role is Role.CONFIRMATION]
+    return [hit for hit in confirmed if not (case.of_ranks and "srun: error: " in hit.line.text)] or confirmed
+
+
 def _child_out_of_memory(case: Case, hits: Sequence[Hit]) -> Cause | None:
     """Return the cause that a process of the script was killed out of memory; None if that is not confirmed."""
-    confirmed = [hit for hit in hits if hit.rule.role is Role.CONFIRMATION]
+    confirmed = _confirmed(case, hits)
     if not confirmed:
         return None
     chain = [f"{error.get('type')}: {error.get('message')}" for error in case.error.get("chain", ())]
@@ -192,7 +201,7 @@ def _child_out_of_memory(case: Case, hits: Sequence[Hit]) -> Cause | None:
     shown = next((case.own(in_one_line(text)[:TOLD], number) for text, number in lines if _KILLED.search(text)), None)
     if shown is None:
         return None
-    clause = f"a process that {case.subject} started was killed because the node's memory limit was reached"
+    clause = f"a process that {case.subject} started was killed because {NODE_MEMORY}"
     rule, nodes = BY_NAME["oom-kill"], [hit.line.node for hit in confirmed]
     return Cause.by_rule(
         rule,
@@ -204,7 +213,7 @@ def _child_out_of_memory(case: Case, hits: Sequence[Hit]) -> Cause | None:
 
 def _out_of_memory(case: Case, hits: Sequence[Hit]) -> Cause:
     rule, end = BY_NAME["oom-kill"], case.end
-    confirmed = [hit for hit in hits if hit.rule.role is Role.CONFIRMATION or hit.rule.name == "worker-oom"]
+    confirmed = [*_confirmed(case, hits), *(hit for hit in hits if hit.rule.name == "worker-oom")]
     if not confirmed:
         shown = (*case.quoted, *_COUNTED.get(end.memory_limit, ()))
         return Cause.by_rule(rule, end.message, evidence=shown)._replace(occurrences=0)
@@ -215,7 +224,7 @@ def _out_of_memory(case: Case, hits: Sequence[Hit]) -> Cause:
     alone = len(roles) == 1 and roles != {SCRIPT} and not any(line.node for line in lines_of_roles)
     lost = {line.source for line in lines_of_roles if not line.node and line.source == end.role}
     who = case.subject if end.by == "script" else f"the {(lost or roles).pop()}" if lost or alone else ""
-    clause = f"{who} was killed because the node's memory limit was reached" if who else cause.what
+    clause = f"{who} was killed because {NODE_MEMORY}" if who else cause.what
     lines = tuple(hit.line for hit in confirmed)[:SHOWN]
     cause = cause._replace(what=clause, rule=rule.name, evidence=lines, followed=(), short=rule.short)
     if end.by != "script":

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from hpcml.failures import library_rules
-from hpcml.failures.end import Reason
+from hpcml.failures.end import NODE_MEMORY, Reason
 from hpcml.failures.rule import Retry, Role, Rule, Where
 
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
@@ -202,7 +202,7 @@ SLURM = (
          "another task of the job step failed first"),
     Rule("oom-kill", CONFIRMATION,
          r"[Dd]etected \d+ oom[_-]kill event(?:s|\(s\))? in |srun: error: \S+: tasks? \S+: Out Of Memory",
-         "the node's memory limit was reached, and the kernel killed a process",
+         f"{NODE_MEMORY}, and the kernel killed a process",
          "Request more memory, or use more nodes or smaller chunks.", "out of memory", Retry.MEMORY,
          of_ranks=_FEWER_RANKS),
     Rule("chdir", ROOT, r"couldn't chdir to [`'](.+?)': (?:No such file or directory|Permission denied)",
@@ -675,7 +675,7 @@ OWN = (  # what hpcml finds out itself: a field of the run's end names the row, 
     Rule(Reason.SHADOWED, ROOT, "", "a folder of PYTHONPATH hides a package that hpcml needs",
          "Remove this folder from PYTHONPATH, then submit again.", "PYTHONPATH hides a package", where=Where(0)),
     # an agent names these of the processes that it starts (ProcessEnd), and some of those above
-    Rule("worker-oom", ROOT, "", "a worker was killed because the node's memory limit was reached",
+    Rule("worker-oom", ROOT, "", f"a worker was killed because {NODE_MEMORY}",
          "Request more memory, or use more nodes or smaller chunks.", "worker out of memory", Retry.MEMORY,
          where=Where(0)),
     Rule("worker-exit", ROOT, "", "a worker exited with status {1}",

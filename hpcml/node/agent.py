@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from hpcml.errors import signal_name
-from hpcml.failures.end import MemoryLimit, ProcessEnd
+from hpcml.failures.end import NODE_MEMORY, MemoryLimit, ProcessEnd, of_machine
 from hpcml.node import (
     process_helpers,
     scratch,
@@ -468,7 +468,8 @@ def _memory_kill(node: Node, slot: Slot, code: int) -> str:
     if code != -signal.SIGKILL or node.oom_kills <= before:
         return ""
     slot.memory_limit = MemoryLimit.NODE
-    why = "killed because the node's memory limit was reached (out of memory)"
+    local = node.context.settings.job.one_machine
+    why = of_machine(f"killed because {NODE_MEMORY} (out of memory)", one_machine=local)
     node.memory = node.memory or f"a {node.members.noun} was {why}"
     return why
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from hpcml.schedulers import gres, partition_fit, sbatch_lines
 from hpcml.sites.schema import Site
-from hpcml.units import MEMORY_EXPONENT, parse_memory
+from hpcml.units import MEMORY_EXPONENT, format_bytes, parse_memory
 
 _WEIGHT = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)([KMGT]?)", re.IGNORECASE)
 
@@ -27,6 +27,8 @@ class Request(NamedTuple):
     partition: str = ""
     account: str = ""
     jobs: int = 1
+    shares_nodes: bool = False  # it takes fewer CPUs than its nodes have, and other jobs may have the rest
+    of_node: str = ""  # CPUs and memory of a node, in words, if it does not take all of them
 
     @property
     def node_hours(self) -> float:
@@ -51,9 +53,12 @@ def request(
     memory = _memory(said.get("--mem", "")) or cpus * each_cpu or gpus * each_gpu
     name, qos = said.get("--partition", ""), said.get("--qos", "")
     partition = partition_fit.largest(site, name)
+    parts = [f"{format_bytes(memory)} of memory"] if memory not in (0, partition.memory_per_node) else []
     whole = "--exclusive" in said or partition_fit.gives_whole_nodes(site, name, qos)
     if whole or (memory == 0 and "--mem" in said):  # --mem=0 is all of a node's
         memory = max(memory, int(partition.memory_per_node))
+    if shares := not whole and 0 < cpus < partition.cpus_per_node:
+        parts.insert(0, f"{cpus} of {partition.cpus_per_node} CPUs")
     if whole:
         cpus, gpus = max(cpus, partition.cpus_per_node), max(gpus, partition.gpus_per_node)
     return Request(
@@ -64,6 +69,8 @@ def request(
         seconds,
         said.get("--partition", ""),
         said.get("--account", ""),
+        shares_nodes=shares,
+        of_node=" and ".join(parts),
     )
 
 

@@ -84,6 +84,7 @@ class Plan(NamedTuple):
     inside: Settings
     reasons: tuple[str, ...]  # why it came out so
     notices: tuple[str, ...]  # what the user should know
+    ignored: tuple[str, ...]  # see JobLayout
     after: tuple[str, ...] = ()  # the runs that it waits for, as ``ID:ok``
     hold: str = ""  # directory of the kept allocation that it runs in, empty without one
     part: tuple[Part, ...] = ()  # this and the next one: see Place

@@ -53,8 +53,9 @@ def ending_of(recorded: Recorded, attempt: AttemptPaths, kind: Kind, times: Mapp
     if recorded.end is None:
         return Ending()
     end = recorded.end._replace(over=True)  # the report is made while the roles are torn down
-    paths, form = recorded.paths, recorded.plan.inside.code.form
-    judged = judgement.of_run(paths, attempt, Case(end, kind, times, form=form))
+    inside, paths = recorded.plan.inside, recorded.paths
+    form, local = inside.code.form, inside.job.one_machine
+    judged = judgement.of_run(paths, attempt, Case(end, kind, times, form=form, one_machine=local))
     if judged is None:
         return Ending(end, next_step=end.hint)
     cause = judged.sentence

@@ -9,6 +9,7 @@ import shlex
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from hpcml import safe_files
 from hpcml.request.record import RunRequest
 from hpcml.runs import modules_code_uses
 from hpcml.workload_forms import Form
@@ -49,7 +50,7 @@ def _in_files(words: Iterable[str], folder: Path) -> bool:
     waiting, seen = [*words], set[Path]()
     while waiting and len(seen) < _MOST_SCRIPTS:
         word = waiting.pop(0)
-        if "\n" in word or " " in word:  # as behind bash -c or python -c
+        if ("\n" in word or " " in word) and not safe_files.is_file(folder / word):  # as behind bash -c
             if _in_text(word):
                 return True
             waiting += _words(word)
@@ -78,7 +79,7 @@ def _paths(word: str, folder: Path) -> Iterator[tuple[Path, Path]]:
     """Yield the files that a word may name, a file or a module as for ``python -m``, with its folder of modules."""
     name = word.rpartition("=")[2]
     path = folder / os.path.expandvars(name)
-    if name and path.is_file():
+    if name and safe_files.is_file(path):
         yield path, path.resolve().parent
     elif name.replace(".", "").isidentifier() and (module := modules_code_uses.module_file(folder / name)):
         yield module, folder

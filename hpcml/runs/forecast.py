@@ -246,10 +246,13 @@ def lines(forecast: Forecast, now: datetime.datetime, *, whole: bool) -> list[tu
     if at_once:
         nodes, gpus = (at_once * number // jobs for number in (request.nodes, request.gpus))
         most = request_cost.sentence({"nodes": nodes, "gpus": gpus})
-        text = f"{jobs} jobs of {units.counted(request.nodes // jobs, 'node')}, at most {most} at once"
+        each = request_cost.sentence({"nodes": request.nodes // jobs, "of_node": request.of_node})
+        text = f"{jobs} jobs of {each}, at most {most} at once"
         text = f"{text}, {request_cost.sentence(limits)}".removesuffix(", ")
     else:
-        text = request_cost.sentence({"nodes": request.nodes, "gpus": request.gpus, **limits})
+        text = request_cost.sentence(
+            {"nodes": request.nodes, "of_node": request.of_node, "gpus": request.gpus, **limits}
+        )
         text = text if jobs == 1 else f"{text}, for {jobs} jobs"
     text = f"{text}; the cost is unknown, because {forecast.unpriced}" if forecast.unpriced else text
     said = [("asks for", f"{text}; {start}" if start and not whole else text)]

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from hpcml import safe_files
 from hpcml.request.record import Code
 from hpcml.workload_forms import Form
 
@@ -230,7 +231,7 @@ def module_file(module: Path) -> Path | None:
     """Return the file of a module by its folder and its dotted name, None if it is not in that folder."""
     stem = module.parent.joinpath(*module.name.split("."))
     files = (stem / "__main__.py", stem.with_name(f"{stem.name}.py"))
-    return next((file for file in files if file.is_file()), None)
+    return next(filter(safe_files.is_file, files), None)
 
 
 def place(base: Path, file: object, line: int | None = None) -> str:

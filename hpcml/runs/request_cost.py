@@ -40,8 +40,9 @@ def described(run: directories.Run, status: Status) -> dict[str, Any]:
 def sentence(request: Mapping[str, Any]) -> str:
     """Return the request in words, from :func:`asked`, in a line."""
     nodes, gpus, limit = request.get("nodes", 0), request.get("gpus", 0), request.get("time_limit", 0)
+    of_node = f" with {request['of_node']}{' each' if nodes > 1 else ''}" if request.get("of_node") else ""
     parts = (
-        units.counted(nodes, "node") if nodes else "",
+        f"{units.counted(nodes, 'node')}{of_node}" if nodes else "",
         f"partition {request['partition']}" if request.get("partition") else "",
         units.counted(gpus, "GPU") if gpus else "",
         f"time limit {units.format_time_limit(limit)}" if limit else "",
@@ -69,20 +70,26 @@ def _recorded(run: directories.Run, planned: Planned) -> dict[str, Any]:
     made = record.plan
     one = cost.request(site, made.directives, planned.node_count, planned.time_limit, made.lines)
     if not planned.time_limit:
-        return {"gpus": one.gpus, **python}
+        return {"gpus": one.gpus, "of_node": one.of_node, **python}
     billed, _ = bill(site, one)
     most = most_hours(limits.max_restarts, limits.max_node_hours, one.node_hours)[0] if planned.several_jobs else None
     if most is not None and one.node_hours:
         billed = None if billed is None else billed * most / one.node_hours
     hours = one.node_hours if most is None else most
-    return {"gpus": one.gpus, "cost": price(one, hours, billed, site.cost.unit or "billing-h"), **python}
+    text = price(one, hours, billed, site.cost.unit or "billing-h")
+    return {"gpus": one.gpus, "of_node": one.of_node, "cost": text, **python}
 
 
 def price(request: cost.Request, hours: float, billed: float | None, unit: str) -> str:
-    """Return node-hours with what they are in the site's unit, or without one in GPU-hours if there are GPUs."""
-    text = f"{amount(hours)} node-h"
+    """Return node-hours with what they are in the site's unit, or without one in GPU-hours if there are GPUs.
+
+    A job that shares its nodes pays for its CPUs, as in Slurm's accounting: its node-hours would be misleading.
+    """
+    text = (
+        f"{amount(hours * request.cpus / request.nodes)} CPU-h" if request.shares_nodes else f"{amount(hours)} node-h"
+    )
     if billed is not None:
-        return f"{text} = {amount(billed)} {unit}"
+        return f"{amount(billed)} {unit}" if request.shares_nodes else f"{text} = {amount(billed)} {unit}"
     return f"{text}, {amount(hours * request.gpus / request.nodes)} GPU-h" if request.gpus else text
 
 

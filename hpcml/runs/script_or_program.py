@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from hpcml import safe_files
 from hpcml.errors import UsageError
 from hpcml.options import sbatch_tasks, script_lines
 from hpcml.request import record
@@ -41,7 +42,8 @@ def named(script: list[str], here: Path) -> tuple[Path, list[str], Form]:
         hint = "Write the dotted name, as for python -m: hpcml submit -m package.module."
         raise UsageError(f"'{script[1]}' is not a module name", place="-m", hint=hint)
     name = script[1]
-    if form is Form.MODULE or "/" in name or ((here / name).is_file() and not shutil.which(name, path=_search_path())):
+    is_file_here = safe_files.is_file(here / name) and not shutil.which(name, path=_search_path())
+    if form is Form.MODULE or "/" in name or is_file_here:
         return here / name, script[1:], form
     return Path(name), script[1:], form
 

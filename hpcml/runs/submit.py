@@ -229,8 +229,8 @@ def prepare(
         batch_script.render(made, own_templates)
     else:
         batch_script.check(made)
-    prepared = Prepared(loaded, spec, made, tuple(own_templates), template, tuple(notes), always=tuple(always))
-    return prepared._replace(project_notes=project_notes)
+    prepared = Prepared(loaded, spec, made, tuple(own_templates), template, tuple(notes))
+    return prepared._replace(project_notes=project_notes, always=(*always, *made.ignored))
 
 
 @contextlib.contextmanager

@@ -152,7 +152,7 @@ def request(
     try:
         made = of_file(script, arguments[1:], given, site.defaults.partition, slurm=slurm)
     except UntranslatedError as error:
-        way = f"To run the script as it is: hpcml submit {shlex.quote(script.name)}. " if slurm else ""
+        way = "To run the script as it is, remove --translate. " if slurm else ""
         problem = f"hpcml cannot translate {script.name}: {error.what}"
         raise UsageError(problem, place=f"line {error.number} of {script.name}", hint=f"{way}More: {_PAGE}.") from error
     lines = [(_place(taken, script), shlex.join(taken.words)) for taken in made.options]

@@ -15,7 +15,7 @@ from hpcml import attempt_history, installed_packages, kinds, schedulers, typed_
 from hpcml.errors import ALLOCATION_LOST, IDLE, ConfigError, NotFoundError, StorageError
 from hpcml.failures import evidence, judgement, stack_groups
 from hpcml.failures.cause import Case, Cause, with_run
-from hpcml.failures.end import SLURM, OtherEnd, Reason
+from hpcml.failures.end import IDLE_HINT, LESS_MEMORY, SLURM, OtherEnd, Reason
 from hpcml.failures.evidence import Line
 from hpcml.failures.rule import Retry, Role
 from hpcml.failures.rules import BY_NAME, COLLECTIVE, of_refusal
@@ -99,10 +99,8 @@ def look(run: directories.Run) -> tuple[Status, Answer]:
         If the run's record cannot be read.
     """
     run, current = run_status.now(run)
-    before = tuple(
-        map(attempt_history.sentence, attempt_history.earlier(Recorded(run.paths), current.progress.attempt))
-    )
-    return current, of_status(run, current)._replace(attempts=before)
+    earlier = attempt_history.earlier(Recorded(run.paths), current.progress.attempt)
+    return current, of_status(run, current)._replace(attempts=tuple(map(attempt_history.sentence, earlier)))
 
 
 def of_status(run: directories.Run, status: Status) -> Answer:
@@ -124,7 +122,7 @@ def of_status(run: directories.Run, status: Status) -> Answer:
         judged = _removed_module(run, judged)
     groups = _kept_stacks(run, status, judged.rule)
     waiting = stack_groups.waits(groups) if status.cluster.idle_since or status.exit_status == IDLE else ()
-    judged = _with_waiting(status, judged, stack_groups.wait_sentence(waiting))
+    judged = _with_waiting(status, judged, waiting)
     judged, kill_wait = _cut_short(run, status, judged)
     retry, remedy = _again(run, judged)
     sentences = status.progress.setup_warnings
@@ -195,13 +193,16 @@ def _while_idle(run: directories.Run, status: Status, answer: Answer) -> Answer:
     return answer._replace(cause=cause, evidence=_lines(groups), waiting=waiting)
 
 
-def _with_waiting(status: Status, cause: Cause, waits: str) -> Cause:
+def _with_waiting(status: Status, cause: Cause, waiting: Sequence[stack_groups.Wait]) -> Cause:
     """Return the cause of a run that ended while no rank used a CPU: more time would not have helped."""
+    waits = stack_groups.wait_sentence(waiting)
     if status.cluster.idle_since and cause.rule == "time-limit":
         clause = f"{cause.what}, and no {status.noun} had used a CPU for some time"
         remedy = "The ranks waited for each other, or for something else: correct the script. "
         remedy += "deadlines.idle ends such a run early, as --set deadlines.idle=30m."
         cause = cause._replace(what=clause, short="time limit, ranks waited", remedy=remedy, retry=Retry.NONE)
+    if status.exit_status == IDLE and (lines := stack_groups.lines_to_correct(waiting)):
+        cause = cause._replace(remedy=IDLE_HINT.format(lines))
     return cause._replace(what=f"{cause.what}: {waits}") if waits else cause
 
 
@@ -333,7 +334,8 @@ def _case(run: directories.Run, status: Status) -> Case:
     kind, form = kinds.get(status.planned.kind), status.planned.form
     progress, first_node = status.progress, status.allocation.nodes[:1]
     case = Case(status.end, kind, progress.times, form=form, clocks=progress.clocks, first_node=first_node)
-    case = case._replace(blocked_on=progress.blocked_on)
+    local = Record(run.paths).plan.inside.job.one_machine
+    case = case._replace(blocked_on=progress.blocked_on, one_machine=local)
     return judgement.with_files(run.paths, run.paths.attempt(status.progress.attempt), case)
 
 
@@ -365,7 +367,7 @@ def _again(run: directories.Run, cause: Cause) -> tuple[tuple[str, ...], str]:
     if (few := workers.per_node // 2) and (kind.ranks or of_worker):
         option = ("--ranks", f"{few}") if kind.ranks else ("--set", f"workers.per_node={few}")
         return option, f"{full} Start fewer {kind.noun}s ({' '.join(option)})."
-    return (), f"{full} Use smaller chunks or less data, or a site with more memory (--site)."
+    return (), f"{full} {LESS_MEMORY}"
 
 
 def _within_limits(run: directories.Run, wanted: tuple[str, ...], remedy: str) -> tuple[tuple[str, ...], str]:

@@ -68,6 +68,7 @@ class JobLayout(NamedTuple):
     one_machine: bool = False  # all nodes are this machine: hpcml keeps the time limit, and removes what a run leaves
     reasons: tuple[str, ...] = ()  # why it came out so
     notices: tuple[str, ...] = ()  # what the user should know
+    ignored: tuple[str, ...] = ()  # those of them on options that have no effect: each submission shows them
     array: tuple[int, ...] = ()  # the indices of a job array's tasks, each of which is a run; empty without an array
     at_once: int = 0  # so many of these tasks at the same time; 0: all
     index_word: str = ""  # the index of the task that a script of the array is

@@ -56,12 +56,14 @@ def lay_out(site: Site, request: JobRequest) -> JobLayout:
         notice += ". --cpus-per-node only limits --ranks"
     if "memory_per_node" in given:
         notice += ". To limit the memory of each Dask worker: --set workers.memory_limit=SIZE"
+    notices = (notice,) if ignored else ()
     return JobLayout(
         prologue=prologue,
         one_machine=ONE_MACHINE,
         whole_nodes=site.resources.exclusive and not site.doubtful("resources.exclusive"),
         reasons=(reason,) if count > 1 else (),
-        notices=(notice,) if ignored else (),
+        notices=notices,
+        ignored=notices,
     )
 
 

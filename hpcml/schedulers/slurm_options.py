@@ -99,6 +99,7 @@ def lay_out(site: Site, request: JobRequest) -> JobLayout:
         whole_nodes=_are_whole_nodes(site, directives),
         reasons=tuple(reasons),
         notices=tuple(notices),
+        ignored=tuple(notice for notice in notices if notice.startswith("hpcml ignores ")),
     )
 
 

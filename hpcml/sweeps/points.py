@@ -122,7 +122,7 @@ def _axis(word: str, option: str) -> tuple[str, list[str]]:
     name, sign, text = word.partition("=")
     hint = f"Example: {option} k=8,16,32"
     if not sign:
-        raise _wrong(f"'{word}' is not NAME=VALUES", option, hint)
+        raise _wrong(f"'{word}' is not NAME=VALUES", option, f"{hint}. Write the script's own arguments after --.")
     _check_names([name], option)
     if match := _RANGE.fullmatch(text):
         return name, _range(match[1], word, option)

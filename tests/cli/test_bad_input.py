@@ -92,6 +92,7 @@ CASES = [
     Bad("no-such-module", ("submit", "--site", "slurm", "-m", "nowhere.part"), R, ("no module 'nowhere.part'", "top-level package")),
     Bad("package-without-main", ("submit", "--site", "slurm", "-m", "pack"), R, ("has no __main__",), _write("project/pack/__init__.py", "")),
     Bad("no-such-program", ("submit", "--site", "slurm", "--", "./nope"), N, ("no such program", "nope")),
+    Bad("no-program-on-path", ("submit", "--site", "slurm", "--", "no-program"), N, ("(-- no-program)", "--python")),
     Bad("program-not-executable", ("submit", "--site", "slurm", "--", "./b"), U, ("is not executable", "chmod u+x"), _write("project/b", "#!/bin/sh\n")),
     Bad("program-without-interpreter", ("submit", "--site", "slurm", "--", "./b.R", "1"), U, ("no first line", "submit -- Rscript b.R"),
         _write("project/b.R", "x <- 1\n")),

@@ -264,6 +264,13 @@ def test_a_note_is_shown_once_for_a_folder_and_kept_with_the_run(world: World) -
     assert not list((world.home / "elsewhere").iterdir()), "nothing is written through a link"
 
 
+def test_an_option_that_the_site_ignores_is_named_at_each_submission(world: World) -> None:
+    for _ in range(2):
+        done = world.run("submit", "--site", "slurm", "--set", 'slurm.remove=["--time"]', "--time", "20", "job.py")
+        assert done.returncode == 0, done.stderr
+        assert re.search(in_order("hpcml: note: ", "ignores --time"), done.stderr)
+
+
 def test_a_banner_of_the_site_is_shown_once_a_day_as_it_is(world: World) -> None:
     """In all folders; a line that is new is shown, one with another clock is not. The run keeps all lines."""
     memory = world.home / ".hpcml" / "notes.json"

@@ -80,6 +80,24 @@ def test_points_and_cost_are_said_before_the_submission(world: World) -> None:
     assert row["command"] == "job.py --grid k=8,16 --grid lr=0.1,0.01 -- --epochs 3"
 
 
+def test_a_grid_takes_several_parameters_after_one_option(world: World) -> None:
+    """As --zip and --random do; the script may come before or after them."""
+    expected = points_of_a_dry_run(world, "job.py", "--grid", "k=8,16", "--grid", "lr=0.1,0.01")
+    assert expected.startswith("  points     k=8 lr=0.1\n")
+    for words in (
+        ("job.py", "--grid", "k=8,16", "lr=0.1,0.01"),
+        ("--grid", "k=8,16", "lr=0.1,0.01", "job.py", "--", "--epochs", "3"),
+        ("--grid", "k=8,16", "lr=0.1,0.01", "--nodes", "2", "job.py"),
+    ):
+        assert points_of_a_dry_run(world, *words) == expected, words
+
+
+def points_of_a_dry_run(world: World, *words: str) -> str:
+    """Return the points that a sweep would run, as its dry run shows them."""
+    _, said = sweep(world, *words, "--dry-run")
+    return said[said.index("  points") : said.index("  count")]
+
+
 def test_a_sweep_of_a_script_that_can_use_gpus_requests_none_and_says_so(world: World) -> None:
     (world.project / "job.py").write_text("import cupy\n")
     for words, notes in (((), 1), (("--gpus-per-node", "0"), 0)):
@@ -376,14 +394,14 @@ def test_without_optuna_nothing_is_submitted(world: World) -> None:
 REFUSED: list[tuple[tuple[str, ...], str]] = [
     ((), "SCRIPT is missing"),
     (("job.py",), "The sweep has no points"),
-    (("job.py", "--grid", "k=1", "other"), "'other' is not an option"),
+    (("job.py", "--grid", "k=1", "other"), "'other' is not NAME=VALUES (--grid)"),
     (
         ("delete", "fitp"),
         "'delete' is no script here, and not a verb (hpcml sweep).\nThe verbs are status, table, plot, cancel, rm.",
     ),
     (("logs", "fitp"), "'logs' is no script here, and not a verb"),
     (
-        ("job.py", "--grid", "k=1", "lr=2"),
+        ("job.py", "--grid=k=1", "lr=2"),
         "'lr=2' is not an option (hpcml sweep).\nWrite a parameter of the grid as --grid lr=2.",
     ),
     (("job.py", "--grid", "k=1", "--", "--k", "3"), "The script's arguments and the points both set --k"),

@@ -149,7 +149,7 @@ def test_the_first_line_without_a_word_is_named(world: World, job: Path) -> None
     assert done.stdout == says("hpcml cannot translate line 8", "it has a second command")
     refused = world.run("submit", "--site", "slurm", "--translate", "job.sh", "a")
     assert refused.returncode == errors.USAGE
-    assert refused.stderr == says("second command", "line 8 of job.sh", "hpcml submit job.sh")
+    assert refused.stderr == says("second command", "line 8 of job.sh", "remove --translate")
     assert not world.jobs()
 
 

@@ -16,6 +16,7 @@ import pytest
 import planted
 from failure_texts import TEXTS
 from hpcml import errors
+from hpcml.failures.end import NODE_MEMORY
 from hpcml.runs import bundle
 from tests.said import says
 from world import World, write_end, write_events
@@ -163,7 +164,8 @@ def test_a_rank_s_memory_is_not_cured_by_more_nodes(world: World) -> None:
 
 def test_the_only_machine_has_no_more_memory(world: World) -> None:
     """On the local site --memory-per-node has no effect: fewer processes are what helps."""
-    end = {**RANK, "exit_status": 137, "state": "OUT_OF_MEMORY", "message": "rank 2 was killed", "memory_limit": "node"}
+    end = {**RANK, "exit_status": 137, "state": "OUT_OF_MEMORY", "memory_limit": "node"}
+    end["message"] = f"rank 2 was killed because {NODE_MEMORY}"
     script = {name: value for name, value in end.items() if name not in ("rank", "node", "log")}
     for asked, facts, expected in (
         (("--ranks", "4"), end, ["--ranks", "2"]),
@@ -178,6 +180,7 @@ def test_the_only_machine_has_no_more_memory(world: World) -> None:
         found = why(world, directory.name)
         assert found["options"] == expected
         assert "Request" not in found["next_step"]
+        assert NODE_MEMORY not in found["cause"], "the limit that the site ignores"
         assert facts.get("memory_limit") != "node" or "oom_kill" in found["evidence"][0]["text"]
         if expected:
             assert found["again"] == " ".join(("hpcml rerun", directory.name, *expected))

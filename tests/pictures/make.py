@@ -293,6 +293,8 @@ def document(chosen: Sequence[str]) -> None:
 
 
 def _submit(desk: LabDesk) -> list[str]:
+    """Show the second run: the first shows a note on whole nodes, which is longer than a line."""
+    desk.piped("hpcml submit --wait --nodes 4 first.py")
     return terminal(desk, "submit", "hpcml submit --nodes 4 first.py")
 
 

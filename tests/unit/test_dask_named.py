@@ -112,6 +112,23 @@ def test_a_command(tmp_path: Path, subtests: pytest.Subtests) -> None:
     assert names_dask(asked(tmp_path, "plain.py", environment=(("DASK_LOGGING__DISTRIBUTED", "info"),)))
 
 
+def test_a_folder_whose_name_has_a_space_and_dask_is_no_text(tmp_path: Path) -> None:
+    folder = tmp_path / "my dask tests"
+    folder.mkdir()
+    (folder / "plain.py").write_text("import torch\n")
+    (folder / "plain.sh").write_text("#!/bin/bash\npython plain.py\n")
+    for command in (("plain.py",), ("--", "bash", "plain.sh"), ("--", str(folder / "plain.sh"))):
+        assert not names_dask(asked(folder, *command)), command
+
+
+@pytest.mark.parametrize("end", ["", " y", ".y"])
+def test_a_word_that_is_too_long_for_a_path_names_no_file(tmp_path: Path, end: str) -> None:
+    (tmp_path / "plain.py").write_text("import torch\n")
+    long = "x" * 300 + end
+    for command in (("plain.py", long), ("--", "bash", "-c", long), ("--", long)):
+        assert not names_dask(asked(tmp_path, *command)), command
+
+
 def test_a_script_that_does_not_compile_here_counts_as_one_that_names_dask(tmp_path: Path) -> None:
     (tmp_path / "job.py").write_text("if True print('of a newer Python')")
     assert names_dask(asked(tmp_path, "job.py"))

@@ -525,6 +525,8 @@ def test_a_rank_s_memory_needs_fewer_ranks_and_not_more_nodes(paths: RunPaths) -
     found = why(paths, end)
     assert "rank 2 on n2 was killed" in found.what
     assert (found.ranks, found.nodes, found.occurrences) == ((2,), ("n2",), 1)
+    assert found.evidence
+    assert not any("task 0" in line.text for line in found.evidence), "Slurm's task is a node, and no rank"
     assert "fewer ranks on each node (--ranks)." in found.remedy
     assert "fewer ranks" in why(paths, end_of(1), ("MemoryError", "Unable to allocate 7 GiB")).remedy
 

@@ -166,3 +166,34 @@ def test_tables_of_gpus_are_shuffled_by_tasks(
         monkeypatch.setenv(name, value)
     with dask.config.set({"dataframe.shuffle.method": method}):
         assert run_cluster._backends(backend) == expected
+
+
+SHUFFLE = "dataframe.shuffle.method"
+
+
+@pytest.mark.parametrize(
+    ("before", "later", "backends", "expected"),
+    [(None, None, "gpu cpu", None), (None, None, "gpu auto", "tasks"), (None, None, "gpu cpu gpu", "tasks"),
+     (None, "p2p", "gpu cpu", "p2p"), ("tasks", None, "gpu cpu", "tasks"), (None, None, "gpu", "tasks")],
+)  # fmt: skip
+def test_a_later_connect_takes_back_the_shuffle_of_an_earlier_one_but_not_the_script_s(
+    before: str | None, later: str | None, backends: str, expected: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        run_cluster, "load", lambda: SimpleNamespace(settings=SimpleNamespace(workers=SimpleNamespace(gpu=())))
+    )
+    plugins: list[run_cluster.BackendPlugin] = []
+    client = SimpleNamespace(asynchronous=False, cluster=SimpleNamespace(asked=0), register_plugin=plugins.append)
+    monkeypatch.setattr(run_cluster, "Client", lambda: client)
+    monkeypatch.setattr(run_cluster, "find_spec", lambda _: True)
+    monkeypatch.setattr(run_cluster, "_backend", {})
+    monkeypatch.setenv("HPCML_RUN_DIR", "/run")
+    with dask.config.set({SHUFFLE: before, "array.backend": "numpy", "dataframe.backend": "pandas"}):
+        for number, backend in enumerate(backends.split()):
+            if number and later:
+                dask.config.set({SHUFFLE: later})
+            run_cluster.connect({}, {}, backend)
+        assert dask.config.get(SHUFFLE) == expected
+        for plugin in [] if later else plugins:  # of a worker, which does not have the script's method
+            plugin.setup(None)
+        assert dask.config.get(SHUFFLE) == expected

@@ -102,6 +102,22 @@ def test_what_a_script_asks_for(subtests: pytest.Subtests) -> None:
             assert found.node_hours == 2
 
 
+def test_a_job_for_a_part_of_its_nodes_pays_for_the_part() -> None:
+    """Its node-hours would be those of whole nodes; memory is named if it is not all memory of a node."""
+    dcgp = {"partition": "dcgp_usr_prod"}
+    for directives, of_node, price in (
+        ({**dcgp, "cpus_per_task": "4", "mem": "8G"}, says("4 of 112 CPUs", "8.0 GiB"), "8 core-h"),
+        ({**dcgp, "cpus_per_task": "4", "mem": "0"}, "4 of 112 CPUs", "8 core-h"),
+        ({**dcgp, "cpus_per_task": "112", "mem": "100G"}, says("100 GiB"), "2 node-h = 224 core-h"),
+        ({**dcgp, "cpus_per_task": "4", "exclusive": ""}, "", "2 node-h = 224 core-h"),
+        ({"cpus_per_task": "4", "mem": "8G"}, says("8.0 GiB"), "2 node-h = 8 core-h"),  # of nodes that are not known
+    ):
+        found = request(**directives)
+        billed, _ = request_cost.bill(LEONARDO, found)
+        assert (found.of_node, request_cost.price(found, 2, billed, "core-h")) == (of_node, price)
+        assert request_cost.price(found, 2, None, "") == ("8 CPU-h" if found.shares_nodes else "2 node-h")
+
+
 def test_billing_as_slurm_s_manual_has_it(subtests: pytest.Subtests) -> None:
     """slurm.conf(5): CPU=1.0,Mem=0.25G,GRES/gpu=2.0 for 1 CPU and 8 GB is 3.0, and with MAX_TRES 2.0."""
     manual, none = cost.weights({"CPU": "1.0", "Mem": "0.25G", "GRES/gpu": "2.0"})
@@ -152,6 +168,9 @@ def test_what_is_said_at_a_submission(subtests: pytest.Subtests) -> None:
         (bare._replace(billed=256.0, budget=Budget(300, 200)),
          [("asks for", f"{request} 8 node-h = 256 core-h, 85.3 % of the grant of account a (only 100 core-h left)")]),
     ]  # fmt: skip
+    part = asked._replace(gpus=0, of_node="100 GiB of memory")
+    cases += [(bare._replace(request=part), [("asks for", says("8 nodes with 100 GiB", "each"))]),
+              (bare._replace(request=part.times(2), at_once=1), [("asks for", says("2 jobs of 8 nodes with 100 GiB"))])]  # fmt: skip
     for found, expected in cases:
         with subtests.test(expected=expected):
             assert forecast.lines(found, NOW, whole=False) == expected

@@ -97,7 +97,8 @@ def test_the_local_site_says_that_it_passes_nothing_on() -> None:
         says("--qos, --cpus-per-node, --memory-per-node", "only limits --ranks", "workers.memory_limit"),
     )
     made = planned({"scheduler": "local"}, "--dependency", "afterok:1")
-    assert made.notices == (says("ignores --dependency"),)
+    assert made.notices == made.ignored == (says("ignores --dependency"),)
+    assert not planned({"scheduler": "local"}).ignored
 
 
 def test_an_option_of_slurm_s_works_on_the_local_site_or_is_named_there() -> None:

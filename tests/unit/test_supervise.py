@@ -126,6 +126,18 @@ def test_memory_is_the_cause_where_the_kernel_took_the_script_and_a_role(
     assert end_of(cluster, LIMIT, BY_KERNEL, monkeypatch, starved=True) == LIMIT, "which is not overruled"
 
 
+def test_a_kill_for_memory_names_no_limit_where_the_job_has_none(
+    cluster: Broken, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The local site ignores --memory-per-node."""
+    for local in (False, True):
+        settings = cluster.state.context.settings
+        settings = settings._replace(job=settings.job._replace(one_machine=local))
+        cluster.state.context = cluster.state.context._replace(settings=settings)
+        outcome = end_of(cluster, None, BY_KERNEL, monkeypatch, starved=True)
+        assert ("limit" not in outcome.message, "this machine" in outcome.message) == (local, local), outcome
+
+
 @pytest.mark.parametrize(("code", "starved"), [(BY_SUPERVISOR, True), (BY_KERNEL, False), (BY_ITSELF, True)])
 def test_a_script_that_ends_because_of_the_loss_is_not_the_cause(
     code: str, starved: bool, cluster: Broken, monkeypatch: pytest.MonkeyPatch

@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn, cast
@@ -194,6 +195,25 @@ def test_at_the_time_limit_a_deadlock_gets_no_more_time(
         not is_idle,
     ), answer
     assert answer.evidence[0].text.startswith("7 processes at train.py:30")
+
+
+@pytest.mark.parametrize(
+    ("lines", "named", "not_named"),
+    [([30, 30, 22], ("train.py:22",), ("train.py:30",)), ([5, 6], ("train.py:5", "train.py:6"), ()), ([5], ("train.py:5",), ())],
+)  # fmt: skip
+def test_the_next_step_of_an_end_for_idleness_is_the_line_where_ranks_wait(
+    ranks: directories.Run,
+    monkeypatch: pytest.MonkeyPatch,
+    lines: list[int],
+    named: Sequence[str],
+    not_named: Sequence[str],
+) -> None:
+    groups = grouped(rank_at(number, line) for number, line in enumerate(lines))
+    monkeypatch.setattr("hpcml.failures.stack_groups.kept", lambda *_: groups)
+    end = End(errors.IDLE, "script", "hpcml", "no rank used a CPU for 15 s", "hpcml why", over=True)
+    step = why.of_status(ranks, run_status._with_end(run_status.status(ranks, ask=False), end)).next_step
+    assert all(line in step for line in named), step
+    assert not any(line in step for line in ("hpcml why", *not_named)), step
 
 
 @pytest.mark.parametrize(("lines", "sentence"), [

@@ -78,6 +78,9 @@ def test_the_kernel(node: agent.Node, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agent, "oom_kills", lambda: 4)
     assert "the node's memory limit was reached" in die(node)
     assert "killed by SIGKILL" in die(node)  # the count has not grown since
+    monkeypatch.setattr(node, "context", node.context._replace(settings=settings_of(job__one_machine=True)))
+    node.oom_kills = 3
+    assert re.search("memory was .* this machine", die(node)), "the local site has no limit for a node"
     monkeypatch.setattr(agent, "oom_kills", lambda: 5)
     assert "exit status 1" in die(node, 1)  # the kernel took something else
 

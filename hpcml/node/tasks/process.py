@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpcml.errors import MEANING, STOPPED, signal_name, signal_of_status
+from hpcml.failures.end import NODE_MEMORY
 from hpcml.failures.note import read_note
 from hpcml.kind import FailedProcess, Kind
 from hpcml.node import job, prestarted_role, process_helpers, script_environment, shared_files
@@ -81,7 +82,7 @@ class OneProcess:
         if status == STOPPED:
             return MEANING[STOPPED]
         if self.out_of_memory(status):
-            return "the script was killed because the node's memory limit was reached (out of memory)"
+            return f"the script was killed because {NODE_MEMORY} (out of memory)"
         if number := signal_of_status(status):
             return f"the script was killed by {signal_name(number)}"
         return ""

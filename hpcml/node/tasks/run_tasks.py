@@ -6,7 +6,7 @@ import time
 
 from hpcml import errors
 from hpcml.failures import job_log
-from hpcml.failures.end import SLURM, End, MemoryLimit, Reason
+from hpcml.failures.end import SLURM, End, MemoryLimit, Reason, of_machine
 from hpcml.kind import Processes, RunningTask
 from hpcml.node import full_disk, stacks, starts
 from hpcml.node.events_and_end import RunEndedError, end_of_hindrance, say
@@ -230,5 +230,6 @@ def _own_end(state: RunState, task: Task, running: RunningTask, status: int) -> 
     reason = Reason.EXIT if by == "script" and running.only_exited(status) else ""
     others = tuple(rank for rank in failed.killed_ranks if rank != failed.rank)  # a signal may have ended it first
     facts = failed._replace(killed_ranks=others)._asdict()
-    end = End(status, SCRIPT, by, running.describe_end(status), hint, reason=reason, **facts)
+    clause = of_machine(running.describe_end(status), one_machine=state.context.settings.job.one_machine)
+    end = End(status, SCRIPT, by, clause, hint, reason=reason, **facts)
     return end._replace(quote=job_log.of_script(log, end))

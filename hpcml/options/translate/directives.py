@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
@@ -187,11 +188,16 @@ def taken(text: str, asked: Mapping[str, Option], made: Layout) -> tuple[list[Ta
         if asked[option.name] is not option and asked[option.name] != option:
             rows.append(Row(option.number, option.typed, f"line {asked[option.name].number} replaces it"))
             continue
-        words, goes_to = _of_option(option)
+        words, goes_to = _of_option(option) if option.name != "--array" else ((), "")
         if words:
             options.append(Taken(words, option.number))
             goes_to = " ".join(words)
         rows.append(Row(option.number, option.typed, goes_to, _OF_LAYOUT.get(option.name, ())))
+    if array := asked.get("--array"):
+        sizes = shlex.join(word for taken in options for word in taken.words)
+        raise UntranslatedError(
+            array.number, f"a job array. Use hpcml sweep --jobs N {sizes} SCRIPT --grid NAME=VALUES"
+        )
     return options, rows
 
 
@@ -242,8 +248,6 @@ def _of_option(option: Option) -> tuple[tuple[str, ...], str]:
 
 
 def _refusals(option: Option) -> str:
-    if option.name == "--array":
-        return "a job array. Use hpcml sweep --jobs N"
     if option.name == "--signal":
         return f"a signal ({option.typed}). hpcml asks the script to stop by hpcml.run.should_stop()"
     return f"an option that hpcml has no word for ({option.typed})"

@@ -35,7 +35,7 @@ def check_request(site: Site, spec: RunRequest) -> None:
         if script_or_program.is_python(spec.code.script) and (
             not spec.code.arguments or spec.code.arguments[-1] == "-"
         ):
-            hint = f"Name the script: hpcml submit -- {spec.code.script.name} SCRIPT."
+            hint = f"Name the script at the end: -- {spec.code.script.name} SCRIPT."
             raise UsageError("Python needs a script: a run has no standard input", place="--", hint=hint)
     elif spec.code.form is Form.BATCH:
         _check_batch_script(site, spec.code.script, spec.code.arguments)

@@ -198,7 +198,9 @@ def check_program(program: Path, path: str | None, *, prepared: bool) -> None:
                 "Check the spelling. If an environment has the program, add --python FOLDER. "
                 "For your own program, write its path: ./program."
             )
-            raise NotFoundError(f"There is no program '{program}' on PATH or in this folder", place="--", hint=hint)
+            raise NotFoundError(
+                "There is no program of this name on PATH or in this folder", place=f"-- {program}", hint=hint
+            )
         return
     start = _start_of(program, "program")
     is_program = start.startswith((b"\x7fELF", b"#!"))

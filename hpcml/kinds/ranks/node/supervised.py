@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcml import errors, listeners
-from hpcml.failures.end import End, OtherEnd, Reason
+from hpcml.failures.end import IDLE_HINT, NODE_MEMORY, End, OtherEnd, Reason
 from hpcml.failures.note import script_error
 from hpcml.failures.rule import Role, Where
 from hpcml.failures.rules import meaning
@@ -257,7 +257,7 @@ class Processes:
             self.state.warn(f"No rank has used a CPU for {format_deadline(deadlines.idle_notice)}.")
         if idle > deadlines.idle > 0:
             reason = f"no rank used a CPU for {format_deadline(deadlines.idle)}: {self.script.rest()}"
-            hint = "Correct the line where ranks wait (hpcml why). You or the site set deadlines.idle (default: off)."
+            hint = IDLE_HINT.format("where ranks wait (hpcml why)")
             raise RunEndedError(End(errors.IDLE, SCRIPT, "hpcml", reason, hint))
 
     def _end(self, end: End | None, lost: Iterable[str]) -> None:
@@ -485,7 +485,7 @@ def _how(end: dict[str, Any]) -> str:
     """Return the end of a rank's process as a clause."""
     status = int(end["status"])
     if end["memory"]:
-        return "was killed because the node's memory limit was reached (out of memory)"
+        return f"was killed because {NODE_MEMORY} (out of memory)"
     if number := errors.signal_of_status(status):
         return f"was killed by {errors.signal_name(number)}"
     return f"exited with status {status}"

@@ -57,6 +57,7 @@ _LONGEST = 60  # characters of the arguments in a note
 _SHUFFLE = "dataframe.shuffle.method"
 _LOOP = 10  # questions for the workers in one line that are a loop
 
+_backend: dict[str, Any] = {}  # Dask's settings of the last hpcml.connect() with a backend
 _connecting: dict[str, Any] = {}  # the options of a hpcml.connect() that makes its client
 _polls: collections.Counter[tuple[str, str, int]] = collections.Counter()
 _noted: set[tuple[str, str, str, int]] = set()
@@ -449,6 +450,7 @@ def connect(of_client: Mapping[str, Any], of_cluster: Mapping[str, Any], backend
     """Return a client of the run for ``hpcml.connect()``; options for a cluster are noted."""
     chosen = _backends(backend)
     dask.config.set(chosen)
+    _backend.update(chosen)
     _connecting.update(of_cluster)
     try:
         client = Client(**of_client)
@@ -492,7 +494,7 @@ class BackendPlugin(WorkerPlugin):  # type: ignore[misc]
 
     name = "hpcml-backend"
 
-    def __init__(self, settings: Mapping[str, str]) -> None:
+    def __init__(self, settings: Mapping[str, Any]) -> None:
         self.settings = settings
 
     def setup(self, worker: Any) -> None:  # noqa: ARG002 - Dask calls it so
@@ -500,7 +502,7 @@ class BackendPlugin(WorkerPlugin):  # type: ignore[misc]
         dask.config.set(self.settings)
 
 
-def _backends(backend: str) -> dict[str, str]:
+def _backends(backend: str) -> dict[str, Any]:
     """Return Dask's settings for a backend by name, as :func:`hpcml.connect` describes it."""
     if backend not in ("", "auto", "cpu", "gpu"):
         raise ValueError(f"hpcml.connect(backend={backend!r}): unknown backend; use auto, cpu or gpu")
@@ -510,12 +512,15 @@ def _backends(backend: str) -> dict[str, str]:
     if not backend or (backend == "auto" and not has_gpus):
         return {}
     libraries = ("numpy", "pandas") if backend == "cpu" else ("cupy", "cudf")
-    chosen = {f"{kind}.backend": library for kind, library in zip(("array", "dataframe"), libraries, strict=True)}
+    chosen: dict[str, Any] = dict(zip(("array.backend", "dataframe.backend"), libraries, strict=True))
     if backend == "auto":
         overridden = {key for key in chosen if "DASK_" + key.upper().replace(".", "__") in os.environ}
         chosen = {key: library for key, library in chosen.items() if key not in overridden and find_spec(library)}
     tables = chosen.get("dataframe.backend", os.environ.get("DASK_DATAFRAME__BACKEND"))
-    if tables == "cudf" and not dask.config.get(_SHUFFLE, None):
+    method = dask.config.get(_SHUFFLE, None)
+    if method and method == _backend.get(_SHUFFLE):  # of an earlier connect(), and not the script's
+        chosen[_SHUFFLE] = method = None
+    if tables == "cudf" and not method:
         chosen[_SHUFFLE] = "tasks"  # P2P, Dask's default, moves tables of a GPU through host memory and files
     return chosen
 
