@@ -199,8 +199,9 @@ def inside_or_outside(document: Run) -> str:
         [
             f"On four nodes, all workers of a run in an image are ready {middle(ours):.1f} s after the job's start. Without an "
             f"image they are ready after {middle('hpcml'):.1f} s.",
-            f"A batch script that starts each process with `apptainer exec` needs {middle(theirs):.1f} s; hpcml needs "
-            f"**{middle(ours) / middle(theirs):.2f}** of this time.",
+            "With a batch script that starts each process with `apptainer exec`, all workers are ready after "
+            f"{middle(theirs):.1f} s. "
+            f"hpcml needs **{middle(ours) / middle(theirs):.0%}** of this time.",
             f"These are medians of {rounds} rounds on {document['machine']['cores']} cores that all four nodes share.",
         ]
     )

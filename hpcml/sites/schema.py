@@ -66,7 +66,7 @@ class Resources(NamedTuple):
 
 
 class SlurmOptions(NamedTuple):
-    """hpcml uses these keys to request resources from Slurm on this machine."""
+    """hpcml uses these keys to request resources from the site's Slurm."""
 
     gpu_request: str = "gpus-per-node"
     """The Slurm option for GPUs: ``--gres=gpu:N``, ``--gpus-per-node=N``, or no option."""
@@ -97,7 +97,7 @@ class SlurmOptions(NamedTuple):
 class NodeKind(NamedTuple):
     """The table describes nodes of one kind, in a partition with several kinds. You choose the kinds' names.
 
-    A job without GPUs uses only kinds without GPUs if one of these kinds has enough CPUs and memory. If several kinds
+    If a kind without GPUs has enough CPUs and memory, a job without GPUs gets only nodes without GPUs. If several kinds
     can serve a request, the smallest kind sets the job's default CPUs and memory.
     """
 
@@ -263,9 +263,10 @@ class Workers(NamedTuple):
     ``fail``, the run ends with status 82.
     """
     start: str = "auto"
-    """The start of the Dask cluster. ``early`` means before the script. ``late`` means at the script's first Dask
-    client. ``auto`` means ``early`` if the command, the script or a module beside the script names Dask, and otherwise
-    ``late``. hpcml always uses ``early`` for notebooks, JupyterLab, sweeps, ``--profile`` and ``--own-clusters``.
+    """The time at which the Dask cluster starts. ``early`` means before the script. ``late`` means at the script's
+    first Dask client. ``auto`` means ``early`` if the command, the script or a module beside the script names Dask, and
+    otherwise ``late``. hpcml always uses ``early`` for notebooks, JupyterLab, sweeps, ``--profile`` and
+    ``--own-clusters``.
     """
 
 
@@ -304,9 +305,9 @@ class Gpu(NamedTuple):
     memory. With ``none``, the worker allocates unpinned host memory for each spilled object, as in dask-cuda.
     """
     spill_order: str = "keep"
-    """The order of spilling. With ``keep``, a fixed part of the data stays on the GPU. ``keep`` helps programs that
-    repeatedly read more data than fits on the GPU. With ``lru``, Dask spills the least recently used data first, as in
-    dask-cuda.
+    """The order of spilling. With ``keep``, the same part of the data always stays on the GPU. ``keep`` helps programs
+    that repeatedly read more data than fits on the GPU. With ``lru``, Dask spills the least recently used data first,
+    as in dask-cuda.
     """
     cudf_spill: bool = False
     """If true, cuDF uses its own spilling."""
