@@ -295,7 +295,7 @@ MOST_LINES = {
     "node": 12204,
     "options": 2452,
     "plan": 911,
-    "remote": 3994,
+    "remote": 3995,
     "repairs": 984,
     "report": 2354,
     "request": 584,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import json
 import re
 import runpy
 import shlex
@@ -17,6 +18,7 @@ from typing import Any
 import pytest
 from packaging.requirements import Requirement
 
+import newcomer
 from hpcml import errors
 from hpcml.cli import commands
 from hpcml.plan import batch_script, make_plan
@@ -42,6 +44,11 @@ def codes(text: str) -> list[str]:
 def test_the_picture_of_a_run_is_what_its_program_draws() -> None:
     program = ROOT / "tests/pictures/shape.py"
     assert runpy.run_path(str(program))["draw"]() == (ROOT / "docs/pictures/shape.svg").read_text(encoding="utf-8")
+
+
+def test_the_timed_path_has_the_commands_of_its_page() -> None:
+    measured = json.loads(newcomer.FIGURES.read_text(encoding="utf-8"))["steps"]
+    assert [(step["node"], step["command"]) for step in measured] == newcomer.steps()
 
 
 # -- links --------------------------------------------------------------------------------------------------------

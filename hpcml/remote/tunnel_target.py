@@ -93,7 +93,8 @@ class Sought:
         """
         if status.phase != Phase.RUNNING or self.name in OWN:
             self.since = 0.0
-            return ""
+            waits = status.phase == Phase.RUNNING and status.alone and self.name == "dashboard"
+            return "it starts when the script opens a Dask client" if waits else ""
         if self.target:
             self._ask(self.target, status)
         known = run_record.services(self.run.paths).get(self.name)

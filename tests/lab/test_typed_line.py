@@ -10,6 +10,7 @@ import pytest
 
 from conftest import Cluster
 from test_exit_status import CONNECT
+from tests.said import says
 
 pytestmark = pytest.mark.lab
 
@@ -76,9 +77,7 @@ def test_the_start_and_the_charge_are_slurm_s_own(cluster: Cluster) -> None:
         dry = cluster.run(*cluster.command("print(1)\n", "--dry-run=script", *options, "--memory-per-node", "2G"))
         assert said(dry.stderr, "start") == "Slurm would start the job now", dry.stderr
         # 8 CPUs and 4 GiB for half an hour
-        assert said(dry.stderr, "asks for") == (
-            "2 nodes, partition debug, time limit 00:30:00, at most 1 node-h = 6.5 su"
-        ), dry.stderr
+        assert said(dry.stderr, "asks for") == says("2 nodes", "4 of 8 CPUs", "2.0 GiB", "at most 6.5 su"), dry.stderr
         assert said(dry.stderr, "") == "Slurm's billing weights give a cost of 6.5 su", dry.stderr
         line, _ = prepare(cluster, "print(1)\n", *options, "--memory-per-node", "2G")
         job = type_line(cluster, line.replace("sbatch", "sbatch --hold"))

@@ -409,6 +409,17 @@ def test_the_service_of_a_tunnel_for_which_nobody_names_one(run: directories.Run
     assert tunnel_target.Sought(run, "", 0.0).name == "mine"
 
 
+def test_a_dashboard_that_waits_for_the_script_s_first_client_is_said(run: directories.Run) -> None:
+    run.paths.plan.write_text(json.dumps({"inside": {"kind": "dask"}}))
+    for late, has_cluster, phase, waits in (
+        (True, False, "running", True), (True, True, "running", False), (False, False, "running", False), (True, False, "starting", False),
+    ):  # fmt: skip
+        now = status.Status.of(run.id, phase=phase, nodes=("n1",), has_cluster=has_cluster)
+        now = now._replace(planned=now.planned._replace(late=late))
+        assert bool(tunnel_target.Sought(run, "dashboard", 0.0).look(now)) == waits
+        assert ("Dask client" in tunnel_server.facts(run, now, tunnel_target.Sought(run, "", 0.0)).message) == waits
+
+
 def test_a_port_is_asked_for_on_the_node_of_its_rank(run: directories.Run) -> None:
     for name, node in (("80", "n1"), ("80@n2", "n2"), ("80@rank:1", "n1"), ("80@rank:2", "n2")):
         assert "checks the node" in tunnel_target.Sought(run, name, 9.0).look(running(run))
