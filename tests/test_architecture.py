@@ -301,7 +301,7 @@ MOST_LINES = {
     "request": 584,
     "runs": 10016,
     "schedulers": 3861,
-    "sites": 1543,
+    "sites": 1544,
     "survey": 1210,
     "sweeps": 1440,
 }
