@@ -33,8 +33,8 @@ class Interconnect(NamedTuple):
 
     require: str = "warn"
     """``none`` means no check. With ``warn``, hpcml warns if the interconnect is slow. With ``rdma``, the check must
-    find RDMA between nodes and cuda_ipc between a node's GPUs. If the check finds no RDMA or no cuda_ipc, the run ends
-    with status 89. For a script without Dask, hpcml checks the interconnect only if the script's cluster starts later.
+    find RDMA between nodes and cuda_ipc between a node's GPUs. If one of them is missing, the run ends with status 89.
+    For a script without Dask, hpcml checks the interconnect only if the script's cluster starts later.
     """
     nccl: bool = True
     """If true, hpcml also tests an all-reduce with NCCL. Ranks on GPUs have no other test of the interconnect."""

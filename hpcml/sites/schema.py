@@ -55,7 +55,7 @@ class Resources(NamedTuple):
     memory_per_node: Memory = Memory()
     """The memory to request per node. The default is the profile's value for the partition, or else Slurm's default. If
     the profile lists no partitions, this key is the memory of a node. A job for only some of a node's GPUs requests the
-    same fraction of the node's memory. A job without GPUs requests the same fraction of a node's memory as of its CPUs.
+    same fraction of the node's memory. For a job without GPUs, the fraction is that of the CPUs, except on whole nodes.
     """
     node_gpus: int = 0
     """The number of GPUs in a node, for a profile without partitions. 0 means that the number is unknown. hpcml ignores
@@ -130,8 +130,8 @@ class Partition(NamedTuple):
     """
     memory_per_node: Memory = Memory()
     """The memory of each node. By default, a job requests all memory of a node. A job for only some of a node's GPUs
-    requests the same fraction of the node's memory. A job without GPUs requests the same fraction of a node's memory as
-    of its CPUs.
+    requests the same fraction of the node's memory. For a job without GPUs, the fraction is that of the CPUs, except on
+    whole nodes.
     """
     whole_nodes: bool = False
     """If true, Slurm allocates whole nodes to each job, even without ``--exclusive``. By default, hpcml requests all
