@@ -119,7 +119,7 @@ def _of_node(site: Site, request: JobRequest, name: str) -> _OfNode:
     """Return the request for each node: of what the profile says a node has, the share of the GPUs or of the CPUs."""
     spec, asked = request.spec, request.asked
     part = partition_fit.node_part(site, name, spec)
-    kinds = partition_fit.nodes_for(site, name, spec)
+    kinds = partition_fit.nodes_for(site, name, spec.size)
     for kind in kinds:
         if not spec.size.memory_per_node and kind.memory_per_node.text and kind.memory_per_node < 1024**2:
             place = f"profile {site.name}: partitions.{name}.memory_per_node"
