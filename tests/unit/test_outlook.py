@@ -198,6 +198,8 @@ def test_what_is_said_at_a_submission(subtests: pytest.Subtests) -> None:
     part = asked._replace(gpus=0, of_node="100 GiB of memory")
     cases += [(bare._replace(request=part), [("asks for", says("8 nodes with 100 GiB", "each"))]),
               (bare._replace(request=part.times(2), at_once=1), [("asks for", says("2 jobs of 8 nodes with 100 GiB"))])]  # fmt: skip
+    shared = bare._replace(request=asked._replace(shares_nodes=True), most=168.0, limit="x")
+    cases += [(shared, [("asks for", says("256 CPU-h")), ("", says("at most 5376 CPU-h (x)"))])]  # in one unit
     for found, expected in cases:
         with subtests.test(expected=expected):
             assert forecast.lines(found, NOW, whole=False) == expected
