@@ -305,9 +305,11 @@ def _directives(
     if "--mem" in removed and "--mem" in typed and "--mem-per-cpu" not in removed:
         per_cpu, note = _memory_per_cpu(site, of_node, typed["--mem"], _remover(site, name, "--mem"))
         own += per_cpu
-        (notices if per_cpu else ignored).append(note)
+        notes = notices
         if not per_cpu:  # the job keeps what the profile says of memory
+            notes = ignored
             typed = {option: word for option, word in typed.items() if option not in OPTIONS["memory_per_node"].slurm}
+        notes.append(note)
     extra = _extra(site, terms, typed, passed, reasons)
     of_user = removed & typed.keys() - _spoken_of(removed)
     ignored += [

@@ -456,7 +456,7 @@ FAULTS = (
     F("hpcml/plan/batch_script.py", "value.replace(\"\\\\\", \"\\\\\\\\\").replace('\"', '\\\\\"')", "value.replace('\"', '\\\\\"').replace(\"\\\\\", \"\\\\\\\\\")", "a double quote in an option breaks the batch script"),
     F("hpcml/plan/batch_script.py", "environment = jinja2.sandbox.ImmutableSandboxedEnvironment(", "environment = jinja2.Environment(", "a template runs any Python at the submission"),
     F("hpcml/plan/container.py", '(str(paths.library), ":ro")', '(str(paths.library), "")', "a script in an image may overwrite hpcml's own modules", True),
-    F("hpcml/schedulers/slurm_options.py", "(notices if per_cpu else ignored).append(note)", "notices.append(note)", "a memory option that the site ignores is named once per folder only"),
+    F("hpcml/schedulers/slurm_options.py", "            notes = ignored\n", "", "a memory option that the site ignores is named once per folder only"),
     F("hpcml/runs/submit.py", "always=(*always, *made.ignored)", "always=tuple(always)", "later submissions from a folder do not name the options that the site ignores"),
     F("hpcml/plan/cost.py", "not whole and 0 < cpus < of_cpus", "False", "a job for a part of its nodes is said to pay for whole nodes"),
     F("hpcml/plan/cost.py", "nodes_for(site, name, size) if site.partitions else", "nodes_for(site, name, Size()) if site.partitions else", "a part is said to be of nodes that the job cannot get"),
