@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import shlex
 import sys
 from argparse import SUPPRESS
@@ -31,16 +32,7 @@ if TYPE_CHECKING:
     from hpcml.sweeps.submission import Asked, Choice
 
 VERBS = ("status", "table", "plot", "cancel", "rm")
-_VALUES = (
-    "--points",
-    "--seed",
-    "--max-fails",
-    "--metric",
-    "--sampler",
-    "--pruner",
-    "--at-once",
-    "--jobs",
-)
+_VALUES = ("--points", "--seed", "--max-fails", "--metric", "--sampler", "--pruner", "--at-once", "--jobs")
 _LISTS = ("--grid", "--zip", "--random", "--search")
 _FIRST = 3  # points that are shown before a submission
 _MOST_JOBS = 100
@@ -136,11 +128,13 @@ def split_script(words: Sequence[str]) -> tuple[list[str], list[str]]:
             return _names_first(words, with_value), []
         if not word.startswith("-") or word == "-":
             rest = ["--", *arguments] if arguments else []
-            return [*options[:position], *options[position + 1 :]], [word, *rest]
+            after = options[position + 1 :]
+            stray = [text for text in after[:1] if not text.startswith("-")]  # a list before SCRIPT would take it
+            return [*stray, *options[:position], *after[len(stray) :]], [word, *rest]
         position += 2 if word in with_value else 1
         if word in _LISTS:
             position += word in ("--random", "--search")
-            while position < len(options) and "=" in options[position] and not options[position].startswith("-"):
+            while position < len(options) and re.match(r"[^-/=][^/=]*=", options[position]):
                 position += 1
     return options, []
 

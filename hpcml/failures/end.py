@@ -44,8 +44,8 @@ LESS_MEMORY = "Use smaller chunks or less data, or a site with more memory (--si
 
 
 def of_machine(clause: str, *, one_machine: bool) -> str:
-    """Return a clause of an end as it holds on the local site, which limits no memory: there the machine's was full."""
-    return clause.replace(NODE_MEMORY, "no more memory was available on this machine") if one_machine else clause
+    """Return a clause of an end as it holds on the local site: its memory or the account's share was full."""
+    return clause.replace(NODE_MEMORY, "no more memory was available to you on this machine") if one_machine else clause
 
 
 class OtherEnd(NamedTuple):

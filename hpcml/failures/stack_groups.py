@@ -118,7 +118,7 @@ def wait_sentence(found: Sequence[Wait]) -> str:
 def lines_to_correct(found: Sequence[Wait]) -> str:
     """Return the odd rank's line, or the two most frequent lines, of ranks that waited; empty if no line is known."""
     chosen = found[1:2] if wait_sentence(found) and len(found) > 1 else found[:2]
-    return " or ".join(wait.place.partition(",")[0] for wait in chosen if wait.place.startswith("at "))
+    return " or ".join(wait.place.partition(", which called ")[0] for wait in chosen if wait.place.startswith("at "))
 
 
 def _named(frame: Frame) -> str:

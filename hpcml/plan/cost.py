@@ -6,9 +6,10 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from hpcml.request.record import Size
 from hpcml.schedulers import gres, partition_fit, sbatch_lines
 from hpcml.sites.schema import Site
-from hpcml.units import MEMORY_EXPONENT, format_bytes, parse_memory
+from hpcml.units import MEMORY_EXPONENT, Memory, format_bytes, parse_memory
 
 _WEIGHT = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)([KMGT]?)", re.IGNORECASE)
 
@@ -45,6 +46,8 @@ def request(
     site: Site, directives: Sequence[tuple[str, str]], nodes: int, seconds: int, lines: Sequence[str] = ()
 ) -> Request:
     """Return the request of directives and a batch script's lines; of whole nodes all that the profile says of them."""
+    stated = sbatch_lines.all_options(lines).get("--nodes")
+    nodes = max([nodes, *map(int, re.findall(r"\d+", stated.value))]) if stated else nodes  # of --nodes=2-4 the last
     said = {**(sbatch_lines.of_node(lines, nodes) if lines else {}), **dict(directives)}
     cpus = _number(said.get("--cpus-per-task", ""), 1)
     of_gres, per_node = said.get("--gres", ""), said.get("--gpus-per-node", "")
@@ -53,25 +56,21 @@ def request(
     memory = _memory(said.get("--mem", "")) or cpus * each_cpu or gpus * each_gpu
     name, qos = said.get("--partition", ""), said.get("--qos", "")
     partition = partition_fit.largest(site, name)
-    parts = [f"{format_bytes(memory)} of memory"] if memory not in (0, partition.memory_per_node) else []
-    whole = "--exclusive" in said or partition_fit.gives_whole_nodes(site, name, qos)
+    size = Size(gpus_per_node=gpus, cpus_per_node=cpus, memory_per_node=Memory(f"{memory >> 20}M"))
+    kinds = partition_fit.nodes_for(site, name, size) if site.partitions else (site.resources,)
+    of_cpus = partition_fit.smallest(kind.cpus_per_node for kind in kinds)
+    parts = (
+        [f"{format_bytes(memory)} of memory"] if memory not in (0, *(kind.memory_per_node for kind in kinds)) else []
+    )
+    whole = said.get("--exclusive") == "" or partition_fit.gives_whole_nodes(site, name, qos)
     if whole or (memory == 0 and "--mem" in said):  # --mem=0 is all of a node's
         memory = max(memory, int(partition.memory_per_node))
-    if shares := not whole and 0 < cpus < partition.cpus_per_node:
-        parts.insert(0, f"{cpus} of {partition.cpus_per_node} CPUs")
+    if shares := not whole and 0 < cpus < of_cpus:
+        parts.insert(0, f"{cpus} of {of_cpus} CPUs")
     if whole:
         cpus, gpus = max(cpus, partition.cpus_per_node), max(gpus, partition.gpus_per_node)
-    return Request(
-        nodes,
-        nodes * cpus,
-        nodes * memory,
-        nodes * gpus,
-        seconds,
-        said.get("--partition", ""),
-        said.get("--account", ""),
-        shares_nodes=shares,
-        of_node=" and ".join(parts),
-    )
+    asked = Request(nodes, nodes * cpus, nodes * memory, nodes * gpus, seconds, name, said.get("--account", ""))
+    return asked._replace(shares_nodes=shares, of_node=" and ".join(parts))
 
 
 def _number(text: str, default: int) -> int:

@@ -258,10 +258,8 @@ def lines(forecast: Forecast, now: datetime.datetime, *, whole: bool) -> list[tu
     said = [("asks for", f"{text}; {start}" if start and not whole else text)]
     said += [("", term) for term in forecast.terms if whole]
     if forecast.most is not None:
-        hours = request_cost.amount(forecast.most)
-        said.append(
-            ("", f"this cost is for one attempt; all attempts together use at most {hours} node-h ({forecast.limit})")
-        )
+        most = request_cost.price(request._replace(gpus=0), forecast.most, None, "")
+        said.append(("", f"this cost is for one attempt; all attempts together use at most {most} ({forecast.limit})"))
     if whole and forecast.by_slurm is not None:
         theirs = f"Slurm's billing weights give a cost of {request_cost.amount(forecast.by_slurm)} {forecast.unit}"
         differs = forecast.billed is not None and not math.isclose(forecast.by_slurm, forecast.billed, rel_tol=0.01)

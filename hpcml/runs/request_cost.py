@@ -69,15 +69,15 @@ def _recorded(run: directories.Run, planned: Planned) -> dict[str, Any]:
         return {}
     made = record.plan
     one = cost.request(site, made.directives, planned.node_count, planned.time_limit, made.lines)
+    asks = {"nodes": one.nodes, "gpus": one.gpus, "of_node": one.of_node, **python}
     if not planned.time_limit:
-        return {"gpus": one.gpus, "of_node": one.of_node, **python}
+        return asks
     billed, _ = bill(site, one)
     most = most_hours(limits.max_restarts, limits.max_node_hours, one.node_hours)[0] if planned.several_jobs else None
     if most is not None and one.node_hours:
         billed = None if billed is None else billed * most / one.node_hours
     hours = one.node_hours if most is None else most
-    text = price(one, hours, billed, site.cost.unit or "billing-h")
-    return {"gpus": one.gpus, "of_node": one.of_node, "cost": text, **python}
+    return {**asks, "cost": price(one, hours, billed, site.cost.unit or "billing-h")}
 
 
 def price(request: cost.Request, hours: float, billed: float | None, unit: str) -> str:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from hpcml import units
 from hpcml.errors import UsageError
-from hpcml.request.record import RunRequest
+from hpcml.request.record import RunRequest, Size
 from hpcml.sites.schema import Partition, Qos, Site
 
 
@@ -125,12 +125,12 @@ def _unlike(terms_by_name: dict[str, Terms]) -> UsageError:
     return UsageError(f"{message} each", place="--partition", hint=hint)
 
 
-def nodes_for(site: Site, names: str, spec: RunRequest) -> tuple[Partition, ...]:
+def nodes_for(site: Site, names: str, size: Size) -> tuple[Partition, ...]:
     """Return the kinds of nodes that a request may get, each as a partition of such nodes alone; at least one."""
     kinds: list[Partition] = []
     for partition in _named(site, names):
-        fitting = _serving(site, partition, spec)
-        plain = [kind for kind in fitting if not kind.gpus_per_node] if spec.size.gpus_per_node <= 0 else []
+        fitting = _serving(site, partition, size)
+        plain = [kind for kind in fitting if not kind.gpus_per_node] if size.gpus_per_node <= 0 else []
         kinds += plain or fitting or [partition]
     return tuple(kinds) or (Partition(),)
 
@@ -140,9 +140,9 @@ def _kinds(partition: Partition) -> list[Partition]:
     return [partition._replace(**kind._asdict(), nodes={}) for kind in partition.nodes.values()] or [partition]
 
 
-def _serving(site: Site, partition: Partition, spec: RunRequest) -> list[Partition]:
+def _serving(site: Site, partition: Partition, size: Size) -> list[Partition]:
     """Return the kinds of nodes of a partition that have what a request asks for on each node."""
-    size, gpu_type = spec.size, spec.size.gpu_type or partition.gpu_type or site.slurm.gpu_type
+    gpu_type = size.gpu_type or partition.gpu_type or site.slurm.gpu_type
     return [
         kind
         for kind in _kinds(partition)
@@ -210,7 +210,7 @@ def _misfits_of(site: Site, name: str, spec: RunRequest) -> Iterator[_Misfit]:
 def _misfits_of_kinds(site: Site, name: str, partition: Partition, spec: RunRequest) -> Iterator[_Misfit]:
     """Yield that no kind of nodes serves a request, or that too few nodes do."""
     size, first = spec.size, f"partitions.{name}.nodes.{next(iter(partition.nodes))}"
-    if not (serving := _serving(site, partition, spec)):
+    if not (serving := _serving(site, partition, size)):
         memory = units.format_memory_for_slurm(size.memory_per_node) if size.memory_per_node else ""
         wants = {f" {size.gpu_type}".rstrip() + " GPUs": size.gpus_per_node, "CPUs": size.cpus_per_node}
         texts = [f"{number} {noun.strip()}" for noun, number in wants.items() if number > 0]
@@ -297,7 +297,7 @@ def gives_whole_nodes(site: Site, names: str, qos: str) -> bool:
 def gpus_of_node(site: Site, partition: str, spec: RunRequest) -> int:
     """Return the number of GPUs on each node of a request; 0 if there are none, or the profile does not say."""
     if site.partitions:
-        return min(kind.gpus_per_node for kind in nodes_for(site, partition, spec))
+        return min(kind.gpus_per_node for kind in nodes_for(site, partition, spec.size))
     if site.qos.get(qos_of(site, partition, spec), Qos()).without_gpus:
         return 0
     chosen = partition or "--constraint" in dict(spec.place.sbatch)
@@ -336,7 +336,7 @@ def _all_of_nodes(site: Site, partition: str, spec: RunRequest) -> str | None:
     It is None if the request leaves some of both to others, empty if the profile does not say what a node has.
     """
     size = spec.size
-    kinds = nodes_for(site, partition, spec) if site.partitions else (site.resources,)
+    kinds = nodes_for(site, partition, spec.size) if site.partitions else (site.resources,)
     cpus, memory = smallest(kind.cpus_per_node for kind in kinds), smallest(int(kind.memory_per_node) for kind in kinds)
     typed = site.partitions or size.memory_per_node != site.resources.memory_per_node
     by_cpus = 0 if 0 < size.cpus_per_node < cpus else memory

@@ -59,7 +59,8 @@ def lay_out(site: Site, request: JobRequest) -> JobLayout:
     notices: list[str] = []
     name = _partition(site, request, reasons, notices)
     terms = partition_fit.terms(site, name, request.asked, with_gpus=request.spec.size.gpus_per_node > 0)
-    directives = _directives(site, request, name, terms, reasons, notices)
+    directives, ignored = _directives(site, request, name, terms, reasons, notices)
+    notices += ignored
     notices += [*_on_shares(site, request, name, directives), *_on_memory(request, dict(directives).get("--mem", ""))]
     part = partition_fit.node_part(site, name, request.spec)
     known_qos = {site.defaults.qos, *(partition.qos for partition in site.partitions.values()), *site.qos} - {""}
@@ -99,7 +100,7 @@ def lay_out(site: Site, request: JobRequest) -> JobLayout:
         whole_nodes=_are_whole_nodes(site, directives),
         reasons=tuple(reasons),
         notices=tuple(notices),
-        ignored=tuple(notice for notice in notices if notice.startswith("hpcml ignores ")),
+        ignored=tuple(ignored),
     )
 
 
@@ -119,7 +120,7 @@ def _of_node(site: Site, request: JobRequest, name: str) -> _OfNode:
     """Return the request for each node: of what the profile says a node has, the share of the GPUs or of the CPUs."""
     spec, asked = request.spec, request.asked
     part = partition_fit.node_part(site, name, spec)
-    kinds = partition_fit.nodes_for(site, name, spec)
+    kinds = partition_fit.nodes_for(site, name, spec.size)
     for kind in kinds:
         if not spec.size.memory_per_node and kind.memory_per_node.text and kind.memory_per_node < 1024**2:
             place = f"profile {site.name}: partitions.{name}.memory_per_node"
@@ -286,36 +287,33 @@ def _no_partition(site: Site, spec: RunRequest, misfits: Mapping[str, str]) -> S
 
 
 def _directives(
-    site: Site,
-    request: JobRequest,
-    partition_name: str,
-    terms: partition_fit.Terms,
-    reasons: list[str],
-    notices: list[str],
-) -> tuple[Directive, ...]:
-    """Return the #SBATCH options in order, as (option, value) with an empty value for a flag.
+    site: Site, request: JobRequest, name: str, terms: partition_fit.Terms, reasons: list[str], notices: list[str]
+) -> tuple[tuple[Directive, ...], list[str]]:
+    """Return the #SBATCH options in order, as (option, value) with an empty value for a flag, and what is ignored.
 
     The profile's ``extra`` replace hpcml's own, but none that represents an option of the user's. What the user passes
     to sbatch comes last.
     """
-    spec = request.spec
+    spec, ignored = request.spec, list[str]()
     _check_account(site, terms.account)
-    of_node = _of_node(site, request, partition_name)
+    of_node = _of_node(site, request, name)
     if not of_node.cpus and not site.resources.exclusive:
         reasons.append("hpcml requests one CPU per node: request and profile set no number of CPUs (--cpus-per-node)")
-    own = _own_directives(site, request, partition_name, terms, of_node)
+    own = _own_directives(site, request, name, terms, of_node)
     typed, passed = typed_options(request.asked), dict(spec.place.sbatch)
     removed = {_known_directive(site, option) for option in terms.remove}
     if "--mem" in removed and "--mem" in typed and "--mem-per-cpu" not in removed:
-        per_cpu, note = _memory_per_cpu(site, of_node, typed["--mem"], _remover(site, partition_name, "--mem"))
+        per_cpu, note = _memory_per_cpu(site, of_node, typed["--mem"], _remover(site, name, "--mem"))
         own += per_cpu
-        notices.append(note)
+        notes = notices
         if not per_cpu:  # the job keeps what the profile says of memory
+            notes = ignored
             typed = {option: word for option, word in typed.items() if option not in OPTIONS["memory_per_node"].slurm}
+        notes.append(note)
     extra = _extra(site, terms, typed, passed, reasons)
     of_user = removed & typed.keys() - _spoken_of(removed)
-    notices += [
-        f"hpcml ignores {typed[option]}: the profile removes {option} ({_remover(site, partition_name, option)})"
+    ignored += [
+        f"hpcml ignores {typed[option]}: the profile removes {option} ({_remover(site, name, option)})"
         for option, _ in own
         if option in of_user
     ]
@@ -325,7 +323,8 @@ def _directives(
         passed["--gres"] = _with_own_gres(own, passed["--gres"])
     reasons += [f"{option}={value}: requested".replace("=:", ":") for option, value in spec.place.sbatch]
     left_out = {*removed, *(option for option, _ in extra), *passed}
-    return (*((option, value) for option, value in own if option not in left_out), *extra, *passed.items())
+    kept = [(option, value) for option, value in own if option not in left_out]
+    return (*kept, *extra, *passed.items()), ignored
 
 
 def _remover(site: Site, partition_name: str, option: str) -> str:

@@ -97,8 +97,8 @@ class SlurmOptions(NamedTuple):
 class NodeKind(NamedTuple):
     """The table describes nodes of one kind, in a partition with several kinds. You choose the kinds' names.
 
-    If a kind without GPUs has enough CPUs and memory, a job without GPUs gets only nodes without GPUs. If several kinds
-    can serve a request, the smallest kind sets the job's default CPUs and memory.
+    If a kind without GPUs has enough CPUs and memory, hpcml considers only such kinds for a job without GPUs. If
+    several kinds can serve a request, the smallest kind sets the job's default CPUs and memory.
     """
 
     max_nodes: int = 0

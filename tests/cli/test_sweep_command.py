@@ -81,13 +81,15 @@ def test_points_and_cost_are_said_before_the_submission(world: World) -> None:
 
 
 def test_a_grid_takes_several_parameters_after_one_option(world: World) -> None:
-    """As --zip and --random do; the script may come before or after them."""
+    """As --zip and --random do; the script may come before or after them, and its folder may have a =."""
+    (world.project / "in=1").symlink_to(".")
     expected = points_of_a_dry_run(world, "job.py", "--grid", "k=8,16", "--grid", "lr=0.1,0.01")
     assert expected.startswith("  points     k=8 lr=0.1\n")
     for words in (
         ("job.py", "--grid", "k=8,16", "lr=0.1,0.01"),
         ("--grid", "k=8,16", "lr=0.1,0.01", "job.py", "--", "--epochs", "3"),
         ("--grid", "k=8,16", "lr=0.1,0.01", "--nodes", "2", "job.py"),
+        ("--grid", "k=8,16", "lr=0.1,0.01", "./in=1/job.py"),
     ):
         assert points_of_a_dry_run(world, *words) == expected, words
 
@@ -404,6 +406,11 @@ REFUSED: list[tuple[tuple[str, ...], str]] = [
         ("job.py", "--grid=k=1", "lr=2"),
         "'lr=2' is not an option (hpcml sweep).\nWrite a parameter of the grid as --grid lr=2.",
     ),
+    (
+        ("--grid", "k=1", "job.py", "lr=2"),
+        "'lr=2' is not an option (hpcml sweep).\nWrite a parameter of the grid as --grid lr=2.",
+    ),
+    (("--zip", "k=1", "l=1", "job.py", "lr=2", "--json"), "'lr=2' is not an option"),
     (("job.py", "--grid", "k=1", "--", "--k", "3"), "The script's arguments and the points both set --k"),
     (("job.py", "--grid", "k=1", "--max-fails", "x"), "'x' is not a whole number"),
     (("job.py", "--random", "5", "x=uniform(0,1)", "--seed", "x"), "'x' is not a whole number"),

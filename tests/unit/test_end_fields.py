@@ -11,7 +11,7 @@ from failure_texts import TEXTS
 from hpcml import assets, errors
 from hpcml.failures import judgement
 from hpcml.failures.cause import Case, Cause
-from hpcml.failures.end import SLURM, End, MemoryLimit, OtherEnd, Reason, parse
+from hpcml.failures.end import LESS_MEMORY, SLURM, End, MemoryLimit, OtherEnd, Reason, parse
 from hpcml.failures.evidence import Piece, hits_in
 from hpcml.failures.rule import Retry, Role, Where
 from hpcml.failures.rules import BY_NAME, RULES
@@ -55,6 +55,14 @@ def test_memory_is_the_cause_by_its_field_alone(message: str) -> None:
     assert judged(end._replace(memory_limit=MemoryLimit.NODE)).rule == "oom-kill"
     assert judged(end._replace(memory_limit=MemoryLimit.PROCESS, lost_nodes=("n1",))).rule == "worker-memory"
     assert judged(end._replace(memory_limit="of a newer version")).rule == ""
+
+
+def test_the_local_site_has_no_memory_to_request() -> None:
+    end = End(errors.ROLE_LOST, "script", "hpcml", "any sentence", memory_limit=MemoryLimit.NODE)
+    for local in (False, True):
+        cause = judgement.judge(Case(end, one_machine=local), [])
+        assert cause
+        assert ("Request" in cause.remedy, cause.remedy == LESS_MEMORY) == (not local, local)
 
 
 def test_the_phase_of_an_end_that_an_earlier_version_wrote() -> None:

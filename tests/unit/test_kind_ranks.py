@@ -23,7 +23,7 @@ from absences import absence_of
 from hpcml.errors import CANCELLED, IDLE, IMAGE, STOPPED, TIME_LIMIT, HpcmlError
 from hpcml.failures import judgement
 from hpcml.failures.cause import Case
-from hpcml.failures.end import End, OtherEnd, parse
+from hpcml.failures.end import NODE_MEMORY, End, OtherEnd, parse
 from hpcml.kinds.ranks import KIND
 from hpcml.kinds.ranks.node import interconnect, lost_nodes, nccl_log, pmi_handover, rapidsmpf_server
 from hpcml.kinds.ranks.node.supervised import ENDING, EVENTS, FOLLOW, LEFT, Processes, Ranks
@@ -439,6 +439,15 @@ def test_the_first_of_each_other_way_is_named_and_no_consequence(ended: Ended, t
     ended.ranks.failures = ended.ranks.failures[1:]  # of the others the first is "bad" too, as the second
     (tmp_path / "script-error-2.json").replace(tmp_path / "script-error.json")
     assert ended.ranks.failed_process().others == ()
+
+
+def test_another_rank_that_the_kernel_killed_reached_no_limit_on_the_local_site(ended: Ended) -> None:
+    ended.end(1, 1)
+    ended.end(2, 137, memory=True)
+    for local in (False, True):
+        cast("Any", ended.ranks.state.context).settings = settings_of(job__one_machine=local)
+        [other] = ended.ranks.failed_process().others
+        assert (NODE_MEMORY not in other.clause, other.rank) == (local, 2)
 
 
 def test_ranks_that_end_well_end_nobody(ended: Ended) -> None:

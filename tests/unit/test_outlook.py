@@ -18,6 +18,8 @@ from hpcml.runs import record as records
 from hpcml.runs import status as run_status
 from hpcml.runs.forecast import Budget, Forecast
 from hpcml.sites import lookup
+from hpcml.sites.schema import NodeKind, Partition, Resources, Site
+from hpcml.units import Memory
 from tests.said import says
 
 NOW = datetime.datetime(2026, 11, 23, 8, 0)  # noqa: DTZ001 - as sbatch tells the time
@@ -118,6 +120,31 @@ def test_a_job_for_a_part_of_its_nodes_pays_for_the_part() -> None:
         assert request_cost.price(found, 2, None, "") == ("8 CPU-h" if found.shares_nodes else "2 node-h")
 
 
+def test_the_cpus_of_a_node_are_those_of_the_nodes_that_the_job_may_get() -> None:
+    """In a partition with several kinds, and of several partitions, a job may have all of a smaller node."""
+    small, big = NodeKind(cpus_per_node=48), NodeKind(cpus_per_node=128, memory_per_node=Memory("512G"))
+    kinds = {"small": small, "big": big, "gpu": NodeKind(cpus_per_node=32, gpus_per_node=4)}
+    mixed = Site(partitions={"mix": Partition(nodes=kinds)})
+    no_partitions = Site(resources=Resources(cpus_per_node=64))
+    for site, options, expected in (
+        (mixed, {"--partition": "mix", "--cpus-per-task": "48"}, ""),
+        (mixed, {"--partition": "mix", "--cpus-per-task": "20"}, "20 of 48 CPUs"),
+        (mixed, {"--partition": "mix", "--cpus-per-task": "100", "--mem": "512G"}, "100 of 128 CPUs"),
+        (mixed, {"--partition": "mix", "--cpus-per-task": "32", "--gres": "gpu:4"}, ""),
+        (LEONARDO, {"--partition": "boost_usr_prod,dcgp_usr_prod", "--cpus-per-task": "32"}, ""),
+        (LEONARDO, {"--partition": "dcgp_usr_prod", "--cpus-per-task": "4", "--exclusive": "user"}, "4 of 112 CPUs"),
+        (no_partitions, {"--cpus-per-task": "8"}, "8 of 64 CPUs"),
+    ):
+        found = cost.request(site, tuple(options.items()), 1, 3600)
+        assert (found.of_node, found.shares_nodes) == (expected, bool(expected)), options
+
+
+def test_a_range_of_nodes_costs_at_most_its_most_nodes() -> None:
+    for range_of_nodes, gpus in (("2-4", 8), ("2-4:2", 8), ("2", 8)):
+        found = cost.request(LEONARDO, (), 2, 3600, (f"#SBATCH -N {range_of_nodes} --gpus=8",))
+        assert (found.nodes, found.gpus) == (4 if "-" in range_of_nodes else 2, gpus)
+
+
 def test_billing_as_slurm_s_manual_has_it(subtests: pytest.Subtests) -> None:
     """slurm.conf(5): CPU=1.0,Mem=0.25G,GRES/gpu=2.0 for 1 CPU and 8 GB is 3.0, and with MAX_TRES 2.0."""
     manual, none = cost.weights({"CPU": "1.0", "Mem": "0.25G", "GRES/gpu": "2.0"})
@@ -171,6 +198,8 @@ def test_what_is_said_at_a_submission(subtests: pytest.Subtests) -> None:
     part = asked._replace(gpus=0, of_node="100 GiB of memory")
     cases += [(bare._replace(request=part), [("asks for", says("8 nodes with 100 GiB", "each"))]),
               (bare._replace(request=part.times(2), at_once=1), [("asks for", says("2 jobs of 8 nodes with 100 GiB"))])]  # fmt: skip
+    shared = bare._replace(request=asked._replace(shares_nodes=True), most=168.0, limit="x")
+    cases += [(shared, [("asks for", says("256 CPU-h")), ("", says("at most 5376 CPU-h (x)"))])]  # in one unit
     for found, expected in cases:
         with subtests.test(expected=expected):
             assert forecast.lines(found, NOW, whole=False) == expected

@@ -250,7 +250,8 @@ def test_a_users_option_that_the_profile_leaves_out_is_told() -> None:
     profile = site({"slurm": {"remove": ["--time"]}})
     made = make_plan.plan(profile, spec(time="30"), PLACE)
     assert "--time" not in dict(made.directives)
-    assert "hpcml ignores --time: the profile removes --time (slurm.remove)" in made.notices
+    assert made.ignored == ("hpcml ignores --time: the profile removes --time (slurm.remove)",)
+    assert set(made.ignored) <= {*made.notices}
     assert not make_plan.plan(profile, spec(), PLACE).notices
 
 
@@ -268,6 +269,7 @@ def test_memory_where_a_site_does_not_take_it_by_node(
     assert [option for option in made.directives if option[0].startswith("--mem")] == [("--mem-per-cpu", asked)]
     notices = [text for text in made.notices if "--memory-per-node" in text]
     assert (not told and not notices) or (told in notices[0] and len(notices) == 1)
+    assert bool(made.ignored) == ("ignores" in told), "memory by CPU is no ignored option"
 
 
 @pytest.mark.parametrize(

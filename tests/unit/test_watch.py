@@ -18,6 +18,7 @@ from hpcml import errors, kinds, schedulers
 from hpcml.cli import ls
 from hpcml.cli.status import show as show_status
 from hpcml.cli.waiting_display import Progress
+from hpcml.failures import stack_groups
 from hpcml.failures.end import End
 from hpcml.failures.stack_groups import Frame, Process, grouped, wait_sentence, waits
 from hpcml.kinds.dask import KIND
@@ -214,6 +215,11 @@ def test_the_next_step_of_an_end_for_idleness_is_the_line_where_ranks_wait(
     step = why.of_status(ranks, run_status._with_end(run_status.status(ranks, ask=False), end)).next_step
     assert all(line in step for line in named), step
     assert not any(line in step for line in ("hpcml why", *not_named)), step
+
+
+def test_a_file_s_name_with_a_comma_is_a_line_to_correct() -> None:
+    found = (stack_groups.Wait("at a,b.py:3 f, which called c.py:4 g", ("rank 0", "rank 1")),)
+    assert stack_groups.lines_to_correct(found) == "at a,b.py:3 f"
 
 
 @pytest.mark.parametrize(("lines", "sentence"), [

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcml import errors, listeners
-from hpcml.failures.end import IDLE_HINT, NODE_MEMORY, End, OtherEnd, Reason
+from hpcml.failures.end import IDLE_HINT, NODE_MEMORY, End, OtherEnd, Reason, of_machine
 from hpcml.failures.note import script_error
 from hpcml.failures.rule import Role, Where
 from hpcml.failures.rules import meaning
@@ -409,8 +409,9 @@ class Ranks:
         context = self.state.context
         by_clause: dict[str, OtherEnd] = {}
         for rank, end in self.failures[1:]:
-            clause = _with_error(end, error_of(context, rank))
-            by_clause.setdefault(clause, OtherEnd(rank, self.node_by_rank[rank], int(end["status"]), clause))
+            clause, node = _with_error(end, error_of(context, rank)), self.node_by_rank[rank]
+            of_node = of_machine(clause, one_machine=context.settings.job.one_machine)
+            by_clause.setdefault(clause, OtherEnd(rank, node, int(end["status"]), of_node))
         by_clause.pop(_with_error(self.failures[0][1], context.attempt.script_error), None)
         return tuple(other for other in by_clause.values() if not _is_consequence(other.clause))[:_NAMED]
 
@@ -436,10 +437,8 @@ class Ranks:
 
     def describe_end(self, status: int) -> str:
         """Return the words for the script's end, with the rank that failed first."""
-        if not self.failures and status == errors.STOPPED:
-            return errors.MEANING[status]
         if not self.failures:
-            return f"all ranks exited with status {status}"
+            return errors.MEANING[status] if status == errors.STOPPED else f"all ranks exited with status {status}"
         rank, end = self.failures[0]
         others = len(self.failures) - 1
         followed = f"; {others} other rank{'s' if others > 1 else ''} failed later" if others else ""
