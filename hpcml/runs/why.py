@@ -201,8 +201,8 @@ def _with_waiting(status: Status, cause: Cause, waiting: Sequence[stack_groups.W
         remedy = "The ranks waited for each other, or for something else: correct the script. "
         remedy += "deadlines.idle ends such a run early, as --set deadlines.idle=30m."
         cause = cause._replace(what=clause, short="time limit, ranks waited", remedy=remedy, retry=Retry.NONE)
-    if status.exit_status == IDLE and (lines := stack_groups.lines_to_correct(waiting)):
-        cause = cause._replace(remedy=IDLE_HINT.format(lines))
+    if status.exit_status == IDLE and waiting:
+        cause = cause._replace(remedy=IDLE_HINT.format(stack_groups.place_to_check(waiting)))
     return cause._replace(what=f"{cause.what}: {waits}") if waits else cause
 
 
