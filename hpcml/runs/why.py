@@ -180,7 +180,7 @@ def _while_ranks_wait(run: directories.Run, attempt: int, answer: Answer) -> Ans
 def _while_idle(run: directories.Run, status: Status, answer: Answer) -> Answer:
     """Return the answer for a run none of whose ranks uses a CPU, with where they are now."""
     idle = f"no {status.noun} has used a CPU for {format_seconds(time.time() - status.cluster.idle_since)}"
-    step = f"If the ranks should compute, correct the script, then end the run: hpcml cancel {run.id}."
+    step = f"If the ranks should compute, end the run: hpcml cancel {run.id}. Then correct the script."
     so_far = f"{answer.cause}; {idle}" if answer.rule else f"{answer.cause}, but {idle}"
     answer = answer._replace(next_step=f"Show where the ranks wait: hpcml stacks {run.id}. {step}")
     try:

@@ -30,6 +30,7 @@ from hpcml.runs.stacks import Answer as StacksAnswer
 from hpcml.schedulers import JobState, Submission
 from hpcml.states import Wait
 from node_settings import settings
+from tests.said import says
 
 UP = ("allocated", "scheduler-up", "environment-ready", "worker-added")
 FACTS: dict[str, dict[str, Any]] = {
@@ -155,7 +156,7 @@ def test_ranks_of_which_none_uses_a_cpu_are_told_with_the_one_they_wait_for(rank
     answer = why.of_status(ranks, status)
     wait = "7 ranks wait at train.py:30 <module>, for rank 3 (n1) at train.py:22 <module>"
     assert answer.cause == f"the script runs, with 0 of 8 ranks, but no rank has used a CPU for 1:23: {wait}"
-    assert f"hpcml stacks {ranks.id}" in answer.next_step
+    assert answer.next_step == says(f"hpcml stacks {ranks.id}", f"hpcml cancel {ranks.id}", "script")
     assert not answer.failed
     waiting: Any = answer.as_json()["waiting"]
     assert [(one["place"], len(one["ranks"])) for one in waiting] == [("at train.py:30 <module>", 7), ("at train.py:22 <module>", 1)]  # fmt: skip
