@@ -291,7 +291,7 @@ MOST_LINES = {
     "doctor": 1539,
     "failures": 3231,
     "images": 1066,
-    "kinds": 12193,
+    "kinds": 12200,
     "node": 12204,
     "options": 2452,
     "plan": 911,
