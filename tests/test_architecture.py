@@ -292,7 +292,7 @@ MOST_LINES = {
     "failures": 3231,
     "images": 1066,
     "kinds": 12200,
-    "node": 12204,
+    "node": 12206,
     "options": 2452,
     "plan": 911,
     "remote": 3995,
