@@ -38,6 +38,7 @@ FACTS: dict[str, dict[str, Any]] = {
     "scheduler-up": {"protocol": "tls", "because": "CPU workers", "security": "mutual TLS"},
     "environment-ready": {"words": "3 roles"},
     "worker-added": {"count": 1},
+    "time-limit-near": {"seconds": 5},
     "workers-silent": {"since": {"n4": 100}},
     "interconnect-checked": {"line": "TCP on eth0", "ok": True, "problem": ""},
 }
@@ -95,6 +96,12 @@ def test_a_check_of_the_wire_is_told_only_where_there_is_one(run: directories.Ru
     status = run_status.status(run, ask=False)
     assert (status.message, status.cluster.interconnect) == ("the script starts", "TCP on eth0")
     assert "checking the" not in shown(status)
+
+
+def test_the_time_limit_is_near_for_a_script_that_can_learn_of_it(run: directories.Run) -> None:
+    """Nothing reaches a script that does not use hpcml.run."""
+    diary(run, *UP, "workers-ready", "script-started", "time-limit-near")
+    assert run_status.status(run, ask=False).hint == says("5s", "uses hpcml.run")
 
 
 def test_an_interconnect_that_an_earlier_version_called_fabric(
