@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hpcml import attempt_history, installed_packages, kinds, schedulers, typed_json
-from hpcml.errors import ALLOCATION_LOST, IDLE, ConfigError, NotFoundError, StorageError
+from hpcml.errors import ALLOCATION_LOST, CANCELLED, IDLE, ConfigError, NotFoundError, StorageError
 from hpcml.failures import evidence, judgement, stack_groups
 from hpcml.failures.cause import Case, Cause, with_run
 from hpcml.failures.end import IDLE_HINT, LESS_MEMORY, SLURM, OtherEnd, Reason
@@ -208,10 +208,18 @@ def _with_waiting(status: Status, cause: Cause, waiting: Sequence[stack_groups.W
 
 def _kept_stacks(run: directories.Run, status: Status, rule: str) -> list[Group]:
     """Return the groups of processes that did the same before the end of a run."""
-    if (status.exit_status not in stack_groups.KEPT and rule != COLLECTIVE) or rule == "points":
+    is_kept = status.exit_status in stack_groups.KEPT or rule == COLLECTIVE or _was_seen_idle(run, status)
+    if not is_kept or rule == "points":
         return []
     with complete(run.paths.directory):
         return stack_groups.kept(run.paths, status.progress.attempt)
+
+
+def _was_seen_idle(run: directories.Run, status: Status) -> bool:
+    """Whether ``hpcml why`` or ``hpcml stacks`` took the stacks of a run while it was idle, before its cancellation."""
+    request = run.paths.attempt(status.progress.attempt).stacks_request
+    asked_at = request.stat().st_mtime if request.exists() else 0.0
+    return status.exit_status == CANCELLED and 0 < status.cluster.idle_since < asked_at
 
 
 def _lines(groups: Sequence[Group], place: str = "") -> tuple[Line, ...]:

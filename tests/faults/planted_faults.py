@@ -179,6 +179,7 @@ FAULTS = (
     F("hpcml/failures/evidence.py", "if lines[index].startswith(_OWN_WARNING):", "if False:", "a warning of hpcml's own sampler is the cause"),
     F("hpcml/failures/first_script_error.py", "return hit._replace(groups=next(printed, hit.groups))", "return hit", "a GPU's assertion is told without its condition"),
     F("hpcml/failures/stack_groups.py", "3 * len(found[1].ranks) > count", "False", "why names a rank for which no majority waits"),
+    F("hpcml/runs/why.py", "0 < status.cluster.idle_since < asked_at", "asked_at > 0", "why of a cancelled run quotes stacks from before it was idle"),
     F("hpcml/node/script/launcher.py", "if of_dask and names.keys() <= _REBUILT and", "if of_dask and", "a function that the script called through Dask counts as a task"),
     F("hpcml/node/sweep/queue.py", "if self.leases and left + done < count:", "if False:", "a run of a sweep does not count the points of the sweep's other runs"),
     F("hpcml/kinds/dask/node/script/run_cluster.py", "each = -(-asked // nodes)", "each = asked", "on several nodes a script is told to start more workers than it asked for"),

@@ -204,6 +204,21 @@ def test_at_the_time_limit_a_deadlock_gets_no_more_time(
     assert answer.evidence[0].text.startswith("7 processes at train.py:30")
 
 
+@pytest.mark.parametrize(("asked_at", "is_shown"), [(150, True), (90, False), (0, False)])
+def test_a_cancelled_run_has_the_stacks_that_were_taken_while_it_was_idle(
+    ranks: directories.Run, monkeypatch: pytest.MonkeyPatch, asked_at: int, is_shown: bool
+) -> None:
+    monkeypatch.setattr("hpcml.failures.stack_groups.kept", lambda *_: RANKS)
+    if asked_at:
+        request = ranks.paths.attempt(0).stacks_request
+        request.parent.mkdir(parents=True, exist_ok=True)
+        request.touch()
+        os.utime(request, (asked_at, asked_at))
+    end = End(errors.CANCELLED, "script", "hpcml", "the run was cancelled", over=True)
+    answer = why.of_status(ranks, run_status._with_end(run_status.status(ranks, ask=False), end))
+    assert ("for rank 3 (n1)" in answer.cause, "train.py:22" in str(answer.evidence)) == (is_shown, is_shown), answer
+
+
 @pytest.mark.parametrize(
     ("lines", "named"),
     [
