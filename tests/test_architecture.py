@@ -300,7 +300,7 @@ MOST_LINES = {
     "report": 2354,
     "request": 584,
     "runs": 10024,
-    "schedulers": 3861,
+    "schedulers": 3862,
     "sites": 1544,
     "survey": 1210,
     "sweeps": 1440,
