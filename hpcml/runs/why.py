@@ -224,7 +224,9 @@ def _was_seen_idle(run: directories.Run, status: Status) -> bool:
 
 def _lines(groups: Sequence[Group], place: str = "") -> tuple[Line, ...]:
     """Return the lines that ``hpcml stacks`` shows of groups, one for each."""
-    return tuple(Line(f"{group.sentence}: {group.names(_NAMED)}", "record", place) for group in groups[:_GROUPS])
+    sentences = [f"{group.sentence}: {group.names(_NAMED)}" for group in groups[:_GROUPS]]
+    sentences += [f"Only {_GROUPS} of {len(groups)} groups of processes are shown."] * (len(groups) > _GROUPS)
+    return tuple(Line(sentence, "record", place) for sentence in sentences)
 
 
 def _by_scheduler(run: directories.Run, status: Status, cause: Cause) -> Cause:
