@@ -203,9 +203,9 @@ class Leases:
         """Give a key back that is not done."""
         (self.folder / key).unlink(missing_ok=True)
 
-    def failures(self) -> int:
-        """Return the number of keys that have failed, in all runs."""
-        return sum(name.endswith(".failed") for name in os.listdir(self.folder))
+    def count(self, end: str) -> int:
+        """Return the number of keys that are done ("ended") or have failed ("failed"), in all runs."""
+        return sum(name.endswith(f".{end}") for name in os.listdir(self.folder))
 
     def free(self, keys: Iterable[str]) -> list[str]:
         """Return those of some keys that no run has taken."""

@@ -48,7 +48,7 @@ class Traits(NamedTuple):
     is_main: bool = False  # tasks find its functions in __main__
     packages: tuple[str, ...] = ()  # modules that the run's Python must have for it
     web_service: str = ""  # the one that it offers; it is ready once services/NAME.json says where that is
-    near_limit: str = "hpcml asks the script to save and stop"  # what happens shortly before the time limit
+    near_limit: str = "a script that uses hpcml.run can save and stop now"  # what happens shortly before the time limit
     kind: str = ""  # the only kind of run that it can have; empty: each
     socket_room: int = 70  # bytes that the name of the folder for its unix sockets may have; a kernel's are long
 

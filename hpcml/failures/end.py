@@ -11,7 +11,7 @@ from hpcml.units import first_of_many
 
 _STATES = {errors.TIME_LIMIT: State.TIMEOUT, errors.CANCELLED: State.CANCELLED, errors.PREEMPTED: State.PREEMPTED}
 SLURM = "scheduler"  # in ``by``: the batch scheduler, which may be hpcml itself on this machine
-IDLE_HINT = "Correct the line {}. You or the site set deadlines.idle (default: off)."  # after an end of idle ranks
+IDLE_HINT = "{} You or the site set deadlines.idle (default: off)."  # after an end of idle ranks
 _NAMED = 8  # ranks in a sentence
 _NEEDED = ("over", "state", "exit_status", "by", "message", "hint")
 

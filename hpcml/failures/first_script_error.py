@@ -51,7 +51,9 @@ def raised(case: Case, hits: Sequence[Hit]) -> Cause:
     hit, line = chain.hits.get(index), chain.lines[index]
     later = tuple(one for position, one in enumerate(chain.lines) if position != index)
     if hit is None:
-        return _of_error(case, hits, chain.texts[index], line, later)
+        task = errors_of_chain[index].get("task")
+        who = f"a Dask task of {case.subject} ({task})" if task else case.subject
+        return _of_error(case, hits, chain.texts[index], line, later, who)
     if hit.rule.role is Role.CASCADE:
         return after(case, hit, hits)
     if worse := _deeper(hit, hits):
@@ -85,7 +87,7 @@ def _place_of_error(case: Case, pattern: str = " ({}, line {})") -> str:
     return pattern.format(file, number) if file and isinstance(number, int) else ""
 
 
-def _of_error(case: Case, hits: Sequence[Hit], text: str, line: Line, later: tuple[Line, ...]) -> Cause:
+def _of_error(case: Case, hits: Sequence[Hit], text: str, line: Line, later: tuple[Line, ...], who: str) -> Cause:
     """Return the cause of an error that no rule knows: its own words."""
     name = text.partition(":")[0]
     is_exit = name == "SystemExit"  # sys.exit("words")
@@ -93,7 +95,7 @@ def _of_error(case: Case, hits: Sequence[Hit], text: str, line: Line, later: tup
         line = line._replace(text=line.text.removeprefix("SystemExit: "))
     at = _place_of_error(case, "{}:{}").rpartition("/")[2].replace(" ", "_")
     short = f"{'sys.exit' if is_exit else name} in {at}" if at else name
-    clause = f"{case.subject} {'exited:' if is_exit else 'raised'} {line.text}"
+    clause = f"{who} {'exited:' if is_exit else 'raised'} {line.text}"
     if at and ":" not in text:  # as TimeoutError: its name is all there is
         clause += f" at {at}: {str(case.error.get('code') or '')[:TOLD]}"
     remedy = case.end.hint or ("" if is_exit else _remedy(name, line.text))

@@ -104,21 +104,21 @@ def waits(groups: Sequence[Group]) -> tuple[Wait, ...]:
 
 
 def wait_sentence(found: Sequence[Wait]) -> str:
-    """Return the rank that the others wait for, as a clause; empty if no place has more than half of several ranks."""
+    """Return the few ranks that the others wait for, as a clause; empty if the rest is not at one other place."""
     count = sum(len(group.ranks) for group in found)
-    if not found or 2 * len(found[0].ranks) <= max(count, 2):
+    if len(found) == 1 and count > 1:
+        return f"all {count} ranks wait {found[0].place}"
+    if len(found) != 2 or 3 * len(found[1].ranks) > count:
         return ""
-    first, *others = found
-    if not others:
-        return f"all {count} ranks wait {first.place}"
-    odd = [name for other in others for name in other.ranks]
-    return f"{len(first.ranks)} ranks wait {first.place}, for {first_of_many(odd, _ODD)} {others[0].place}"
+    first, odd = found
+    return f"{len(first.ranks)} ranks wait {first.place}, for {first_of_many(odd.ranks, _ODD)} {odd.place}"
 
 
-def lines_to_correct(found: Sequence[Wait]) -> str:
-    """Return the odd rank's line, or the two most frequent lines, of ranks that waited; empty if no line is known."""
-    chosen = found[1:2] if wait_sentence(found) and len(found) > 1 else found[:2]
-    return " or ".join(wait.place.partition(", which called ")[0] for wait in chosen if wait.place.startswith("at "))
+def place_to_check(found: Sequence[Wait]) -> str:
+    """Return the next step after ranks waited: their only line, the line of the few odd ranks, or all lines."""
+    if found[-1].place.startswith("at ") and (len(found) == 1 or wait_sentence(found)):
+        return f"Look {found[-1].place.partition(", which called ")[0]}."
+    return "Compare the lines in the evidence: the error can be at any of them."
 
 
 def _named(frame: Frame) -> str:

@@ -56,7 +56,7 @@ def _asked(lines: Sequence[tuple[int, str]]) -> dict[str, sbatch_lines.Option]:
     return {line.name: line for number, options in lines for line in sbatch_lines.options(options, number)}
 
 
-def _refuse_array(name: str, asked: Mapping[str, sbatch_lines.Option], who: str = "hpcml") -> None:
+def _refuse_array(name: str, asked: Mapping[str, sbatch_lines.Option], who: str = "A run") -> None:
     if array := asked.get("--array"):
         problem = f"{who} starts no job array, but line {array.number} of {name} asks for one: {array.typed}"
         python = name.endswith(".py")

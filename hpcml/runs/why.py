@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hpcml import attempt_history, installed_packages, kinds, schedulers, typed_json
-from hpcml.errors import ALLOCATION_LOST, IDLE, ConfigError, NotFoundError, StorageError
+from hpcml.errors import ALLOCATION_LOST, CANCELLED, IDLE, ConfigError, NotFoundError, StorageError
 from hpcml.failures import evidence, judgement, stack_groups
 from hpcml.failures.cause import Case, Cause, with_run
 from hpcml.failures.end import IDLE_HINT, LESS_MEMORY, SLURM, OtherEnd, Reason
@@ -180,7 +180,7 @@ def _while_ranks_wait(run: directories.Run, attempt: int, answer: Answer) -> Ans
 def _while_idle(run: directories.Run, status: Status, answer: Answer) -> Answer:
     """Return the answer for a run none of whose ranks uses a CPU, with where they are now."""
     idle = f"no {status.noun} has used a CPU for {format_seconds(time.time() - status.cluster.idle_since)}"
-    step = f"If the ranks should compute, correct the script, then end the run: hpcml cancel {run.id}."
+    step = f"If the ranks should compute, end the run: hpcml cancel {run.id}. Then correct the script."
     so_far = f"{answer.cause}; {idle}" if answer.rule else f"{answer.cause}, but {idle}"
     answer = answer._replace(next_step=f"Show where the ranks wait: hpcml stacks {run.id}. {step}")
     try:
@@ -201,22 +201,32 @@ def _with_waiting(status: Status, cause: Cause, waiting: Sequence[stack_groups.W
         remedy = "The ranks waited for each other, or for something else: correct the script. "
         remedy += "deadlines.idle ends such a run early, as --set deadlines.idle=30m."
         cause = cause._replace(what=clause, short="time limit, ranks waited", remedy=remedy, retry=Retry.NONE)
-    if status.exit_status == IDLE and (lines := stack_groups.lines_to_correct(waiting)):
-        cause = cause._replace(remedy=IDLE_HINT.format(lines))
+    if status.exit_status == IDLE and waiting:
+        cause = cause._replace(remedy=IDLE_HINT.format(stack_groups.place_to_check(waiting)))
     return cause._replace(what=f"{cause.what}: {waits}") if waits else cause
 
 
 def _kept_stacks(run: directories.Run, status: Status, rule: str) -> list[Group]:
     """Return the groups of processes that did the same before the end of a run."""
-    if (status.exit_status not in stack_groups.KEPT and rule != COLLECTIVE) or rule == "points":
+    is_kept = status.exit_status in stack_groups.KEPT or rule == COLLECTIVE or _was_seen_idle(run, status)
+    if not is_kept or rule == "points":
         return []
     with complete(run.paths.directory):
         return stack_groups.kept(run.paths, status.progress.attempt)
 
 
+def _was_seen_idle(run: directories.Run, status: Status) -> bool:
+    """Whether ``hpcml why`` or ``hpcml stacks`` took the stacks of a run while it was idle, before its cancellation."""
+    request = run.paths.attempt(status.progress.attempt).stacks_request
+    asked_at = request.stat().st_mtime if request.exists() else 0.0
+    return status.exit_status == CANCELLED and 0 < status.cluster.idle_since < asked_at
+
+
 def _lines(groups: Sequence[Group], place: str = "") -> tuple[Line, ...]:
     """Return the lines that ``hpcml stacks`` shows of groups, one for each."""
-    return tuple(Line(f"{group.sentence}: {group.names(_NAMED)}", "record", place) for group in groups[:_GROUPS])
+    sentences = [f"{group.sentence}: {group.names(_NAMED)}" for group in groups[:_GROUPS]]
+    sentences += [f"Only {_GROUPS} of {len(groups)} groups of processes are shown."] * (len(groups) > _GROUPS)
+    return tuple(Line(sentence, "record", place) for sentence in sentences)
 
 
 def _by_scheduler(run: directories.Run, status: Status, cause: Cause) -> Cause:

@@ -31,7 +31,7 @@ from hpcml.runs import waiting
 waiting.main(pathlib.Path(sys.argv[2]))
 """
 # What Slurm would do.
-_IGNORED = ("account", "partition", "qos", "clusters", "dependency", "cpus_per_node", "memory_per_node")
+_IGNORED = ("account", "partition", "qos", "clusters", "dependency", "memory_per_node")
 _GONE = JobState(
     State.UNKNOWN, "the run's processes exited without writing a status (they were killed, or the machine stopped)"
 )
@@ -52,11 +52,12 @@ def lay_out(site: Site, request: JobRequest) -> JobLayout:
     ignored = [OPTIONS[name].word for name in _IGNORED if name in given]
     ignored += [option for option, _ in request.spec.place.sbatch]
     notice = f"the local site ignores {', '.join(ignored)}"
-    if "cpus_per_node" in given:
-        notice += ". --cpus-per-node only limits --ranks"
     if "memory_per_node" in given:
         notice += ". To limit the memory of each Dask worker: --set workers.memory_limit=SIZE"
-    notices = (notice,) if ignored else ()
+    notices: tuple[str, ...] = (notice,) if ignored else ()
+    if "cpus_per_node" in given:
+        most = f"--cpus-per-node {request.spec.size.cpus_per_node} has one effect: --ranks may be at most this number"
+        notices += (f"the local site reserves no CPUs. {most}",)
     return JobLayout(
         prologue=prologue,
         one_machine=ONE_MACHINE,

@@ -14,7 +14,7 @@ import pytest
 
 from homes import HPCML, Here, here
 from test_code import put
-from tests.said import in_order
+from tests.said import in_order, says
 
 pytestmark = pytest.mark.local
 __all__ = ["here"]
@@ -89,11 +89,16 @@ def test_a_program_has_the_cluster_and_its_status_is_the_run_s(here: Here) -> No
     here.until(lambda: [*exits.glob("supervisor@*")])  # the step writes it after the run's end is known
     (end,) = exits.glob("supervisor@*")
     assert end.read_text() == "7\n"
-    note = "hpcml: {}line 3: instead of LocalCluster(n_workers=7), hpcml uses this run's 1 worker on 1 node."
-    said = ["a b", "--nodes", str(here.folder), "data", "tls", note.format("use.py, "), "2 1"]
+    note = (
+        "line 3",
+        "LocalCluster(n_workers=7)",
+        "1 worker on 1 node (one thread per CPU",
+        "--set workers.per_node=7).",
+    )
+    said = ["a b", "--nodes", str(here.folder), "data", "tls", says("hpcml: use.py, ", *note), "2 1"]
     assert done.stdout.splitlines()[:7] == said
     (cell,) = json.loads((here.folder / "done.ipynb").read_text())["cells"]
-    assert sorted("".join(one["text"]) for one in cell["outputs"]) == ["2 1\n", note.format("") + "\n"]
+    assert sorted("".join(one["text"]) for one in cell["outputs"]) == ["2 1\n", says("hpcml: ", *note, "\n")]
 
 
 VENV = """

@@ -50,6 +50,7 @@ LACKING = {
 APART = ", in separate processes: tasks cannot change the script's variables"
 USED = re.compile(r"line (\d+): instead of ([\w.]+)\(.*\), hpcml.*")
 GIVEN = "hpcml uses this run's 2 workers on 2 nodes"
+THREADS = r" \(one thread per CPU(; for \d+ workers: --set workers\.per_node=\d+)?\)"
 
 # The names of classes that slurm_cluster.py pickles are those of the script that was submitted: its text stands between
 # these two. Before it nothing imports Dask: children.py forks.
@@ -149,8 +150,8 @@ def test_a_script_that_opens_its_own_cluster_gets_the_runs(ran: Ran, name: str) 
     used = [note for note in notes if "workers do not get" not in note and "which now get" not in note]
     assert [re.sub(r"\([^:]*\) in", " in", note) for note in notes if note not in used] == LACKING.get(name, [])
     assert [USED.sub(r"\2 \1", note) for note in used] == NOTES[name]
-    given = f"{GIVEN}{APART}." if name == "threads" else f"{GIVEN}."
-    assert all(note.endswith(f", {given}") for note in used)
+    apart = APART if name == "threads" else ""
+    assert all(re.search(f", {GIVEN}{THREADS}{apart}\\.$", note) for note in used)
     text = "\n".join(said)
     # what Dask itself logs where a client closes before its last message has left
     text = re.sub(
@@ -176,7 +177,7 @@ def test_a_scheduler_by_hand_is_used_and_has_no_page_for_everybody(ran: Ran) -> 
     assert "WARNING" not in "\n".join(said)
     (note,) = ran.notes("scheduler_by_hand")
     assert re.match(r"Client\('tls://.* in line 13: the script uses the scheduler at this address, not this run's 2 "
-                    r"workers on 2 nodes\.$", note)  # fmt: skip
+                    rf"workers on 2 nodes{THREADS}\.$", note)  # fmt: skip
 
 
 def test_a_script_that_looks_into_the_scheduler_is_told_where_it_is(ran: Ran) -> None:
@@ -194,7 +195,7 @@ def test_a_script_that_counts_workers_in_a_loop_is_told_that_no_more_come(ran: R
     assert "result True" in ran.said["counts_workers"]
     used, *told = ran.notes("counts_workers")
     assert "instead of LocalCluster(n_workers=16)" in used
-    there = "this run's 2 workers on 2 nodes are the maximum."
+    there = "this run's 2 workers on 2 nodes (one thread per CPU) are the maximum."
     assert told == [
         f"scheduler_info(), asked 10 times in line 8: {there}",
         f"scheduler_info, asked 10 times in line 10: {there}",
@@ -224,7 +225,7 @@ def test_both_of_each_pair_of_the_page_give_the_same(ran: Ran) -> None:
         said = [line for line in before if line.startswith("hpcml: ")]
         assert [line for line in before if line not in said] == after != [], name
         assert len(said) == NOTED[name], said
-        assert all(line.endswith(f", {GIVEN}.") for line in said)
+        assert all(re.search(f", {GIVEN}{THREADS}\\.$", line) for line in said)
 
 
 OWN = """
@@ -249,6 +250,6 @@ def test_own_clusters_are_closed_to_others(here: Here) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert 'result [2, ["127.0.0.1"], 5, 3, true]' in done.stdout  # a scheduler, two workers, their Nannies
     assert "True" in done.stdout.splitlines()
-    beside = "a separate cluster on this node (--own-clusters), in addition to this run's 1 worker on 1 node."
+    beside = "a separate cluster on this node (--own-clusters), in addition to this run's 1 worker on 1 node (one thread per CPU)."
     notes = [line.removeprefix("hpcml: ") for line in done.stdout.splitlines() if line.startswith("hpcml: ")]
     assert notes == [f"LocalCluster(n_workers=2, threads_per_worker=1) in line 7: {beside}"]

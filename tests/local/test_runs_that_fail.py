@@ -19,6 +19,7 @@ from homes import CONNECT, Here, here, report
 from hpcml import errors
 from hpcml.paths import RunPaths
 from tests.looks import without_late_report
+from tests.said import says
 
 pytestmark = pytest.mark.local
 
@@ -96,6 +97,7 @@ def test_a_script_that_fails_in_a_task_of_a_task(here: Here) -> None:
     short = f"ZeroDivisionError in job.py:{lines.index('        return 1 / y') + 1}"
     why = here.json("why")
     assert (why["failed"], why["known"], why["short"]) == (True, True, short)
+    assert why["cause"] == says("a Dask task", f"(inner at {short.rpartition(' ')[2]})", "division by zero")
     assert here.json("ls")[0]["cause"] == short
     assert "More: hpcml why" in done.stderr
     assert without_late_report(here.status()["warnings"]) == []  # of tasks that failed: the script did too

@@ -106,8 +106,8 @@ def test_an_array_is_refused(tmp_path: Path, line: str) -> None:
     for name, code in (("job.sh", 'echo "part $SLURM_ARRAY_TASK_ID"'), ("job.py", "import os\nprint(os.environ)")):
         for words in ((), ("--ranks", "2")):
             error = refusal(tmp_path, f"--nodes=1\n{line}", code, *words, name=name)
-            assert error.message.startswith("hpcml starts no job array, but line ")
-            assert error.hint == says("Use hpcml sweep SCRIPT", "--jobs N")
+            assert error.message.startswith("A run starts no job array, but line "), "hpcml submit job.sh starts one"
+            assert error.hint == says("Use hpcml sweep SCRIPT", "--jobs N", f" {name}")
 
 
 def test_an_array_that_becomes_a_sweep_is_not_refused(tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ from hpcml.kinds.dask.node.clock import measure_clock
 from hpcml.node import oom_and_hangs
 from hpcml.paths import RunPaths
 from hpcml.workload_forms import Form
+from tests.said import says
 
 LAUNCH = "from hpcml.node.script.launcher import main; main()"
 KILLED_WORKER = {"type": "KilledWorker", "message": "Attempted to run task 'f' on 4 different workers, but all died"}
@@ -250,6 +251,37 @@ def test_the_words_that_a_script_ends_with_are_written_down(tmp_path: Path) -> N
         assert (done.returncode, done.stderr, done.stdout) == (status, said, "")
     error = script_error(note)
     assert (error["chain"][0]["message"], error["line"]) == ("no\ndata", 2)
+
+
+IN_A_TASK = """
+from dask.utils import apply
+from distributed.protocol.pickle import dumps, loads
+def divide():
+    return 1 / 0
+def from_worker():
+    try:
+        divide()
+    except ZeroDivisionError as error:
+        sent = dumps((error, error.__traceback__))
+    error, trace = loads(sent)
+    raise error.with_traceback(trace)
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "task"), [("apply(from_worker, ())", "divide at job.py:5"), ("apply(divide, ())", ""), ("from_worker()", "")]
+)  # fmt: skip
+def test_an_error_of_a_dask_task_has_the_task_s_function(tmp_path: Path, code: str, task: str) -> None:
+    """Only frames that Dask has rebuilt are of a task: the script may call the same function itself."""
+    script, note = tmp_path / "job.py", tmp_path / "note.json"
+    script.write_text(f"{IN_A_TASK}{code}\n")
+    subprocess.run([sys.executable, "-c", LAUNCH, script], capture_output=True, check=False, timeout=240,
+                   env=os.environ | {"HPCML_SCRIPT_ERROR": str(note)})  # fmt: skip
+    error = script_error(note)
+    assert [row["task"] for row in error["chain"]][:1] == [task]
+    found = cause(CASCADE._replace(error=error), [])
+    expected = ("a Dask task of the script", task) if task else ("the script",)
+    assert found.what == says(*expected, "raised ZeroDivisionError")
 
 
 def test_an_error_at_the_interpreter_s_end_is_printed_as_python_does(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from distributed.exceptions import WorkerStartTimeoutError
 
 from hpcml.kinds.dask.node import main_in_workers
 from hpcml.kinds.dask.node.script import cluster_options_to_workers, run_cluster, state_to_workers
-from tests.said import in_order
+from tests.said import in_order, says
 
 HOME = {"HOME": "/home/a", "OLD": "1", "PATH": "/bin"}
 
@@ -166,6 +166,34 @@ def test_tables_of_gpus_are_shuffled_by_tasks(
         monkeypatch.setenv(name, value)
     with dask.config.set({"dataframe.shuffle.method": method}):
         assert run_cluster._backends(backend) == expected
+
+
+@pytest.mark.parametrize(
+    ("asked", "nodes", "threads", "gpu", "point", "expected"),
+    [
+        (4, 1, 0, (), "", ("1 worker", "one thread per CPU", "for 4 ", "--set workers.per_node=4)")),
+        (7, 2, 3, (), "", ("2 workers", "3 threads each", "for 8 ", "--set workers.per_node=4)")),
+        (1, 1, 2, (), "", ("1 worker", "(2 threads each)")),
+        (4, 1, 1, ("a",), "", ("1 GPU worker", "(1 thread each)")),
+        (4, 1, 1, (), '{"workers": 1}', ("1 worker", "(1 thread each)")),
+        (None, 1, 1, (), "", ("1 worker", "(1 thread each)")),
+    ],
+)  # fmt: skip
+def test_the_note_of_a_replaced_cluster_has_the_threads_and_the_option_for_more_workers(
+    asked: int | None, nodes: int, threads: int, gpu: tuple[str, ...], point: str, expected: tuple[str, ...],
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    workers = SimpleNamespace(gpu=gpu, threads=threads)
+    run = SimpleNamespace(workers=workers, job=SimpleNamespace(nodes=nodes), worker_count=nodes)
+    monkeypatch.setattr(run_cluster, "load", lambda: SimpleNamespace(settings=run))
+    monkeypatch.setattr(run_cluster, "_place", lambda: ("s.py", 3, True))
+    monkeypatch.setattr(run_cluster, "_noted", set())
+    if point:
+        monkeypatch.setenv("HPCML_POINT", point)
+    run_cluster._note_run("LocalCluster(…)", {"n_workers": asked})
+    note = capsys.readouterr().err
+    assert note == says("LocalCluster(…)", *expected)
+    assert ("--set" in note) == ("--set" in expected[-1])
 
 
 SHUFFLE = "dataframe.shuffle.method"

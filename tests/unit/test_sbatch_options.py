@@ -94,10 +94,13 @@ def test_the_local_site_says_that_it_passes_nothing_on() -> None:
     assert made.notices == (says("ignores --constraint, --exclusive"),)
     made = planned({"scheduler": "local"}, "--mem", "300M", "--cpus-per-node", "1", "-q", "x", "-C", "fast")
     assert made.notices == (
-        says("--qos, --cpus-per-node, --memory-per-node", "only limits --ranks", "workers.memory_limit"),
+        says("ignores --qos, --memory-per-node, --constraint", "workers.memory_limit"),
+        says("reserves no CPUs", "--cpus-per-node 1", "--ranks"),
     )
     made = planned({"scheduler": "local"}, "--dependency", "afterok:1")
     assert made.notices == made.ignored == (says("ignores --dependency"),)
+    made = planned({"scheduler": "local"}, "--cpus-per-node", "2")
+    assert "ignores" not in str(made.ignored) != "()", "it limits --ranks"
     assert not planned({"scheduler": "local"}).ignored
 
 
@@ -105,7 +108,7 @@ def test_an_option_of_slurm_s_works_on_the_local_site_or_is_named_there() -> Non
     """Those that are passed to Slurm are named as they are."""
     of_slurm = {name for name, option in OPTIONS.items() if option.slurm}
     works = {"after", "nodes", "time", "gpus_per_node", "name"}
-    assert of_slurm == works | {*local._IGNORED}
+    assert of_slurm == works | {*local._IGNORED, "cpus_per_node"}
 
 
 @pytest.mark.parametrize(("words", "hint"), [

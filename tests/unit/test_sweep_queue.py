@@ -20,6 +20,7 @@ from hpcml.node.sweep.queue import Points
 from hpcml.node.tasks.task import Task
 from hpcml.paths import RunPaths
 from node_settings import settings as settings_of
+from tests.said import says
 
 OF_ARGPARSE = "fit.py: error: unrecognized arguments: --lrr 1"
 
@@ -137,6 +138,29 @@ def test_a_point_begins_as_soon_as_the_one_before_is_recorded(
     assert [line[:26] for line in capsys.readouterr().out.splitlines()][:2] == [
         "1 of 3 ended: point:5  k=0", "2 of 3 ended: point:6  k=1",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("others", "expected"),
+    [
+        ("1.ended 2.ended", ("3 of 3 points", ", 2 of them in other runs")),
+        ("1.ended 2.ended 2.failed", ("3 of 3 points", ", 2 of them", ", 1 failed")),
+        ("1.ended", ("2 of 3 points", ", 1 of them", ", 1 still running in other runs")),
+    ],
+)
+def test_a_run_that_shares_its_points_ends_with_the_state_of_the_sweep(
+    tmp_path: Path, others: str, expected: tuple[str, ...]
+) -> None:
+    folder = tmp_path / "claims"
+    folder.mkdir()
+    for name in ("1", "2", *others.split()):
+        (folder / name.replace(name[0], name[0] * 16, 1)).touch()
+    world = World(tmp_path, claims=str(folder), runs=["run", "other"])
+    world.prepared()
+    world.forker.begin(0)
+    world.forker.end(0)
+    assert world.step() == [{"do": "end", "status": 0}]
+    assert (world.over().message, world.queue.exit_status) == (says(*expected), 0)
 
 
 def test_a_failed_point_is_judged_after_the_reset(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ import itertools
 import json
 import os
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn, cast
@@ -32,6 +31,7 @@ from hpcml.runs.stacks import Answer as StacksAnswer
 from hpcml.schedulers import JobState, Submission
 from hpcml.states import Wait
 from node_settings import settings
+from tests.said import says
 
 UP = ("allocated", "scheduler-up", "environment-ready", "worker-added")
 FACTS: dict[str, dict[str, Any]] = {
@@ -39,6 +39,7 @@ FACTS: dict[str, dict[str, Any]] = {
     "scheduler-up": {"protocol": "tls", "because": "CPU workers", "security": "mutual TLS"},
     "environment-ready": {"words": "3 roles"},
     "worker-added": {"count": 1},
+    "time-limit-near": {"seconds": 5},
     "workers-silent": {"since": {"n4": 100}},
     "interconnect-checked": {"line": "TCP on eth0", "ok": True, "problem": ""},
 }
@@ -96,6 +97,12 @@ def test_a_check_of_the_wire_is_told_only_where_there_is_one(run: directories.Ru
     status = run_status.status(run, ask=False)
     assert (status.message, status.cluster.interconnect) == ("the script starts", "TCP on eth0")
     assert "checking the" not in shown(status)
+
+
+def test_the_time_limit_is_near_for_a_script_that_can_learn_of_it(run: directories.Run) -> None:
+    """Nothing reaches a script that does not use hpcml.run."""
+    diary(run, *UP, "workers-ready", "script-started", "time-limit-near")
+    assert run_status.status(run, ask=False).hint == says("5s", "uses hpcml.run")
 
 
 def test_an_interconnect_that_an_earlier_version_called_fabric(
@@ -157,7 +164,7 @@ def test_ranks_of_which_none_uses_a_cpu_are_told_with_the_one_they_wait_for(rank
     answer = why.of_status(ranks, status)
     wait = "7 ranks wait at train.py:30 <module>, for rank 3 (n1) at train.py:22 <module>"
     assert answer.cause == f"the script runs, with 0 of 8 ranks, but no rank has used a CPU for 1:23: {wait}"
-    assert f"hpcml stacks {ranks.id}" in answer.next_step
+    assert answer.next_step == says(f"hpcml stacks {ranks.id}", f"hpcml cancel {ranks.id}", "script")
     assert not answer.failed
     waiting: Any = answer.as_json()["waiting"]
     assert [(one["place"], len(one["ranks"])) for one in waiting] == [("at train.py:30 <module>", 7), ("at train.py:22 <module>", 1)]  # fmt: skip
@@ -198,36 +205,55 @@ def test_at_the_time_limit_a_deadlock_gets_no_more_time(
     assert answer.evidence[0].text.startswith("7 processes at train.py:30")
 
 
+@pytest.mark.parametrize(("asked_at", "is_shown"), [(150, True), (90, False), (0, False)])
+def test_a_cancelled_run_has_the_stacks_that_were_taken_while_it_was_idle(
+    ranks: directories.Run, monkeypatch: pytest.MonkeyPatch, asked_at: int, is_shown: bool
+) -> None:
+    monkeypatch.setattr("hpcml.failures.stack_groups.kept", lambda *_: RANKS)
+    if asked_at:
+        request = ranks.paths.attempt(0).stacks_request
+        request.parent.mkdir(parents=True, exist_ok=True)
+        request.touch()
+        os.utime(request, (asked_at, asked_at))
+    end = End(errors.CANCELLED, "script", "hpcml", "the run was cancelled", over=True)
+    answer = why.of_status(ranks, run_status._with_end(run_status.status(ranks, ask=False), end))
+    assert ("for rank 3 (n1)" in answer.cause, "train.py:22" in str(answer.evidence)) == (is_shown, is_shown), answer
+
+
 @pytest.mark.parametrize(
-    ("lines", "named", "not_named"),
-    [([30, 30, 22], ("train.py:22",), ("train.py:30",)), ([5, 6], ("train.py:5", "train.py:6"), ()), ([5], ("train.py:5",), ())],
+    ("lines", "named"),
+    [
+        ([30, 30, 22], "train.py:22"), ([5], "train.py:5"), ([5, 5], "train.py:5"),
+        ([5, 6], ""), (list(range(5, 14)), ""), ([15, 18, 18, 21], ""), ([18] * 6 + [15, 21], ""), ([18] * 5 + [21] * 3, ""),
+    ],
 )  # fmt: skip
-def test_the_next_step_of_an_end_for_idleness_is_the_line_where_ranks_wait(
-    ranks: directories.Run,
-    monkeypatch: pytest.MonkeyPatch,
-    lines: list[int],
-    named: Sequence[str],
-    not_named: Sequence[str],
+def test_the_next_step_of_an_end_for_idleness_names_a_line_only_if_the_guilty_rank_is_there(
+    ranks: directories.Run, monkeypatch: pytest.MonkeyPatch, lines: list[int], named: str
 ) -> None:
     groups = grouped(rank_at(number, line) for number, line in enumerate(lines))
     monkeypatch.setattr("hpcml.failures.stack_groups.kept", lambda *_: groups)
     end = End(errors.IDLE, "script", "hpcml", "no rank used a CPU for 15 s", "hpcml why", over=True)
-    step = why.of_status(ranks, run_status._with_end(run_status.status(ranks, ask=False), end)).next_step
-    assert all(line in step for line in named), step
-    assert not any(line in step for line in ("hpcml why", *not_named)), step
+    answer = why.of_status(ranks, run_status._with_end(run_status.status(ranks, ask=False), end))
+    assert [line for line in map("train.py:{}".format, sorted({*lines})) if line in answer.next_step] == [named] * bool(named)  # fmt: skip
+    assert "hpcml why" not in answer.next_step
+    assert named or "evidence" in answer.next_step
+    places = len({*lines})
+    assert len([line for line in answer.evidence if "train.py" in line.text]) == min(places, 6)
+    assert places <= 6 or answer.evidence[-1].text == says("6 of", f" {places} groups"), "none is left out silently"
 
 
 def test_a_file_s_name_with_a_comma_is_a_line_to_correct() -> None:
     found = (stack_groups.Wait("at a,b.py:3 f, which called c.py:4 g", ("rank 0", "rank 1")),)
-    assert stack_groups.lines_to_correct(found) == "at a,b.py:3 f"
+    assert stack_groups.place_to_check(found) == "Look at a,b.py:3 f."
 
 
 @pytest.mark.parametrize(("lines", "sentence"), [
     ([5, 5], "all 2 ranks wait at train.py:5 <module>"), ([5, 6], ""), ([5], ""), ([], ""), ([5, 5, 6, 6], ""),
-    ([5] * 6 + [6, 7, 7, 7, 8], "6 ranks wait at train.py:5 <module>, for rank 7 (n2), rank 8 (n3), rank 9 (n3) and 2 more at train.py:7 <module>"),
+    ([5] * 10 + [7] * 5, "10 ranks wait at train.py:5 <module>, for rank 10 (n3), rank 11 (n3), rank 12 (n4) and 2 more at train.py:7 <module>"),
+    ([5] * 9 + [7] * 5, ""), ([5] * 6 + [6, 7], ""),
 ])  # fmt: skip
 def test_which_rank_the_others_wait_for(lines: list[int], sentence: str) -> None:
-    """Only where more than half of several are at one place."""
+    """Only where few are at one place and all others at one other."""
     found = waits(grouped(rank_at(number, line) for number, line in enumerate(lines)))
     assert wait_sentence(found) == sentence
 

@@ -27,6 +27,7 @@ _PROCESS = os.getpid()
 _ONLY_TREE = 0x400  # ast.PyCF_ONLY_AST
 _FOLDER = ""  # the script's, once it is on the path
 _STOPPED = 92  # hpcml.errors.STOPPED
+_REBUILT = {"__name__", "__file__", "__builtins__"}  # all globals of a frame that Dask rebuilt from another process
 _LONGEST = 2000  # characters of a message that are written down
 
 
@@ -256,6 +257,8 @@ def _write_down(error: BaseException | None, described: TracebackException, libr
         return
     import json
 
+    hpcml = main.__code__.co_filename.removesuffix("node/script/launcher.py")
+    others = (f"{sys.prefix}/", f"{sys.base_prefix}/", hpcml, "<")
     chain: list[dict[str, object]] = []
     handled = False
     while error is not None and len(chain) < 10:
@@ -265,14 +268,13 @@ def _write_down(error: BaseException | None, described: TracebackException, libr
             "name": getattr(error, "name", None),
         }
         chain.append({**one, "handled": handled, "no_files": _without_files(error), "hides": _hides(error, library),
-                      "has": _has(error, library), "loader": _in_loader(error)})  # fmt: skip
+                      "has": _has(error, library), "loader": _in_loader(error),
+                      "task": _in_task(error, others)})  # fmt: skip
         if isinstance(error, BaseExceptionGroup):  # as of asyncio.TaskGroup: it only carries the errors of its tasks
             handled, error = False, error.exceptions[0]
             continue
         handled = error.__cause__ is None  # the next was raised before, and this one while it was handled
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-    hpcml = main.__code__.co_filename.removesuffix("node/script/launcher.py")
-    others = (f"{sys.prefix}/", f"{sys.base_prefix}/", hpcml, "<")
     script_frames = [frame for frame in described.stack if not frame.filename.startswith(others)]
     shown = script_frames or list(described.stack)
     last = shown[-1] if shown else None
@@ -284,6 +286,18 @@ def _write_down(error: BaseException | None, described: TracebackException, libr
             json.dump(record, file, default=str)
     except OSError as problem:  # the log says what happened; the disk may be full
         print(f"hpcml: {_NOTE} cannot be written: {problem.strerror}", file=sys.stderr)
+
+
+def _in_task(error: BaseException, others: tuple[str, ...]) -> str:
+    """Return the function and line of a Dask task that raised an error, from frames that Dask rebuilt; else empty."""
+    place, of_dask, trace = "", False, error.__traceback__
+    while trace:
+        names, code = trace.tb_frame.f_globals, trace.tb_frame.f_code
+        of_dask = of_dask or str(names.get("__name__")).startswith(("dask.", "distributed."))
+        if of_dask and names.keys() <= _REBUILT and not code.co_filename.startswith(others):
+            place = f"{code.co_name} at {code.co_filename.rpartition('/')[2]}:{trace.tb_lineno}"
+        trace = trace.tb_next
+    return place
 
 
 def _in_loader(error: BaseException) -> bool:

@@ -158,7 +158,7 @@ class Points(Queue):
             self.stopped = f"more than {self.plan.max_fails} points failed (--max-fails)"
 
     def _failures(self) -> int:
-        return self.leases.failures() if self.leases else self.counts[point_end.FAILED]
+        return self.leases.count("failed") if self.leases else self.counts[point_end.FAILED]
 
     def _goes_on(self) -> bool:
         """Whether more points may begin, of this run's or of those that other runs give back."""
@@ -346,10 +346,12 @@ class Points(Queue):
         done = ok + failed + pruned
         left = len(self.leases.free(point.key for point in self.plan.points)) if self.leases else count - done
         summary = f"{ok} of {count} points are done"
+        if self.leases and left + done < count:
+            ended = self.leases.count("ended")
+            summary = f"{ended} of {count} points have ended, {ended - done} of them in other runs"
+            summary += f", {running} still running in other runs" if (running := count - left - ended) else ""
         summary += f", {pruned} pruned" if pruned else ""
-        summary += f", {failed} failed" if failed else ""
-        if self.leases and (others := count - done - left):
-            summary += f", {others} belong to other runs"
+        summary += f", {failures} failed" if (failures := self._failures()) else ""
         summary += f", {left} remain: {self.stopped or 'these points stopped and can be continued'}" if left else ""
         self.exit_status = 1 if failed or left else 0
         if left and self.state.end_requests.time_limit_near:

@@ -249,7 +249,7 @@ def _of_option(option: Option) -> tuple[tuple[str, ...], str]:
 
 def _refusals(option: Option) -> str:
     if option.name == "--signal":
-        return f"a signal ({option.typed}). hpcml asks the script to stop by hpcml.run.should_stop()"
+        return f"a signal ({option.typed}). hpcml sends no signal: let the script check hpcml.run.should_stop()"
     return f"an option that hpcml has no word for ({option.typed})"
 
 

@@ -257,7 +257,7 @@ class Processes:
             self.state.warn(f"No rank has used a CPU for {format_deadline(deadlines.idle_notice)}.")
         if idle > deadlines.idle > 0:
             reason = f"no rank used a CPU for {format_deadline(deadlines.idle)}: {self.script.rest()}"
-            hint = IDLE_HINT.format("where ranks wait (hpcml why)")
+            hint = IDLE_HINT.format("Look where ranks wait: hpcml why.")
             raise RunEndedError(End(errors.IDLE, SCRIPT, "hpcml", reason, hint))
 
     def _end(self, end: End | None, lost: Iterable[str]) -> None:

@@ -191,7 +191,8 @@ class RunCluster(Cluster):  # type: ignore[misc]
         """Change nothing: a run has the workers that it was submitted with."""
         self.asked = max(self.asked, n or 0, jobs)
         self._hand_over_again()
-        _note_run(_call("scale", () if n is None else (n,), options | ({"jobs": jobs} if jobs else {})))
+        asked = _call("scale", () if n is None else (n,), options | ({"jobs": jobs} if jobs else {}))
+        _note_run(asked, {"n_workers": n})
 
     scale_up = scale  # as SpecCluster has it
 
@@ -565,16 +566,22 @@ def _note_run(asked: str, options: Mapping[str, Any] | None = None) -> None:
     """Say that the run's workers stand for what was asked."""
     apart = options is not None and options.get("processes") is False
     aside = ", in separate processes: tasks cannot change the script's variables" if apart else ""
-    _note(asked, f"{_size().rpartition(' ')[0]}{aside}", form="{place}: instead of {asked}, hpcml uses {given}")
+    size = _size((options or {}).get("n_workers")).rpartition(" ")[0]
+    _note(asked, f"{size}{aside}", form="{place}: instead of {asked}, hpcml uses {given}")
 
 
-def _size() -> str:
+def _size(asked: object = None) -> str:
+    """Return the run's workers with their threads, and the option for as many workers as the script asked for."""
     settings = load().settings
     workers, nodes = _worker_count(settings), settings.job.nodes
     kind = "GPU worker" if settings.workers.gpu else "worker"
     size = f"this run's {workers} {kind}{'s' if workers > 1 else ''} on {nodes} node{'s' if nodes > 1 else ''}"
-    if settings.workers.threads:
-        size += f" ({counted(settings.workers.threads, 'thread')} each)"
+    threads = settings.workers.threads
+    aside = f"{counted(threads, 'thread')} each" if threads else "one thread per CPU"
+    if isinstance(asked, int) and asked > workers and not settings.workers.gpu and "HPCML_POINT" not in os.environ:
+        each = -(-asked // nodes)
+        aside += f"; for {each * nodes} workers: --set workers.per_node={each}"
+    size += f" ({aside})"
     if workers < settings.worker_count:
         size = f"this sweep point's {workers} {kind}{'s' if workers > 1 else ''}"
         size += f" (of {settings.worker_count} in the run)"
