@@ -49,7 +49,7 @@ MEANING = {
     UNAVAILABLE: "a tunnel has no service to reach, or no free local port",
     INTERNAL: "a defect in hpcml",
     UNFIT: "hpcml doctor found problems that stop runs",
-    STORAGE: "a file of the run cannot be written or read",
+    STORAGE: "a file of the run, or another file, cannot be written or read",
     ANSWER_LOST: "Slurm's answer was lost, and hpcml did not find the job",
     NO_ACCESS: "the user must log in to the cluster, or the cluster does not allow the tunnel",
     CONFIG: "a profile, an hpcml.toml or a template is wrong",

@@ -338,7 +338,7 @@ def create(path: Path, mode: int = 0o600) -> int:
 def beside(path: Path) -> Path:
     """Return a hidden name beside a file that nobody can foresee, for what is to take its place."""
     name = os.fsencode(path.name)[:200].decode(errors="ignore")  # file systems count bytes
-    return path.with_name(f".{name}.{os.urandom(8).hex()}.new")
+    return path.parent / f".{name}.{os.urandom(8).hex()}.new"
 
 
 def write(path: Path, data: str | bytes, mode: int = 0o600) -> None:

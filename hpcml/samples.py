@@ -412,7 +412,7 @@ def _of_kind(kind: Kind, lines: Iterable[bytes]) -> Series[Any] | None:
 def _whole_row(schema: Schema[S], columns: Mapping[str, Any]) -> Callable[[object], S | None]:
     """Return the function that reads a row; it returns None for one that lacks columns or has more."""
     read = _row(schema.sample, columns, schema.many)
-    count = len(_list(columns.get(schema.sample.__name__)))
+    count = len(written) if "t" in (written := _list(columns.get(schema.sample.__name__))) else -1
     return lambda values: read(values) if isinstance(values, list) and len(values) == count else None
 
 

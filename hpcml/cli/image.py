@@ -137,11 +137,7 @@ def _build(options: Namespace, loaded: LoadedSite) -> int:
 
 def _show(options: Namespace, _: LoadedSite) -> int:
     image = sif.inspect(settings_layers.user_path(options.image).absolute())
-    try:
-        digest = build.digest(image.path)
-    except OSError as error:
-        hint = "Check that the file system of the image responds."
-        raise NotFoundError(f"The image cannot be read: {error.strerror}", place=str(image.path), hint=hint) from error
+    digest = build.digest(image.path)
     if options.json:
         table = {"image": image.path, "digest": digest, "kind": image.kind, "cuda": image.cuda}
         table |= {"versions": image.versions, **image._asdict()}

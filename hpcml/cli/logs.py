@@ -100,7 +100,9 @@ class _OneByOne:
                 pass
 
     def end(self) -> None:
-        """Print nothing more."""
+        """Say so if all of the logs are empty."""
+        if self.tails and not any(map(safe_files.size_of, self.tails)):
+            note("the log is empty")
 
 
 class _RanksTogether:

@@ -8,7 +8,7 @@ import sys
 from hpcml import __version__, errors
 from hpcml.cli import commands
 from hpcml.cli.commands import COMMANDS, GROUPS
-from hpcml.terminal import columns, folded, json_text, note, say, say_lines, say_message
+from hpcml.terminal import columns, fit, folded, json_text, note, say, say_lines, say_message
 
 TYPE_CHECKING = False  # as typing's, whose import would be most of what --help takes
 if TYPE_CHECKING:
@@ -64,6 +64,15 @@ def main(argv: Sequence[str] | None = None, caller: RemoteSession | None = None)
         is_option = not options[1:] and options[0].startswith("-")
         command, options = (options[0], ["--help"]) if is_option else ("--topic", options)
     try:
+        status = _status(command, options, host, caller)
+    except OSError as error:  # standard output or error does not take what is to be said
+        status = 141 if isinstance(error, BrokenPipeError) else errors.STORAGE
+    _untaken()
+    return status
+
+
+def _status(command: str, options: list[str], host: str | None, caller: RemoteSession | None) -> int:
+    try:
         if command in ("", "-h", "--help", "--help-all", "help", "--version"):
             sys.stdout.write(f"hpcml {__version__}\n" if command == "--version" else overview())
             status = 0 if command else errors.USAGE
@@ -78,14 +87,23 @@ def main(argv: Sequence[str] | None = None, caller: RemoteSession | None = None)
     except KeyboardInterrupt:
         say_lines("\nInterrupted.", sys.stderr)
         return 130
-    except BrokenPipeError:
-        # The reader of our output has gone (hpcml ls | head). Python would complain once more at exit: let it write
-        # to nowhere.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
-    except Exception as error:  # noqa: BLE001 - a defect, told as one; a traceback is for who asks for it
-        return _fail(_defect(error), "--json" in options)
+    except BrokenPipeError:  # the reader of our output has gone (hpcml ls | head)
+        raise
+    except Exception as error:  # noqa: BLE001 - told in a sentence; a traceback is for who asks for it
+        return _fail(_unexpected(error), "--json" in options)
     return status
+
+
+def _untaken() -> bool:
+    """Write to nowhere what standard output and error do not take, if any: Python's exit status would be 120."""
+    lost = False
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            lost = True
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    return lost
 
 
 def _start_without_inspect() -> None:
@@ -187,8 +205,8 @@ def _no_command(word: str) -> errors.UsageError:
     return errors.UsageError(f"There is no command '{word}'", place="hpcml", hint=hint)
 
 
-def _defect(error: Exception) -> errors.HpcmlError:
-    """Return an unexpected exception as a defect of hpcml, with the place in the code."""
+def _unexpected(error: Exception) -> errors.HpcmlError:
+    """Return the error that no command expects: of a file that the system refuses, or a defect, with its place."""
     import traceback
 
     from hpcml.sites.settings_layers import process_environment
@@ -198,14 +216,19 @@ def _defect(error: Exception) -> errors.HpcmlError:
             say_lines(part.rstrip("\n"), sys.stderr)
     last = traceback.extract_tb(error.__traceback__)[-1]
     place = f"{os.path.basename(last.filename)}:{last.lineno}"
+    if isinstance(error, OSError) and error.strerror:
+        printed = _untaken() or place.startswith(("main.py:", "terminal.py:"))
+        where = "output" if printed else fit(str(error.filename or place), 200)
+        advice = "Check the file's name, its permissions and the free space."
+        return errors.StorageError(f"A file cannot be read or written: {error.strerror}", place=where, hint=advice)
     hint = "Set HPCML_TRACEBACK=1, run the command again, and report this defect with the output."
     return errors.HpcmlError(f"This is a defect in hpcml: {type(error).__name__}: {error}", place=place, hint=hint)
 
 
 def _fail(error: errors.HpcmlError, as_json: bool) -> int:
-    if as_json:
-        say(json_text(error.as_json()))
     for text in getattr(error, "__notes__", ()):
         note(text)
     say_message(f"hpcml: {error}")
+    if as_json:
+        say(json_text(error.as_json()))
     return error.exit_status

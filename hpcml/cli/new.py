@@ -95,9 +95,6 @@ def _write(path: Path, text: bytes) -> None:
         descriptor = safe_files.create(path, 0o666)
     except FileExistsError:
         raise UsageError(f"{path} already exists", place="hpcml new", hint="Choose another name.") from None
-    except OSError as error:
-        hint = "Change to a folder with write permission."
-        raise StorageError(f"{path} cannot be written: {error.strerror}", place="hpcml new", hint=hint) from error
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(text)
@@ -117,11 +114,7 @@ def _packages(script: str, folder: Path) -> list[Path]:
 
 def _copy(package: Path, target: Path) -> None:
     """Write the files of a package that are not there yet; existing files stay as they are."""
-    try:
-        target.mkdir(exist_ok=True)
-    except OSError as error:
-        hint = "Change to a folder with write permission."
-        raise StorageError(f"{target} cannot be written: {error.strerror}", place="hpcml new", hint=hint) from error
+    target.mkdir(exist_ok=True)
     for source in sorted(path for path in package.iterdir() if path.is_file()):
         if not (target / source.name).exists():
             _write(target / source.name, source.read_bytes())

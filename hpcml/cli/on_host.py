@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from hpcml import earlier_names
+from hpcml import earlier_names, safe_files
 from hpcml.cli import commands, common, misplaced
 from hpcml.errors import UsageError
 from hpcml.remote import login_call
@@ -146,7 +146,7 @@ def _to_send(path: Path, form: Form, here: Path, options: Namespace) -> tuple[Pa
     """Return the file on this laptop that is meant, and its form."""
     if form is Form.SCRIPT and not options.ranks:
         form = script_or_program.as_batch_script(Code(path)).form
-    if form is Form.PROGRAM and (here / path).is_file():
+    if form is Form.PROGRAM and safe_files.is_file(here / path):
         path = here / path  # what PATH leads to on this laptop does not count
     return path, form
 

@@ -445,6 +445,8 @@ def _look(options: Namespace, verb: str, names: list[str]) -> int:
     if verb != "status":
         return {"table": _table, "plot": _plot, "cancel": _cancel, "rm": _rm}[verb](options, runs, names[0])
     sweeps = [record.find(runs, name) for name in names] or [record.find(runs, name) for name in record.names(runs)]
+    if not sweeps:
+        say("You have no sweeps yet. To start one, see hpcml sweep --help.", sys.stderr)
     answers = []
     for sweep in sweeps:
         progress = record.progress(runs, sweep)

@@ -5,13 +5,12 @@ from __future__ import annotations
 import argparse
 import itertools
 import re
-import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from hpcml import errors
-from hpcml.terminal import folded
+from hpcml.terminal import folded, say_lines
 
 if TYPE_CHECKING:
     from hpcml.request.option import Option
@@ -137,7 +136,7 @@ class _Help(argparse.Action):
         assert isinstance(parser, Parser)
         if parser.rare:
             parser.show_site_defaults(given.site or "", given.set or ())
-        sys.stdout.write(parser.format_help(whole=word == "--help-all"))
+        say_lines(parser.format_help(whole=word == "--help-all").removesuffix("\n"))
         parser.exit()
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hpcml.errors import NotFoundError, UsageError
+from hpcml.safe_files import SETTINGS
 from hpcml.sites import settings_layers
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -39,11 +40,14 @@ def read(env_files: Sequence[str], env: Sequence[str]) -> tuple[tuple[str, str],
 
 def _read(path: Path, shown: str) -> list[str]:
     try:
-        return path.read_text(encoding="utf-8").splitlines()
+        with path.open(encoding="utf-8") as file:
+            if len(text := file.read(SETTINGS)) < SETTINGS:
+                return text.splitlines()
+        why = "the file is too large"  # as of a device, which has no end
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or "the file is not UTF-8 text"
-        hint = "Use a text file of NAME=VALUE lines."
-        raise NotFoundError(f"The file of variables cannot be read: {why}", place=shown, hint=hint) from error
+    hint = "Use a text file of NAME=VALUE lines."
+    raise NotFoundError(f"The file of variables cannot be read: {why}", place=shown, hint=hint)
 
 
 def _variable(text: str, place: str) -> tuple[str, str]:

@@ -192,7 +192,7 @@ def supervisor_exit(paths: RunPaths) -> SupervisorEnd | None:
     path = supervisor_record(paths)
     with directories.storage(paths.directory):
         text = safe_files.read(path, 100).decode(errors="replace").strip() if path else ""
-    if path is None or not text.isdigit():
+    if path is None or not text.isdecimal():
         return None
     return SupervisorEnd(path.name.partition("@")[2], int(text), read_note(path.with_name(f"note@{path.name}")))
 

@@ -61,7 +61,8 @@ def code(command: list[str], here: Path) -> record.Code:
     if form is Form.PROGRAM and (python := python_code(path, command[1:], here)):
         interpreter, command, form = python
         path = here / command[0]
-    sources = tuple(dict.fromkeys((path.parent.resolve(), path.resolve().parent))) if path.is_absolute() else ()
+    places = (Path(os.path.realpath(path.parent)), Path(os.path.realpath(path)).parent)  # also of a ring of links
+    sources = tuple(dict.fromkeys(places)) if path.is_absolute() else ()
     in_place = form is Form.PROGRAM and stays(path, here)
     return record.Code(path, tuple(command[1:]), here, form, interpreter, in_place, sources)
 
@@ -125,16 +126,14 @@ def _split(word: str) -> tuple[str, str, str]:
 
 def _is_code(path: Path, here: Path) -> bool:
     """Return True if a script of Python's is the user's: not an archive, a folder or a program of an environment."""
-    if not path.exists():
+    if not os.path.exists(path):
         return path.is_relative_to(here)  # it is refused as missing; elsewhere it may be on the nodes alone
     return path.is_file() and not zipfile.is_zipfile(path) and not _in_environment(path)
 
 
 def _is_module(name: str, here: Path) -> bool:
     """Return True if a module of that name is in the current folder."""
-    if not all(word.isidentifier() for word in name.split(".")):
-        return False
-    return modules_code_uses.module_file(here / name) is not None
+    return all(word.isidentifier() for word in name.split(".")) and bool(modules_code_uses.module_file(here / name))
 
 
 def _in_environment(path: Path) -> bool:

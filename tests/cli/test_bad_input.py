@@ -59,6 +59,7 @@ U, C, N, R, S = errors.USAGE, errors.CONFIG, errors.NOT_FOUND, errors.REFUSED, e
 LAB = ("submit", "--site", "lab")
 HAS_LAB = {"HPCML_SYSTEM_CONFIG": str(LAB_SITE)}  # a profile of a site's own
 
+LONG = "x" * 300  # no file system has such a name
 JUPYTER = ("jupyter", "--site", "local")
 CASES = [
     Bad("jupyter-script", (*JUPYTER, "job.py"), U, ("job.py", "hpcml jupyter --help")),
@@ -162,6 +163,14 @@ CASES = [
     Bad("near-a-command", ("sweeps",), U, ("no command 'sweeps'", "Did you mean hpcml sweep?")),
     Bad("site-init-odd-name", ("site", "init", "../x"), U, ("'../x' is not a valid profile name", "mycluster")),
     Bad("site-init-nothing-there", ("site", "init", "mine", "--refresh"), C, ("no profile to refresh", "hpcml site init mine")),
+    Bad("long-folder", (*JUPYTER, "--notebook-dir", LONG, "--dry-run"), S, ("File name too long", LONG[:50])),
+    Bad("long-module", ("submit", "--site", "slurm", "-m", f"{LONG}.y"), S, (LONG[:50],)),
+    Bad("long-script-of-python", ("submit", "--site", "slurm", "--", "python3", f"{LONG}.py"), S, (LONG[:50],)),
+    Bad("ring-of-links", _submit(script="ring"), S, ("ring",), lambda w: (w.project / "ring").symlink_to("ring")),
+    Bad("ring-of-links-as-folder", _submit(script="ring/a.py"), S, ("ring",), lambda w: (w.project / "ring").symlink_to("ring")),
+    Bad("many-digits", _submit("--ranks", "9" * 5000), U, ("--ranks",)),
+    Bad("endless-variables", _submit("--env-file", "/dev/zero"), N, ("too large", "/dev/zero")),
+    Bad("pack-as-folder", ("pack", "-o", ".", "--force"), S, ("hpcml pack",)),
     Bad("site-init-no-slurm", ("site", "init", "mine"), errors.UNREACHABLE, ("could not be started: sinfo", "Slurm module")),
 ]  # fmt: skip
 
@@ -222,3 +231,31 @@ def test_closed_standard_streams_are_nowhere(world: World, closed: tuple[int, ..
     for path in (path for path in (world.runs / run).rglob("*") if path.is_file() and path.suffix in (".json", ".sh")):
         assert b"Submitted" not in path.read_bytes(), path
     assert world.run("ls", before=close).returncode == 0
+
+
+@pytest.mark.parametrize(
+    "words", [("ls", "--json"), ("submit", "--help-all"), ("--help",), ("status", "--json", "none")]
+)
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_full_output_is_told(world: World, words: tuple[str, ...], unbuffered: str) -> None:
+    def fill() -> None:
+        os.dup2(os.open("/dev/full", os.O_WRONLY), 1)
+
+    done = world.run(*words, env={"PYTHONUNBUFFERED": unbuffered}, before=fill)
+    assert done.returncode == errors.STORAGE, done.stderr
+    lines = done.stderr.splitlines()
+    assert len(lines) == 2
+    assert ("(output)" in lines[0]) == ("none" not in words)
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_an_error_that_no_stream_takes_has_a_documented_status(world: World, *, gone: bool) -> None:
+    """Of a reader that has gone, and of a full disk; Python itself would exit with 120."""
+
+    def replace() -> None:
+        reader, pipe = os.pipe()
+        os.close(reader)
+        os.dup2(pipe if gone else os.open("/dev/full", os.O_WRONLY), 2)
+
+    done = world.run("status", "none", before=replace)
+    assert done.returncode == (141 if gone else errors.STORAGE)

@@ -184,7 +184,10 @@ def test_logs_of_each_role(world: World) -> None:
     logs = world.submit() / "logs"
     for name in ("script", "scheduler", "job", "worker-n1", "worker-n2"):
         (logs / f"{name}.log").write_text(f"from {name}\n")
-    assert world.run("logs").stdout == "from script\n"
+    (logs / "scheduler.log").write_text("")
+    assert "empty" in world.run("logs", "last", "scheduler").stderr
+    done = world.run("logs")
+    assert (done.stdout, "empty" in done.stderr) == ("from script\n", False)
     assert world.run("logs", "job").stdout == "from job\n"
     assert world.run("logs", "last", "workers").stdout == (
         "==> worker-n1.log <==\nfrom worker-n1\n==> worker-n2.log <==\nfrom worker-n2\n"

@@ -53,6 +53,12 @@ def directives(run: Path) -> dict[str, str]:
     return dict(found)
 
 
+def test_status_without_a_sweep_says_so(world: World) -> None:
+    out, said = sweep(world, "status")
+    assert (out, "hpcml sweep --help" in said) == ("", True)
+    assert json.loads(sweep(world, "status", "--json")[0]) == []
+
+
 def test_points_and_cost_are_said_before_the_submission(world: World) -> None:
     _, said = sweep(world, *GRID, "--dry-run", "--time", "30", "--", "--epochs", "3")
     assert [line for line in said.splitlines() if not line.startswith("hpcml: note")][:8] == [

@@ -39,6 +39,8 @@ FAULTS = (
     F("hpcml/listeners.py", "    listener = listen_unix(row, path)\n    listener.setblocking(False)\n", "    listener = socket.create_server((\"\", 0))\n", "the dashboard listens on a port of all addresses"),
     F("hpcml/runs/listing.py", "and (run.may_start_again or not run.paths.status.exists())", "and not run.paths.status.exists()", "hpcml ls shows a requeued run as ended"),
     F("hpcml/cli/main.py", 'say_lines("\\nInterrupted.", sys.stderr)\n        return 130', 'say_lines("\\nInterrupted.", sys.stderr)\n        return 1', "an interrupted command ends with status 1"),
+    F("hpcml/cli/main.py", "isinstance(error, OSError) and error.strerror", "False", "a file name that is too long is a defect of hpcml"),
+    F("hpcml/cli/main.py", "    _untaken()\n    return status", "    return status", "an error that standard error does not take ends with status 120"),
     F("hpcml/cli/main.py", '"HPCML_HOST") if given is None else', '"HPCML_HOST") if not given else', "hpcml --host= does not mean this machine"),
     F("hpcml/cli/new.py", "if not (target / source.name).exists():", "if source:", "an example's package in the user's folder ends hpcml new"),
     F("jobs/lloyd/__init__.py", "self.init.mean(axis=0)", "np.zeros(rows.shape[1])", "k-means in float32 loses what tells float64 rows far from 0 apart"),

@@ -17,6 +17,7 @@ from hpcml.node import next_attempt
 from hpcml.paths import RunPaths
 from hpcml.plan import make_plan
 from hpcml.request.record import RunRequest, measure
+from hpcml.runs import record
 from hpcml.sites import schema, settings_layers
 from hpcml.workload_forms import Form
 from node_settings import settings as settings_of
@@ -176,3 +177,13 @@ def test_requests_that_are_refused(tmp_path: Path, subtests: pytest.Subtests) ->
     inside = site._replace(scheduler="allocation")
     with pytest.raises(HpcmlError):
         make_plan.plan(inside, RunRequest.of(tmp_path / "job.py", (), tmp_path, until_done=True), place)
+
+
+def test_a_damaged_exit_status_of_the_supervisor_counts_as_none(tmp_path: Path) -> None:
+    run = RunPaths(tmp_path)
+    path = run.attempt(0).exit_of("supervisor", "n1")
+    path.parent.mkdir(parents=True)
+    for text, status in (("3", 3), ("²", None), ("", None)):
+        path.write_text(text)
+        found = record.supervisor_exit(run)
+        assert (found and found.exit_status) == status

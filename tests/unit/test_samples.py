@@ -104,6 +104,13 @@ def test_damage_costs_the_damaged_line_alone(attempt: AttemptPaths, subtests: py
             assert [sample.t for sample in last.samples] == [1001.25, 1006.25]
 
 
+def test_samples_without_a_time_are_none(attempt: AttemptPaths) -> None:
+    header = HEADERS["node"]
+    header = header | {"columns": header["columns"] | {"NodeSample": [1.0, *header["columns"]["NodeSample"][1:]]}}
+    attempt.samples_of("n1").write_text(lines(header, SAMPLE))
+    assert samples.nodes(attempt)["n1"].samples == ()
+
+
 def test_a_line_that_is_being_written_is_left_out(attempt: AttemptPaths) -> None:
     attempt.samples_of("n1").write_text(lines(HEADERS["node"], SAMPLE) + lines(at(1006.25)).rstrip())
     assert [sample.t for sample in samples.nodes(attempt)["n1"].samples] == [1001.25]

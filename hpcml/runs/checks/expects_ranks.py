@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from hpcml import kinds, schedulers
+from hpcml import kinds, safe_files, schedulers
 from hpcml.errors import ScriptError, UsageError
 from hpcml.options import sbatch_tasks
 from hpcml.plan.make_plan import Plan
@@ -226,7 +226,7 @@ def shell_script(spec: RunRequest) -> str:
     if by_shell and spec.code.arguments[0] == "-c":
         return "".join(spec.code.arguments[1:2])
     path = spec.code.cwd / spec.code.arguments[0] if by_shell else spec.code.script
-    if spec.code.form is not Form.PROGRAM or not path.is_absolute() or not path.is_file():
+    if spec.code.form is not Form.PROGRAM or not path.is_absolute() or not safe_files.is_file(path):
         return ""
     with path.open("rb") as file:
         start = file.read(1 << 16)

@@ -106,7 +106,7 @@ def _start_of(script: Path, kind_of: str) -> bytes:
         hint = "Check the spelling. Write hpcml's options before SCRIPT, and the script's options after SCRIPT."
         hint = did_you_mean(_near(script), _example(script) or hint)
         raise NotFoundError(f"There is no such {kind_of}", place=str(script), hint=hint) from error
-    except OSError as error:
+    except PermissionError as error:
         where, hint = safe_files.denied(script)
         raise NotFoundError(f"The {kind_of} cannot be read: {error.strerror}", place=where, hint=hint) from error
 
