@@ -117,7 +117,7 @@ def wait_sentence(found: Sequence[Wait]) -> str:
 def place_to_check(found: Sequence[Wait]) -> str:
     """Return the next step after ranks waited: their only line, the line of the few odd ranks, or all lines."""
     if found[-1].place.startswith("at ") and (len(found) == 1 or wait_sentence(found)):
-        return f"Look {found[-1].place.partition(", which called ")[0]}."
+        return f"Look {found[-1].place.partition(', which called ')[0]}."
     return "Compare the lines in the evidence: the error can be at any of them."
 
 
