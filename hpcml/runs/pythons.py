@@ -90,7 +90,7 @@ def choose(loaded: LoadedSite, spec: RunRequest, late: bool, *, dry_run: bool) -
     if described:
         notes[0] = f"the run uses hpcml's own Python: {notes[0]}"
     else:
-        notes += _inactive(spec.code, environment)
+        notes += _inactive(spec.code, environment, needed)
     return Chosen(loaded, spec, (*notes, *once), always=tuple(notes))
 
 
@@ -316,7 +316,7 @@ def _unused(environment: Mapping[str, str], needed: _Needed, chosen: Path, by: s
     return [_unused_note(prefix, by) for prefix in others[:1] if not _why_unused(prefix, needed)]
 
 
-def _inactive(code: Code, environment: Mapping[str, str]) -> list[str]:
+def _inactive(code: Code, environment: Mapping[str, str], needed: _Needed) -> list[str]:
     """Return a note on an environment beside the script or in the current folder, where hpcml's own Python is used."""
     if code.interpreter or code.form is Form.PROGRAM:  # the user named a program
         return []
@@ -325,11 +325,16 @@ def _inactive(code: Code, environment: Mapping[str, str]) -> list[str]:
     for folder in (above / name for above in folders for name in (".venv", "venv")):
         is_one = os.path.exists(folder / installed_packages.SETTINGS) and os.path.exists(folder / "bin/python")
         if is_one and os.path.realpath(folder) not in known:
-            line = f"{OPTION} {shlex.quote(str(folder))}"
-            return [f"the environment {folder} is not used; the run uses {sys.executable}. To use it: {line}"]
+            why = needed.missing(folder / "bin/python")
+            what = f"the environment {folder} is not used{why and f', and {why}'}; the run uses {sys.executable}"
+            return [f"{what}. {_to_use(folder, why)}"]
     return []
 
 
 def _unused_note(prefix: Path, why: str) -> str:
-    line = f"{OPTION} {shlex.quote(str(prefix))}"
-    return f"hpcml does not use the active environment {prefix}, because {why}. To use it: {line}"
+    return f"hpcml does not use the active environment {prefix}, because {why}. {_to_use(prefix, why)}"
+
+
+def _to_use(prefix: Path, why: str) -> str:
+    first = "install what it lacks, then add " if why.startswith("it lacks") else ""
+    return f"To use it: {first}{OPTION} {shlex.quote(str(prefix))}"
