@@ -139,6 +139,7 @@ def _check_python(site: Site, spec: RunRequest, made: Plan, *, dry_run: bool) ->
         try:
             packages.check_packages(needs, python, named_by, sure=True)
         except ScriptError as error:
+            error.hint += " A sweep needs Dask also for a script that does not use Dask." if spec.points.sweep else ""
             if not dry_run:
                 raise
             notes.append(f"{error.message[:1].lower()}{error.message[1:]}: the submission would be refused")
