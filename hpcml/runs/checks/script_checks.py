@@ -103,8 +103,9 @@ def _start_of(script: Path, kind_of: str) -> bytes:
         with script.open("rb") as file:
             return file.read(4096)
     except (FileNotFoundError, NotADirectoryError) as error:
-        hint = "Check the spelling. Write hpcml's options before SCRIPT, and the script's options after SCRIPT."
-        hint = did_you_mean(_near(script), _example(script) or hint)
+        order = " In a shell, write hpcml's options before SCRIPT, and the script's options after SCRIPT."
+        is_word = kind_of == "script" and not script.suffix  # perhaps an option's value
+        hint = did_you_mean(_near(script), _example(script) or f"Check the spelling.{order if is_word else ''}")
         raise NotFoundError(f"There is no such {kind_of}", place=str(script), hint=hint) from error
     except OSError as error:
         where, hint = safe_files.denied(script)
