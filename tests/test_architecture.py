@@ -299,7 +299,7 @@ MOST_LINES = {
     "repairs": 984,
     "report": 2354,
     "request": 584,
-    "runs": 10038,
+    "runs": 10043,
     "schedulers": 3862,
     "sites": 1544,
     "survey": 1210,

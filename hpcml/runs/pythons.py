@@ -293,20 +293,24 @@ def _is_base(prefix: Path) -> bool:
 def _why_unused(prefix: Path, needed: _Needed) -> str:
     """Return the reason why hpcml does not use an active environment by itself, a clause; empty if it does."""
     python = prefix / "bin/python"
-    if not os.path.lexists(python):
-        return "it has no bin/python that you can read"
-    if who := who_may_change(python):
-        return who
-    if not os.access(python, os.X_OK):
-        return "its bin/python cannot be executed"
+    if why := _cannot_run(python) or who_may_change(python):
+        return why
     if _is_base(prefix):
         return "it is conda's base environment"
-    if why := too_old(Environment(str(python))):
-        return f"it {why}"
     here, kind = os.uname().machine, safe_files.architecture_of(python)
     if kind and kind != here:
         return f"it is for {kind}, but this machine is {here}"
     return away_from_nodes(python, needed.loaded) or needed.missing(python)
+
+
+def _cannot_run(python: Path) -> str:
+    """Return the reason why ``--python`` refuses an interpreter too, a clause; empty if it does not."""
+    if not os.path.lexists(python):
+        return "it has no bin/python that you can read"
+    if not os.access(python, os.X_OK):
+        return "its bin/python cannot be executed"
+    why = too_old(Environment(str(python)))
+    return f"it {why}" if why else ""
 
 
 def _unused(environment: Mapping[str, str], needed: _Needed, chosen: Path, by: str) -> list[str]:
@@ -332,7 +336,8 @@ def _inactive(code: Code, environment: Mapping[str, str], needed: _Needed) -> li
 
 
 def _unused_note(prefix: Path, why: str) -> str:
-    return f"hpcml does not use the active environment {prefix}, because {why}. {_to_use(prefix, why)}"
+    step = "" if _cannot_run(prefix / "bin/python") else f". {_to_use(prefix, why)}"
+    return f"hpcml does not use the active environment {prefix}, because {why}{step}"
 
 
 def _to_use(prefix: Path, why: str) -> str:
