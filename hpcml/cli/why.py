@@ -10,6 +10,7 @@ from hpcml.cli import common
 from hpcml.cli.ls import cut
 from hpcml.errors import StorageError
 from hpcml.paths import SCRIPT
+from hpcml.runs import directories
 from hpcml.states import Phase, State
 from hpcml.terminal import say, say_facts, say_fitted, say_message
 from hpcml.units import format_age
@@ -19,12 +20,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from hpcml.failures.evidence import Line
-    from hpcml.runs import directories
     from hpcml.runs import status as run_status
     from hpcml.runs.why import Answer
 
 _WIDEST = 240  # characters of a quoted line
-_RECENT = 60.0  # seconds: a run that has just ended is the one that is meant
 
 
 def add_options(parser: ArgumentParser) -> None:
@@ -67,7 +66,7 @@ def _newest_failed(folder: Path) -> tuple[directories.Run, run_status.Status, An
 
     If no run failed, it is the newest one.
     """
-    from hpcml.runs import directories, listing, why
+    from hpcml.runs import listing, why
 
     run_ids = directories.ids(folder)
     newest = directories.newest(folder, run_ids, 1)  # "last" may be older: it is not a refused run
@@ -138,10 +137,10 @@ def _show(answer: Answer, status: run_status.Status, host: str, *, named: bool) 
         log = f"{answer.log}: {common.from_host(host, f'hpcml logs {answer.run} rank:{answer.rank}')}"
         rows.append(("rank", f"{answer.rank} on {answer.node}, {log}"))
     rows += [("also", other.sentence) for other in answer.others]
-    if status.end_time:
-        age = time.time() - status.end_time
-        newer = "" if named or age < _RECENT else ". A newer submission that hpcml refused has no run"
-        rows.append(("ended", f"{format_age(age)} ago{newer}"))
+    is_refused = status.phase == Phase.REFUSED
+    if when := directories.submitted_at(answer.run) if is_refused else status.end_time:
+        newer = "" if named else ". If hpcml refused a newer command, this command has no run"
+        rows.append(("refused" if is_refused else "ended", f"{format_age(time.time() - when)} ago{newer}"))
     say_facts([*rows, ("command", status.planned.command)] if status.planned.command else rows)
     evident = {line.text for line in answer.evidence}
     later = [line for line in answer.followed if line.text not in evident]

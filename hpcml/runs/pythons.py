@@ -90,7 +90,7 @@ def choose(loaded: LoadedSite, spec: RunRequest, late: bool, *, dry_run: bool) -
     if described:
         notes[0] = f"the run uses hpcml's own Python: {notes[0]}"
     else:
-        notes += _inactive(spec.code, environment)
+        notes += _inactive(spec.code, environment, needed)
     return Chosen(loaded, spec, (*notes, *once), always=tuple(notes))
 
 
@@ -293,20 +293,24 @@ def _is_base(prefix: Path) -> bool:
 def _why_unused(prefix: Path, needed: _Needed) -> str:
     """Return the reason why hpcml does not use an active environment by itself, a clause; empty if it does."""
     python = prefix / "bin/python"
-    if not os.path.lexists(python):
-        return "it has no bin/python that you can read"
-    if who := who_may_change(python):
-        return who
-    if not os.access(python, os.X_OK):
-        return "its bin/python cannot be executed"
+    if why := _cannot_run(python) or who_may_change(python):
+        return why
     if _is_base(prefix):
         return "it is conda's base environment"
-    if why := too_old(Environment(str(python))):
-        return f"it {why}"
     here, kind = os.uname().machine, safe_files.architecture_of(python)
     if kind and kind != here:
         return f"it is for {kind}, but this machine is {here}"
     return away_from_nodes(python, needed.loaded) or needed.missing(python)
+
+
+def _cannot_run(python: Path) -> str:
+    """Return the reason why ``--python`` refuses an interpreter too, a clause; empty if it does not."""
+    if not os.path.lexists(python):
+        return "it has no bin/python that you can read"
+    if not os.access(python, os.X_OK):
+        return "its bin/python cannot be executed"
+    why = too_old(Environment(str(python)))
+    return f"it {why}" if why else ""
 
 
 def _unused(environment: Mapping[str, str], needed: _Needed, chosen: Path, by: str) -> list[str]:
@@ -316,7 +320,7 @@ def _unused(environment: Mapping[str, str], needed: _Needed, chosen: Path, by: s
     return [_unused_note(prefix, by) for prefix in others[:1] if not _why_unused(prefix, needed)]
 
 
-def _inactive(code: Code, environment: Mapping[str, str]) -> list[str]:
+def _inactive(code: Code, environment: Mapping[str, str], needed: _Needed) -> list[str]:
     """Return a note on an environment beside the script or in the current folder, where hpcml's own Python is used."""
     if code.interpreter or code.form is Form.PROGRAM:  # the user named a program
         return []
@@ -325,11 +329,17 @@ def _inactive(code: Code, environment: Mapping[str, str]) -> list[str]:
     for folder in (above / name for above in folders for name in (".venv", "venv")):
         is_one = os.path.exists(folder / installed_packages.SETTINGS) and os.path.exists(folder / "bin/python")
         if is_one and os.path.realpath(folder) not in known:
-            line = f"{OPTION} {shlex.quote(str(folder))}"
-            return [f"the environment {folder} is not used; the run uses {sys.executable}. To use it: {line}"]
+            why = needed.missing(folder / "bin/python")
+            what = f"the environment {folder} is not used{why and f', and {why}'}; the run uses {sys.executable}"
+            return [f"{what}. {_to_use(folder, why)}"]
     return []
 
 
 def _unused_note(prefix: Path, why: str) -> str:
-    line = f"{OPTION} {shlex.quote(str(prefix))}"
-    return f"hpcml does not use the active environment {prefix}, because {why}. To use it: {line}"
+    step = "" if _cannot_run(prefix / "bin/python") else f". {_to_use(prefix, why)}"
+    return f"hpcml does not use the active environment {prefix}, because {why}{step}"
+
+
+def _to_use(prefix: Path, why: str) -> str:
+    first = "install what it lacks, then add " if why.startswith("it lacks") else ""
+    return f"To use it: {first}{OPTION} {shlex.quote(str(prefix))}"

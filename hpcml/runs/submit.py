@@ -245,19 +245,26 @@ def _noted(notes: Sequence[str]) -> Iterator[None]:
 
 
 def _with_start(site: Site, spec: RunRequest) -> Site:
-    """Return the site with the decision when a Dask cluster starts, where the site leaves it to the script's text."""
+    """Return the site with the Dask cluster's start, if the script's text decides it; a sweep then has no GPU pool."""
     is_open = site.workers.start == "auto" and kinds.get(spec.kind).has_cluster and spec.code.form.traits.is_script
-    start = "late" if is_open and not dask_named.names_dask(spec) else site.workers.start
-    return site._replace(workers=site.workers._replace(start=start))
+    if not is_open or dask_named.names_dask(spec):
+        return site
+    pool = "none" if spec.points.sweep and site.gpu.rmm_pool_size == "auto" else site.gpu.rmm_pool_size
+    gpu, workers = site.gpu._replace(rmm_pool_size=pool), site.workers._replace(start="late")
+    return site._replace(workers=workers, gpu=gpu)
 
 
 def _with_reason(made: Plan, site: Site, started: Site) -> Plan:
-    """Return the plan with the reason why the Dask cluster starts late, if it does; a sweep's has a note instead."""
+    """Return the plan with the reason why the Dask cluster starts late, if it does; a sweep's has notes instead."""
     nodes = made.inside.job.nodes
-    if made.inside.points.sweep and started != site and nodes > 1:  # the script's text does not name Dask
-        first = f"the script does not use Dask. Each point runs on the first of {nodes} nodes. The other nodes are idle"
-        more = f"To use {nodes} nodes, type --nodes 1 --jobs {nodes} (hpcml help sweeps)"
-        return made._replace(notices=(*made.notices, f"{first}. {more}"))
+    if made.inside.points.sweep and started != site:  # the script's text does not name Dask
+        notices, first = list(made.notices), "the script does not use Dask. "
+        if nodes > 1:
+            idle = f"{first}Each point runs on the first of {nodes} nodes. The other nodes are idle"
+            notices.append(f"{idle}. To use {nodes} nodes, type --nodes 1 --jobs {nodes} (hpcml help sweeps)")
+        if made.inside.workers.gpu and started.gpu != site.gpu:
+            notices.append(f"{first}Therefore the workers reserve no GPU memory (gpu.rmm_pool_size)")
+        return made._replace(notices=tuple(notices))
     if not made.inside.workers.late:
         return made
     why = "workers.start is late" if site.workers.start == "late" else "the code does not name Dask"

@@ -281,8 +281,8 @@ class Gpu(NamedTuple):
     version.
     """
     rmm_pool_size: str = "auto"
-    """The size of RMM's memory pool. ``auto`` means nearly all memory of the GPU. The first node's first GPU has a
-    smaller pool, because the script and Dask scheduler also use this GPU.
+    """The size of RMM's memory pool. ``auto`` means nearly all memory of the GPU, and no pool in a sweep whose code
+    does not name Dask. The first node's first GPU has a smaller pool, because the script also uses this GPU.
     """
     rmm_maximum_pool_size: str = "none"
     """The maximum size of RMM's memory pool."""

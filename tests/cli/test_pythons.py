@@ -186,6 +186,10 @@ def test_a_refusal_names_other_environments(world: World) -> None:
     assert f"The environment {mine} has it. To use it: --python {shlex.quote(str(mine))}." in " ".join(
         done.stderr.split()
     )
+    world.script.write_text("import tabulate_nobody_has, json\nfrom dask.distributed import Client\n")
+    said = " ".join(world.run("submit", *SLURM, "job.py").stderr.split())
+    step = f"{shlex.quote(f'{mine}/bin/python')} -m pip install dask distributed cryptography."
+    assert said.endswith(f"To use it: --python {shlex.quote(str(mine))}. First install what it lacks: {step}")
     dry = world.run("submit", *SLURM, "--dry-run", "job.py", env={"VIRTUAL_ENV": str(active)})
     assert " ".join(dry.stderr.split()).count("does not use the active environment") == 1
 

@@ -393,6 +393,10 @@ def test_without_optuna_nothing_is_submitted(world: World) -> None:
     (env / "bin/python").symlink_to(sys.executable)
     (env / "pyvenv.cfg").write_text("home = /usr/bin\n")
     python = f"runtime.python={env}/bin/python"
+    (dask := env / "lib/python3.11/site-packages/dask").rmdir()
+    _, said = sweep(world, *GRID, "--set", python, status=errors.REFUSED)
+    assert " ".join(said.split()) == says("lacks the package dask", "--python PATH. A sweep needs Dask")
+    dask.mkdir()
     _, said = sweep(world, *GRID, "--pruner", "median", "--metric", "loss", "--set", python, status=errors.REFUSED)
     assert f"hpcml: The run's Python ({env}/bin/python) lacks the package optuna (extra 'sweep')." in said
     assert "Nothing was submitted." in said

@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import tarfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,8 @@ def test_a_faulty_node_is_named_with_the_command_to_do_without_it(world: World) 
     (directory / "logs/worker-n1.log").write_text(f"{TEXTS['comm-closed'][0]}\n")
     lines = world.run("why").stdout.splitlines()
     assert lines[2] == "command    job.py", "no process has written when the run ended"
+    write_events(directory, {"event": "allocated", "nodes": ["n1", "n3"]}, {"event": "torn-down", "time": time.time()})
+    assert "refused a newer command" in world.run("why").stdout.splitlines()[2], "also if the run has just ended"
     write_events(directory, {"event": "allocated", "nodes": ["n1", "n3"]}, {"event": "torn-down"})
     lines = world.run("why").stdout.splitlines()
     assert lines[:2] == [f"run        {directory.name}", says("A GPU's memory is faulty (ECC) (on n3)")]
@@ -246,6 +249,9 @@ def test_a_run_that_ended_well_waits_or_was_refused(world: World) -> None:
     assert world.run("submit", "--site", "slurm", "--name", "no", str(world.script)).returncode == 65
     found = why(world, "no")
     assert (found["failed"], found["state"], found["rule"]) == (True, "REFUSED", "qos")
+    for words, more in ((("why",), r"\. .* has no run"), (("why", "no"), "")):
+        (row,) = (line for line in world.run(*words).stdout.splitlines() if line.startswith("refused "))
+        assert re.fullmatch(rf"refused    \S+ ago{more}", row)
 
 
 def test_hostile_logs_are_shown_and_not_obeyed(world: World) -> None:

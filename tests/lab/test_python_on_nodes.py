@@ -10,6 +10,7 @@ import pytest
 
 from conftest import Cluster
 from hpcml import errors
+from tests.said import says
 
 SIZE = ("--cpus-per-node", "1", "--memory-per-node", "900M")
 DASK = """
@@ -46,7 +47,7 @@ def test_an_environment_of_the_user_s_own(cluster: Cluster, mine: Path) -> None:
     assert "lacks the packages dask, distributed, cryptography" in " ".join(refused.stderr.split())
     active = {"VIRTUAL_ENV": str(mine)}
     unused = cluster.run(*cluster.command(DASK, "--dry-run", *SIZE), env=active)
-    assert "it lacks dask, distributed, cryptography. To use it: --python" in " ".join(unused.stderr.split())
+    assert " ".join(unused.stderr.split()) == says("it lacks dask, distributed, cryptography", "install", "--python")
 
     own = Path(cluster.run("sh", "-c", 'dirname "$(dirname "$(readlink -f "$(command -v hpcml)")")"').stdout.strip())
     (packages,) = (own / "lib").glob("python3.*/site-packages")

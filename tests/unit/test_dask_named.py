@@ -146,3 +146,27 @@ def test_a_dry_run_says_which_of_two_reasons_lets_the_cluster_start_late(
         )
         said = [reason.rpartition(": ")[2] for reason in made.plan.reasons if "Dask cluster" in reason]
         assert said == why
+
+
+def test_a_sweep_of_a_script_without_dask_leaves_the_gpus_memory_to_the_script(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, subtests: pytest.Subtests
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("torch", "jax", "cuml"):
+        (tmp_path / f"{name}_job.py").write_text(f"import {name}\n")
+    (tmp_path / "dask_job.py").write_text("import hpcml, torch\nhpcml.connect()\n")
+    for script, settings, nodes, pool, notes in (
+        ("torch_job.py", (), 1, None, [True]),
+        ("jax_job.py", (), 2, None, [False, True]),  # and a note on the idle node
+        ("cuml_job.py", (), 1, None, [True]),
+        ("torch_job.py", ("gpu.rmm_pool_size=0.5",), 1, 0.5, []),
+        ("torch_job.py", ("workers.start=early",), 1, -1.0, []),
+        ("dask_job.py", (), 2, -1.0, []),
+    ):
+        with subtests.test(f"{script} {settings}"):
+            request = asked(tmp_path, script, site="slurm", settings=settings, nodes=nodes, gpus_per_node=1)
+            made = submission.prepare_request(request.changed(sweep="lr", partition="gpu"), dry_run=True).plan
+            assert made.inside.workers.gpu is not None
+            assert made.inside.workers.gpu.rmm_pool_size == pool
+            assert ["gpu.rmm_pool_size" in note for note in made.notices if "Dask" in note] == notes

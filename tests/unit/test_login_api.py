@@ -100,3 +100,15 @@ def test_another_host_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HPCML_HOST", "login")
     with pytest.raises(hpcml.HpcmlError, match="HPCML_HOST names another"):
         hpcml.submit("x.py")
+
+
+def test_an_absent_script_is_perhaps_an_option_s_value_only_as_a_word(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name, has_order in (("absent.py", False), ("absent.ipynb", False), ("8", True)):
+        with pytest.raises(hpcml.HpcmlError) as caught:
+            hpcml.submit(name, site="local")
+        assert (caught.value.exit_status, caught.value.place) == (66, str(tmp_path / name))
+        assert (caught.value.hint != "Check the spelling.", "before SCRIPT" in caught.value.hint) == (has_order,) * 2

@@ -15,6 +15,7 @@ from hpcml.request.record import RunRequest
 from hpcml.runs import environments, packages, pythons
 from hpcml.sites import lookup
 from hpcml.workload_forms import Form
+from tests.said import says
 
 PYTHON = Path(os.path.realpath(sys.executable))
 VERSION = f"{sys.version_info[0]}.{sys.version_info[1]}"
@@ -196,7 +197,11 @@ def test_an_active_environment_that_is_not_used_is_named_with_the_line_to_type(
             assert chosen.loaded.site.runtime.python == ""
             (note,) = chosen.notes
             line = f"--python {shlex.quote(str(prefix))}"
-            assert note == f"hpcml does not use the active environment {prefix}, because {why}. To use it: {line}"
+            steps: tuple[str, ...] = ("install", line) if why.startswith("it lacks") else (f"use it: {line}",)
+            if prefix in (old, gone):  # which --python refuses too
+                steps = ()
+                assert "--python" not in note
+            assert note == says(f"hpcml does not use the active environment {prefix}, because {why}", *steps)
 
 
 def test_an_inactive_environment_beside_the_script_is_named(
@@ -207,8 +212,13 @@ def test_an_inactive_environment_beside_the_script_is_named(
     (world / "work/venv/pyvenv.cfg").touch()
     assert choose().notes == (), "no environment"
     beside, other = environment(world / "work/.venv"), environment(world / "other", "tabulate")
-    line = f"the environment {beside} is not used; the run uses {sys.executable}. To use it: --python {beside}"
+    line = says(f"{beside} is not used, and it lacks tabulate", "install what it lacks", f"--python {beside}")
     assert (choose().notes, choose().always) == ((line,), (line,))
+    (whole := beside / f"lib/python{VERSION}/site-packages/tabulate").mkdir()
+    line = f"the environment {beside} is not used; the run uses {sys.executable}. To use it: --python {beside}"
+    assert choose().notes == (line,)
+    assert choose(late=False).notes[0] == says("lacks dask", "install", f"--python {beside}")
+    whole.rmdir()
     for settings, values in (
         (("runtime.python=/usr/bin/python3",), {}), ((), {"image": "x.sif"}), ((), {"python": "/usr/bin/python3"}),
         ((), {"interpreter": ("/usr/bin/python3",)}), ((), {"form": Form.PROGRAM}),

@@ -15,6 +15,7 @@ from hpcml.cli import commands
 from hpcml.options.translate.batch_script import public, translate
 from hpcml.options.translate.shell_syntax import UntranslatedError
 from hpcml.terminal import shown
+from tests.said import says
 
 VARIABLES = {"HOME": "/home/alice", "USER": "alice", "SLURM_SUBMIT_DIR": "/home/alice/work"}
 
@@ -125,6 +126,20 @@ WITHOUT_SLURM = [
 def test_without_slurm_its_variables_are_not_there(code: str, expected: str) -> None:
     got = translated(script("-n 2 -N 1", code), slurm=False)
     assert got.replace("4: a second", "3: a second") == expected
+
+
+@pytest.mark.parametrize("slurm", [True, False])
+@pytest.mark.parametrize("name", ["SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID"])
+def test_a_number_of_a_task_that_bash_replaces_is_refused_with_the_form_that_is_translated(
+    name: str, slurm: bool
+) -> None:
+    lines = "-n 2 -N 1"
+    got = translated(script(lines, f"srun ./a --shard ${name}"), slurm=slurm)
+    assert got == says(f"3: {name}, which bash replaces by 0", f"bash -c '… ${name}'")
+    got = translated(script(lines, f"N=${name}\nsrun ./a $N"), slurm=slurm)
+    assert got == says(f"4: {name}, which bash replaces by 0"), "the line that needs the variable"
+    code = f"srun bash -c './a --shard ${name}'"
+    assert translated(script(lines, code), slurm=slurm).endswith(f"--ranks 2 -- {code.removeprefix('srun ')}")
 
 
 # Lines that do more than they seem to, each before or in the one command of a script with four tasks on two nodes.

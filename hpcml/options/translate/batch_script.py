@@ -475,8 +475,10 @@ class _Script:
             if not name.isidentifier():
                 raise UntranslatedError(number, f"${name}, whose value only the batch script's shell knows")
             if batch_variables.is_slurms(name) and not (self.slurm and batch_variables.is_same(name)):
-                where = "in hpcml's job" if self.slurm else "without Slurm"
-                raise UntranslatedError(number, f"{name}, which has another value {where}")
+                why = "which has another value " + ("in hpcml's job" if self.slurm else "without Slurm")
+                if name in batch_variables.ZEROS:
+                    why = f"which bash replaces by 0 before srun starts. For each task's value: bash -c '… ${name}'"
+                raise UntranslatedError(number, f"{name}, {why}")
 
 
 def _kind(name: str, item: _Item) -> str:

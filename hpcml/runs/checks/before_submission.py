@@ -89,6 +89,7 @@ def _check_code(loaded: LoadedSite, spec: RunRequest, made: Plan, *, dry_run: bo
     python = made.steps[-1].command[0]
     named = loaded.layers.named("runtime", "python")
     image, prepared = bool(made.inside.job.image), _is_prepared(loaded.site)
+    needs = () if made.inside.workers.late else kinds.get(spec.kind).needs
     if spec.code.interpreter:
         python, named = shutil.which(spec.code.interpreter[0]) or spec.code.interpreter[0], TYPED
     if spec.code.batch_words:  # perhaps another user's, and only its job starts what it names
@@ -98,7 +99,7 @@ def _check_code(loaded: LoadedSite, spec: RunRequest, made: Plan, *, dry_run: bo
             spec.code.script, python, named=named, image=image, prepared=prepared, dry_run=dry_run
         )
     notes = script_checks.check_code(
-        spec.code.script, base, python, named=named, image=image, prepared=prepared, dry_run=dry_run
+        spec.code.script, base, python, named=named, needs=needs, image=image, prepared=prepared, dry_run=dry_run
     )
     if not spec.code.interpreter and not image:
         notes += script_checks.unused_first_line(spec.code.script, base, python)
@@ -138,6 +139,7 @@ def _check_python(site: Site, spec: RunRequest, made: Plan, *, dry_run: bool) ->
         try:
             packages.check_packages(needs, python, named_by, sure=True)
         except ScriptError as error:
+            error.hint += " A sweep needs Dask also for a script that does not use Dask." if spec.points.sweep else ""
             if not dry_run:
                 raise
             notes.append(f"{error.message[:1].lower()}{error.message[1:]}: the submission would be refused")

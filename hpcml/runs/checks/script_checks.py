@@ -103,8 +103,9 @@ def _start_of(script: Path, kind_of: str) -> bytes:
         with script.open("rb") as file:
             return file.read(4096)
     except (FileNotFoundError, NotADirectoryError) as error:
-        hint = "Check the spelling. Write hpcml's options before SCRIPT, and the script's options after SCRIPT."
-        hint = did_you_mean(_near(script), _example(script) or hint)
+        order = " In a shell, write hpcml's options before SCRIPT, and the script's options after SCRIPT."
+        is_word = kind_of == "script" and not script.suffix  # perhaps an option's value
+        hint = did_you_mean(_near(script), _example(script) or f"Check the spelling.{order if is_word else ''}")
         raise NotFoundError(f"There is no such {kind_of}", place=str(script), hint=hint) from error
     except PermissionError as error:
         where, hint = safe_files.denied(script)
@@ -250,6 +251,7 @@ def check_code(
     python: str,
     *,
     named: Named,
+    needs: Sequence[str] = (),
     folder: Path | None = None,
     image: bool = False,
     prepared: bool = False,
@@ -265,6 +267,8 @@ def check_code(
         The interpreter that will run it.
     named
         Who names the interpreter: it is not started here if a project's file or a line of the script does.
+    needs
+        The modules that the run's own processes need.
     folder
         The first folder on its path of modules, if it is not the script's.
     image
@@ -306,7 +310,7 @@ def check_code(
         return warnings
     environment = packages.Environment(python)
     certain = imports.plain and not prepared
-    warnings += _tell_missing(script, base, imports.needed, environment, certain=certain, dry_run=dry_run)
+    warnings += _tell_missing(script, base, imports.needed, needs, environment, certain=certain, dry_run=dry_run)
     return warnings + _read_in_place(imports.needed, environment)
 
 
@@ -472,27 +476,29 @@ def _read_in_place(needed: list[_Import], environment: packages.Environment) -> 
 
 
 def _tell_missing(
-    script: Path, base: Path, needed: list[_Import], environment: packages.Environment, *, certain: bool, dry_run: bool
+    script: Path,
+    base: Path,
+    needed: list[_Import],
+    needs: Sequence[str],
+    environment: packages.Environment,
+    *,
+    certain: bool,
+    dry_run: bool,
 ) -> list[str]:
     """Return a note of the modules that are not found; a ScriptError where it is certain that the script ends there."""
     if not environment.readable:
         return []
-    certain_by_name: dict[str, bool] = {}
-    for row in needed:
-        if row.name not in certain_by_name:
-            certain_by_name[row.name] = environment.has(row.name)
-    elsewhere = {
-        row.name: row for row in reversed(needed) if certain_by_name[row.name] and row.name in _CLUSTERS_ELSEWHERE
-    }
+    is_there = {name: environment.has(name) for name in dict.fromkeys(row.name for row in needed)}
+    elsewhere = {row.name: row for row in reversed(needed) if is_there[row.name] and row.name in _CLUSTERS_ELSEWHERE}
     remedy = "creates a Dask cluster outside the run; use Client() to connect to the run's cluster"
     notes = [f"{name} ({place(base, row.file, row.line)}) {remedy}" for name, row in elsewhere.items()]
-    missing = list({row.name: row for row in reversed(needed) if not certain_by_name[row.name]}.values())[::-1]
+    missing = list({row.name: row for row in reversed(needed) if not is_there[row.name]}.values())[::-1]
     if not missing:
         return notes
     refused = certain and environment.certain
     script_imports = [row for row in missing if row.file == script]
     if refused and not dry_run and script_imports:
-        raise _is_missing(script_imports[0], base, environment.python)
+        raise _is_missing(script_imports[0], base, environment.python, [*needs, *is_there])
     listed = first_of_many([f"{row.name} ({place(base, row.file, row.line)})" for row in missing], _NOTED)
     where = f"the environment of {environment.python} on this machine"
     advice = ". Before you submit, install these modules, or name a Python that has them (--python PATH)"
@@ -500,8 +506,8 @@ def _tell_missing(
     return [*notes, f"{where} lacks these imported modules: {listed}{remedy}"]
 
 
-def _is_missing(first: _Import, base: Path, python: str) -> ScriptError:
-    """Return the error of a script that imports what its environment lacks, with how to get it."""
+def _is_missing(first: _Import, base: Path, python: str, others: Sequence[str]) -> ScriptError:
+    """Return the error of a script that imports what its environment lacks, with how to get it and ``others``."""
     command = installed_packages.install(python, [first.name])
     how = f"Install the package, usually with: {command}. To use another Python: --python PATH."
     if uv_environments.lists_without_lock(first.file, installed_packages.package(first.name)):
@@ -513,6 +519,8 @@ def _is_missing(first: _Import, base: Path, python: str) -> ScriptError:
     beside = packages.Environment(str(folder / "bin/python"))
     if str(folder / "bin/python") != python and beside.readable and beside.has(first.name):
         how = f"The environment {folder} has it. To use it: --python {shlex.quote(str(folder))}."
+        if lacks := beside.lacking([*dict.fromkeys(others)]):
+            how += f" First install what it lacks: {installed_packages.install(beside.python, lacks)}."
     how = f"Nothing was submitted. {how}"
     if first.name in _CLUSTERS_ELSEWHERE:
         how = f"{first.name} creates a Dask cluster outside the run. Use Client() to connect to the run's cluster."
