@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 
@@ -32,6 +33,8 @@ NOTES = (
     "hpcml COMMAND --help shows the options of a command; hpcml --version shows the version.",
     "hpcml help TOPIC shows a page of the documentation, e.g. hpcml help sharing. hpcml help topics lists all pages.",
 )
+
+_OF_FILES = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ESTALE, errno.EROFS}  # whatever file it is
 
 
 def overview() -> str:
@@ -216,8 +219,8 @@ def _unexpected(error: Exception) -> errors.HpcmlError:
             say_lines(part.rstrip("\n"), sys.stderr)
     last = traceback.extract_tb(error.__traceback__)[-1]
     place = f"{os.path.basename(last.filename)}:{last.lineno}"
-    if isinstance(error, OSError) and error.strerror:
-        printed = _untaken() or place.startswith(("main.py:", "terminal.py:"))
+    printed = _untaken() or place.startswith(("main.py:", "terminal.py:"))
+    if isinstance(error, OSError) and error.strerror and (printed or error.filename or error.errno in _OF_FILES):
         where = "output" if printed else fit(str(error.filename or place), 200)
         advice = "Check the file's name, its permissions and the free space."
         return errors.StorageError(f"A file cannot be read or written: {error.strerror}", place=where, hint=advice)
@@ -226,9 +229,11 @@ def _unexpected(error: Exception) -> errors.HpcmlError:
 
 
 def _fail(error: errors.HpcmlError, as_json: bool) -> int:
-    for text in getattr(error, "__notes__", ()):
-        note(text)
-    say_message(f"hpcml: {error}")
-    if as_json:
-        say(json_text(error.as_json()))
+    try:
+        for text in getattr(error, "__notes__", ()):
+            note(text)
+        say_message(f"hpcml: {error}")
+    finally:  # one of the two streams may be full
+        if as_json:
+            say(json_text(error.as_json()))
     return error.exit_status

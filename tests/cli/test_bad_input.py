@@ -259,3 +259,4 @@ def test_an_error_that_no_stream_takes_has_a_documented_status(world: World, *, 
 
     done = world.run("status", "none", before=replace)
     assert done.returncode == (141 if gone else errors.STORAGE)
+    assert json.loads(done.stdout)["exit_status"] == errors.NOT_FOUND

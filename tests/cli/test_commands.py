@@ -150,6 +150,30 @@ def test_a_defect_is_one_sentence_with_a_status_of_its_own(world: World) -> None
     assert json.loads(done.stdout)["exit_status"] == errors.INTERNAL
 
 
+UNEXPECTED = (
+    ("ConnectionRefusedError(111, 'Connection refused')", errors.INTERNAL),  # of a network
+    ("BlockingIOError(11, 'Resource temporarily unavailable')", errors.INTERNAL),  # of a process that cannot start
+    ("OSError(37, 'No locks available')", errors.INTERNAL),
+    ("OSError(28, 'No space left on device')", errors.STORAGE),
+    ("PermissionError(13, 'Permission denied', 'a.txt')", errors.STORAGE),
+)
+RAISES = """
+import sys
+from hpcml.cli import ls, main
+def fail(_): raise {}
+ls.run = fail
+sys.exit(main.main(["ls", "--json"]))
+"""
+
+
+@pytest.mark.parametrize(("error", "status"), UNEXPECTED)
+def test_only_the_system_s_errors_of_files_are_told_as_such(world: World, error: str, status: int) -> None:
+    done = subprocess.run([str(world.command.with_name("python")), "-c", RAISES.format(error)], env=world.environment,
+                          capture_output=True, text=True, check=False)  # fmt: skip
+    assert (done.returncode, json.loads(done.stdout)["exit_status"]) == (status, status)
+    assert ("defect" in done.stderr) == (status == errors.INTERNAL)
+
+
 def test_submit_says_where_the_run_is(world: World) -> None:
     done = world.run("submit", "--site", "slurm", "--json", "job.py")
     facts = json.loads(done.stdout)
