@@ -169,6 +169,7 @@ CASES = [
     Bad("ring-of-links", _submit(script="ring"), S, ("ring",), lambda w: (w.project / "ring").symlink_to("ring")),
     Bad("ring-of-links-as-folder", _submit(script="ring/a.py"), S, ("ring",), lambda w: (w.project / "ring").symlink_to("ring")),
     Bad("many-digits", _submit("--ranks", "9" * 5000), U, ("--ranks",)),
+    Bad("many-digits-after-zeros", _submit("--ranks", "00001" + "9" * 5000), U, ("--ranks",)),
     Bad("endless-variables", _submit("--env-file", "/dev/zero"), N, ("too large", "/dev/zero")),
     Bad("pack-as-folder", ("pack", "-o", ".", "--force"), S, ("hpcml pack",)),
     Bad("site-init-no-slurm", ("site", "init", "mine"), errors.UNREACHABLE, ("could not be started: sinfo", "Slurm module")),
@@ -257,6 +258,6 @@ def test_an_error_that_no_stream_takes_has_a_documented_status(world: World, *, 
         os.close(reader)
         os.dup2(pipe if gone else os.open("/dev/full", os.O_WRONLY), 2)
 
-    done = world.run("status", "none", before=replace)
+    done = world.run("status", "none", "--json", before=replace)
     assert done.returncode == (141 if gone else errors.STORAGE)
     assert json.loads(done.stdout)["exit_status"] == errors.NOT_FOUND

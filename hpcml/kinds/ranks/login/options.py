@@ -23,7 +23,7 @@ class Ranks(NamedTuple):
 def read(text: str, option: str) -> str:
     """Return the ranks on a node: ``gpu`` (one for each), ``node`` (one), a number, or ``2/gpu``; else UsageError."""
     number = text.removesuffix(OF_EACH_GPU)
-    if text in ("gpu", "node") or (number.isascii() and number.isdecimal() and 0 < int(number[:5]) < 10**4):
+    if text in ("gpu", "node") or (number.isascii() and number.isdecimal() and len(number) < 5 and int(number)):
         return text
     raise UsageError(f"'{text}' is not gpu, node or a number of ranks", place=option, hint=f"Write {option} gpu.")
 
