@@ -258,12 +258,13 @@ def _with_reason(made: Plan, site: Site, started: Site) -> Plan:
     """Return the plan with the reason why the Dask cluster starts late, if it does; a sweep's has notes instead."""
     nodes = made.inside.job.nodes
     if made.inside.points.sweep and started != site:  # the script's text does not name Dask
-        notices, first = list(made.notices), "the script does not use Dask. "
+        notices, first = list(made.notices), "the code does not name Dask. "
         if nodes > 1:
             idle = f"{first}Each point runs on the first of {nodes} nodes. The other nodes are idle"
             notices.append(f"{idle}. To use {nodes} nodes, type --nodes 1 --jobs {nodes} (hpcml help sweeps)")
         if made.inside.workers.gpu and started.gpu != site.gpu:
-            notices.append(f"{first}Therefore the workers reserve no GPU memory (gpu.rmm_pool_size)")
+            no_pool = f"{first}Therefore the workers reserve no GPU memory (gpu.rmm_pool_size)"
+            notices.append(f"{no_pool}. If a package of the script uses Dask: --set workers.start=early")
         return made._replace(notices=tuple(notices))
     if not made.inside.workers.late:
         return made

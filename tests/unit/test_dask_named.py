@@ -169,4 +169,7 @@ def test_a_sweep_of_a_script_without_dask_leaves_the_gpus_memory_to_the_script(
             made = submission.prepare_request(request.changed(sweep="lr", partition="gpu"), dry_run=True).plan
             assert made.inside.workers.gpu is not None
             assert made.inside.workers.gpu.rmm_pool_size == pool
-            assert ["gpu.rmm_pool_size" in note for note in made.notices if "Dask" in note] == notes
+            of_dask = [note for note in made.notices if "Dask" in note]
+            assert ["gpu.rmm_pool_size" in note for note in of_dask] == notes
+            assert all("does not name Dask" in note for note in of_dask), "an installed package may use it"
+            assert ["workers.start=early" in note for note in of_dask] == notes, "how to have the pool"
