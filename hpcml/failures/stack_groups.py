@@ -118,6 +118,8 @@ def place_to_check(found: Sequence[Wait]) -> str:
     """Return the next step after ranks waited: their only line, the line of the few odd ranks, or all lines."""
     if found[-1].place.startswith("at ") and (len(found) == 1 or wait_sentence(found)):
         return f"Look {found[-1].place.partition(', which called ')[0]}."
+    if not any(wait.place.startswith("at ") for wait in found):
+        return "The ranks waited outside your code: see the evidence."
     return "Compare the lines in the evidence: the error can be at any of them."
 
 

@@ -247,6 +247,13 @@ def test_a_file_s_name_with_a_comma_is_a_line_to_correct() -> None:
     assert stack_groups.place_to_check(found) == "Look at a,b.py:3 f."
 
 
+def test_ranks_that_wait_outside_the_user_s_code_have_no_lines_to_compare() -> None:
+    of_program = stack_groups.Wait("without a Python stack: state S, in futex", ("rank 0", "rank 1"))
+    of_script = stack_groups.Wait("at a.py:3 f", ("rank 2", "rank 3"))
+    assert "lines" not in stack_groups.place_to_check([of_program])
+    assert "lines" in stack_groups.place_to_check([of_program, of_script])
+
+
 @pytest.mark.parametrize(("lines", "sentence"), [
     ([5, 5], "all 2 ranks wait at train.py:5 <module>"), ([5, 6], ""), ([5], ""), ([], ""), ([5, 5, 6, 6], ""),
     ([5] * 10 + [7] * 5, "10 ranks wait at train.py:5 <module>, for rank 10 (n3), rank 11 (n3), rank 12 (n4) and 2 more at train.py:7 <module>"),
