@@ -329,17 +329,18 @@ def _inactive(code: Code, environment: Mapping[str, str], needed: _Needed) -> li
     for folder in (above / name for above in folders for name in (".venv", "venv")):
         is_one = os.path.exists(folder / installed_packages.SETTINGS) and os.path.exists(folder / "bin/python")
         if is_one and os.path.realpath(folder) not in known:
-            why = needed.missing(folder / "bin/python")
+            why = _cannot_run(folder / "bin/python") or needed.missing(folder / "bin/python")
             what = f"the environment {folder} is not used{why and f', and {why}'}; the run uses {sys.executable}"
-            return [f"{what}. {_to_use(folder, why)}"]
+            return [what + _to_use(folder, why)]
     return []
 
 
 def _unused_note(prefix: Path, why: str) -> str:
-    step = "" if _cannot_run(prefix / "bin/python") else f". {_to_use(prefix, why)}"
-    return f"hpcml does not use the active environment {prefix}, because {why}{step}"
+    return f"hpcml does not use the active environment {prefix}, because {why}{_to_use(prefix, why)}"
 
 
 def _to_use(prefix: Path, why: str) -> str:
+    if _cannot_run(prefix / "bin/python"):
+        return ""
     first = "install what it lacks, then add " if why.startswith("it lacks") else ""
-    return f"To use it: {first}{OPTION} {shlex.quote(str(prefix))}"
+    return f". To use it: {first}{OPTION} {shlex.quote(str(prefix))}"

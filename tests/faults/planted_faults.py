@@ -367,7 +367,7 @@ FAULTS = (
     F("hpcml/node/sweep/points.py", 'return ": ".join((f"exit status {status}", *tail(log, 1)))[:_LONGEST]', 'return f"exit status {status}"', "why of a sweep does not quote what a failed point said"),
     F("hpcml/runs/submit.py", 'why = "workers.start is late" if site.workers.start == "late" else "the code does not name Dask"', 'why = "the code does not name Dask"', "a dry run gives the wrong reason why the cluster starts late"),
     F("hpcml/runs/submit.py", 'pool = "none" if spec.points.sweep and', 'pool = "none" if False and', "the pool of a sweep's workers takes the GPU's memory from a script without Dask"),
-    F("hpcml/runs/pythons.py", 'step = "" if _cannot_run(prefix / "bin/python") else', "step =", "a note proposes an environment that --python refuses"),
+    F("hpcml/runs/pythons.py", '    if _cannot_run(prefix / "bin/python"):', "    if False:", "a note proposes an environment that --python refuses"),
     F("hpcml/runs/checks/script_checks.py", "[*needs, *is_there])", "[])", "a refusal proposes an environment without Dask, which is refused too"),
     F("hpcml/request/option.py", "otherwise = self.otherwise if has_slurm or not self.by_slurm else \"none on this site\"", "otherwise = self.otherwise", "a site without Slurm shows Slurm's defaults in the help"),
     F("hpcml/runs/translated.py", 'if any(taken.words[0] == "--mpi" for taken in made.options):', "if False:", "a site without Slurm proposes --mpi, which it refuses"),

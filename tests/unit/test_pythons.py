@@ -218,6 +218,11 @@ def test_an_inactive_environment_beside_the_script_is_named(
     line = f"the environment {beside} is not used; the run uses {sys.executable}. To use it: --python {beside}"
     assert choose().notes == (line,)
     assert choose(late=False).notes[0] == says("lacks dask", "install", f"--python {beside}")
+    with monkeypatch.context() as patch:
+        patch.setattr(pythons, "too_old", lambda _: "is Python 3.9")
+        (note,) = choose().notes
+        assert note == says(f"{beside} is not used, and it is Python 3.9")
+        assert "--python" not in note, "which refuses it too"
     whole.rmdir()
     for settings, values in (
         (("runtime.python=/usr/bin/python3",), {}), ((), {"image": "x.sif"}), ((), {"python": "/usr/bin/python3"}),
