@@ -112,3 +112,13 @@ def test_an_absent_script_is_perhaps_an_option_s_value_only_as_a_word(
             hpcml.submit(name, site="local")
         assert (caught.value.exit_status, caught.value.place) == (66, str(tmp_path / name))
         assert (caught.value.hint != "Check the spelling.", "before SCRIPT" in caught.value.hint) == (has_order,) * 2
+
+
+@pytest.mark.parametrize("name", [f"{'x' * 300}.py", "ring", "ring/a.py"])
+def test_a_script_s_name_that_the_system_refuses(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "ring").symlink_to("ring")
+    with pytest.raises(hpcml.HpcmlError) as caught:
+        hpcml.submit(name, site="local")
+    assert (caught.value.exit_status, caught.value.place) == (74, str(tmp_path / name))

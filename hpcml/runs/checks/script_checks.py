@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from hpcml import assets, installed_packages, safe_files
 from hpcml.config_trust import Named
-from hpcml.errors import NotFoundError, ScriptError, UsageError, did_you_mean, nearest
+from hpcml.errors import NotFoundError, ScriptError, StorageError, UsageError, did_you_mean, nearest
 from hpcml.runs import modules_code_uses, packages, uv_environments
 from hpcml.runs.modules_code_uses import imported, module_file, place, texts, top_level
 from hpcml.schedulers import sbatch_lines
@@ -77,7 +77,9 @@ def check_file(script: Path) -> None:
     Raises
     ------
     NotFoundError
-        If it does not exist, is no file or cannot be read.
+        If it does not exist, is no file or may not be read.
+    StorageError
+        If the system refuses its name.
     UsageError
         If it is empty, or no Python (the hint says what runs it), or its path holds a line break.
     """
@@ -110,6 +112,9 @@ def _start_of(script: Path, kind_of: str) -> bytes:
     except PermissionError as error:
         where, hint = safe_files.denied(script)
         raise NotFoundError(f"The {kind_of} cannot be read: {error.strerror}", place=where, hint=hint) from error
+    except OSError as error:
+        why, place_of, step = error.strerror, str(script), "Check the file's name."
+        raise StorageError(f"The {kind_of} cannot be read: {why}", place=place_of, hint=step) from error
 
 
 def _other_language(script: Path, start: bytes) -> tuple[str, str] | None:
