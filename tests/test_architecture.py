@@ -299,7 +299,7 @@ MOST_LINES = {
     "repairs": 984,
     "report": 2354,
     "request": 588,
-    "runs": 10057,
+    "runs": 10058,
     "schedulers": 3862,
     "sites": 1544,
     "survey": 1210,
