@@ -287,7 +287,7 @@ COMPLEX = {
 MOST_LINES = {
     ".": 6241,
     "api": 1023,
-    "cli": 8154,
+    "cli": 8158,
     "doctor": 1539,
     "failures": 3235,
     "images": 1066,
@@ -299,7 +299,7 @@ MOST_LINES = {
     "repairs": 984,
     "report": 2354,
     "request": 588,
-    "runs": 10058,
+    "runs": 10062,
     "schedulers": 3862,
     "sites": 1544,
     "survey": 1210,
