@@ -292,7 +292,7 @@ MOST_LINES = {
     "failures": 3235,
     "images": 1066,
     "kinds": 12199,
-    "node": 12220,
+    "node": 12222,
     "options": 2453,
     "plan": 910,
     "remote": 3995,
