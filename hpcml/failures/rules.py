@@ -336,7 +336,9 @@ FILES_AND_PYTHON = (
          "the module {0} that Python found has no {1}: it has another version, or a file of yours has its name",
          "python -c 'import MODULE; print(MODULE.__file__)' shows which one Python finds. See PYTHONPATH too.",
          "module {0} has no {1}"),
-    Rule("no-module", ROOT, r"""ModuleNotFoundError(?:: |\(\\?["'])No module named \\?'([^'\\.]+)\\?'""",
+    Rule("no-module", ROOT,
+         r"""(?:ModuleNotFoundError(?:: |\(\\?["'])No module named \\?'|python[\d.]*: No module named )"""
+         r"""([^'\\.\s]+)(?:\\?'|$)""",
          "a process of the run could not import {0}",
          "If the module is your own file, add its folder to PYTHONPATH before you submit. If the module is a package, "
          "install the package in the run's Python (runtime.python) or image.", "module {0} missing"),

@@ -225,15 +225,16 @@ def shorter(prepared: Prepared) -> str:
 
 
 def _runs_like(prepared: Prepared) -> Iterator[directories.Run]:
-    """Yield the newest runs of the same script on as many nodes, the newest first."""
+    """Yield the site's newest runs of the same script on as many nodes with a time limit, the newest first."""
     made, script = prepared.plan, str(prepared.spec.code.script)
     folder = Path(made.directory).parent
     run_ids = directories.ids(folder, made.name)
     for run_id in reversed(directories.newest(folder, run_ids, _LOOKED_AT)):
         run = directories.load(folder / run_id)
         record = records.Record(run.paths)
-        same = record.request is not None and record.request.spec.script == script
-        if same and record.plan.inside.job.nodes == made.inside.job.nodes:
+        same = record.request is not None and record.request.spec.script == script and record.plan.site == made.site
+        job = record.plan.inside.job
+        if same and job.nodes == made.inside.job.nodes and job.time_limit:
             yield run
 
 

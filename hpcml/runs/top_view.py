@@ -251,7 +251,11 @@ def _events(nodes: Mapping[str, NodeSeries]) -> list[str]:
     events = []
     for name, series in nodes.items():
         of_host = series.header.scope.memory == "host"
-        texts = [(event.t, event.sentence(name, of_host=of_host, of_xid=of_xid)) for event in series.events]
+        of_memory = [event for event in series.events if event.event == "oom"]
+        kills = sum(event.kills or 0 for event in of_memory)
+        distinct = [event for event in series.events if event not in of_memory]
+        distinct += [event._replace(kills=kills) for event in of_memory[-1:]]
+        texts = [(event.t, event.sentence(name, of_host=of_host, of_xid=of_xid)) for event in distinct]
         events += [(time, text) for time, text in texts if text]
     return list(dict.fromkeys(text for _, text in sorted(events)))[-20:]
 

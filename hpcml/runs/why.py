@@ -47,7 +47,7 @@ _ASKED_WITHIN = 5.0  # seconds for a question about Slurm's configuration
 _IN_A_SENTENCE = ("short", "known", "occurrences", "nodes", "ranks", "where")
 _OF_THE_CAUSE = ("rule", "followed", *_IN_A_SENTENCE)
 _GROUPS, _NAMED = 6, 4  # groups of processes with equal stacks that are quoted, and processes of each
-_NO_MODULE = re.compile(r"No module named \\?'(\w+)")
+_NO_MODULE = re.compile(r"No module named (?:\\?')?(\w+)")
 
 
 class Answer(NamedTuple):

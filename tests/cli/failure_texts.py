@@ -103,7 +103,7 @@ TEXTS: dict[str, list[str]] = {
     "io-error": ["OSError: [Errno 5] Input/output error: '/scratch/me/a.npy'"],
     "read-only": ["OSError: [Errno 30] Read-only file system: '/opt/model.bin'"],
     "no-submodule": ["ModuleNotFoundError: No module named 'dask.config'", "ModuleNotFoundError: No module named 'utils.data'; 'utils' is not a package"],
-    "no-module": ["ModuleNotFoundError: No module named 'xgboost'",
+    "no-module": ["ModuleNotFoundError: No module named 'xgboost'", "/home/me/venv/bin/python3.11: No module named xgboost",
                   """Exception: 'ModuleNotFoundError("No module named \\'xgboost\\'")'""",
                   """Exception: "ModuleNotFoundError(\\"No module named 'xgboost'\\")\""""],
     "task-error": ["Exception: \"FileNotFoundError(2, 'No such file or directory')\""],

@@ -192,6 +192,16 @@ def test_runs_before_that_took_much_less(world: World) -> None:
     assert "  time " not in submit(world)
 
 
+def test_runs_without_a_time_limit_or_of_another_site_tell_nothing_of_one(world: World) -> None:
+    for name, value in (("site", "local"), ("time_limit", 0)):
+        for _ in range(2):
+            file = past(world, 430) / "plan.json"
+            plan = json.loads(file.read_text())
+            (plan if name in plan else plan["inside"]["job"])[name] = value
+            file.write_text(json.dumps(plan))
+        assert "may be enough" not in submit(world), name
+
+
 def lost(world: World) -> Path:
     """Submit a script and write that the run ended because a node's GPU was gone."""
     run, now = world.submit("--nodes", "2"), time.time()

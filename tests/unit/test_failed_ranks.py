@@ -433,6 +433,18 @@ def test_the_status_of_an_mpirun_that_starts_nothing_is_no_signal(paths: RunPath
     assert (found.rule, "SIGILL" in found.what) == ("mpi-start", False)
 
 
+NO_MPI4PY = ("/env/bin/python: No module named mpi4py", f"{TRACEBACK}ModuleNotFoundError: No module named 'mpi4py'")
+FOOTER = "mpirun detected that one or more processes exited with non-zero status:\n\n  Exit code:    1\n"
+NO_MAIN = "/env/bin/python: No module named tools.__main__; 'tools' is a package and cannot be directly executed\n"
+
+
+def test_a_module_that_python_lacks_is_the_cause_of_what_mpirun_ends_with(paths: RunPaths) -> None:
+    for said in NO_MPI4PY:
+        found = printed(paths, 1, f"{said}\n" * 4 + FOOTER, Form.PROGRAM)
+        assert (found.rule, found.short) == ("no-module", "module mpi4py missing")
+    assert printed(paths, 1, NO_MAIN, Form.PROGRAM).rule != "no-module"
+
+
 def test_a_traceback_before_mpi_abort_is_the_cause(paths: RunPaths) -> None:
     """mpi4py calls MPI_Abort after an uncaught error; a program that calls it has no traceback."""
     abort = "MPI_ABORT was invoked on rank 1 in communicator MPI_COMM_WORLD\nwith errorcode 1.\n"

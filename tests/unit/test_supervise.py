@@ -34,6 +34,7 @@ from hpcml.node.tasks import run_tasks
 from hpcml.node.tasks.task import OneTask, of_run
 from hpcml.paths import RunPaths
 from hpcml.units import Seconds
+from hpcml.workload_forms import Form
 from node_settings import settings as settings_of
 from tests.said import says
 
@@ -266,6 +267,24 @@ def test_what_the_script_started_hears_of_the_end(cluster: Broken) -> None:
             os.sched_yield()
         script.tell_to_end()
         assert script.process.wait(timeout=60) == 7
+    finally:
+        script.kill()
+
+
+@pytest.mark.parametrize(
+    ("command", "words"), [("exit 132", "exited with status 132"), ("kill -ILL $$", "killed by SIGILL")]
+)
+def test_a_program_that_itself_ends_with_a_high_status_was_not_killed(
+    cluster: Broken, command: str, words: str
+) -> None:
+    settings = cluster.context.settings
+    code = settings.code._replace(form=Form.PROGRAM, script="/bin/sh", arguments=("-c", command))
+    context = cluster.context._replace(settings=settings._replace(code=code))
+    script = scripts.Script(context, of_run(context), dict(os.environ), {})
+    try:
+        script.process.wait(timeout=60)
+        assert script.poll() == 132
+        assert script.describe_end(132).endswith(words)
     finally:
         script.kill()
 

@@ -12,7 +12,7 @@ import pytest
 
 from hpcml.cli.top import frame, live
 from hpcml.cli.top.frame import Piece
-from hpcml.cli.top.live import Lines
+from hpcml.cli.top.live import Lines, print_frame
 from hpcml.errors import ConfigError
 from hpcml.paths import RunPaths
 from hpcml.remote import answers
@@ -177,6 +177,17 @@ def test_events_of_the_samples_are_warnings(tmp_path: Path) -> None:
     shown = drawn(run.view(status(("n1",))), 80, 24)
     assert [line for line in shown if line.startswith("warning")] == [
         says("warning   n1", "ran out of memory: the kernel killed 1"), says("n1: GPU 0 reported Xid 79")]  # fmt: skip
+
+
+def test_a_pipe_gets_whole_sentences_and_each_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run, tables = Written(tmp_path), node_tables("n1", 1)
+    run.node("n1", [*tables, *({"t": NOW - 5 + each, "event": "oom", "kills": 1} for each in range(2))])
+    long = "the file system answers late, " * 40
+    print_frame(run.view(status(("n1",), warnings=(f"{long}end",), hint=f"{long}over")))
+    printed = capsys.readouterr().out
+    assert f"{long}end\n" in printed
+    assert "over\n" in printed
+    assert printed.count("the kernel killed") == printed.count("the kernel killed 2 processes") == 1
 
 
 def test_a_damaged_file_keeps_the_others_shown(tmp_path: Path, subtests: pytest.Subtests) -> None:

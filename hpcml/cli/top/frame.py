@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -39,18 +40,21 @@ def labelled(label: str, texts: Sequence[str], style: str = "") -> list[Line]:
     return [(Piece(f"{label if not number else '':<{LABEL}}", style), Piece(text)) for number, text in enumerate(texts)]
 
 
-def frame(view: View, width: int, height: int = 0, *, live: bool = False) -> list[Line]:
+def frame(view: View, width: int, height: int = 0, *, live: bool = False, whole: bool = False) -> list[Line]:
     """Return a run's lines, none wider than ``width`` and no more than ``height``; 0 is a height without a terminal.
 
     Parameters
     ----------
     live
         Whether keys are read, and the last line says which.
+    whole
+        Whether sentences and output are not cut, and then wider: no terminal shows them.
     """
     most = height or UNLIMITED
     footer = [(Piece(FOOTER, "dim"),)] if live and most >= _LEAST_WITH_FOOTER else []
-    warnings = _warnings(view, width, 1 if most < 16 else _MOST_WARNINGS)
-    top = [*_head(view, width), *warnings, *_work(view, width)]
+    widest = sys.maxsize if whole else width
+    warnings = _warnings(view, widest, 1 if most < 16 else _MOST_WARNINGS)
+    top = [*_head(view, width, whole=whole), *warnings, *_work(view, width)]
     room = most - len(top) - len(footer)
     above, below = room >= 12, room >= 14 and bool(view.output)  # an empty line there
     least = min(len(view.output), _LEAST_OUTPUT, max(1, room // 2))
@@ -59,7 +63,7 @@ def frame(view: View, width: int, height: int = 0, *, live: bool = False) -> lis
     room -= len(nodes)
     output = view.output[-room:] if room > 0 else ()
     lines = [*top, *nodes, *labelled("output", output)]
-    return [_cut(line, width) for line in [*lines[: most - len(footer)], *footer]]
+    return [_cut(line, widest) for line in [*lines[: most - len(footer)], *footer]]
 
 
 def text_of(line: Line) -> str:
@@ -83,7 +87,7 @@ def _cut(line: Line, width: int) -> Line:
 # -- how it stands ---------------------------------------------------------------------------------------------------
 
 
-def _head(view: View, width: int) -> list[Line]:
+def _head(view: View, width: int, *, whole: bool) -> list[Line]:
     status = view.status
     job = status.allocation.job
     where = ", ".join(text for text in (status.planned.site, f"job {job}" if job else "") if text)
@@ -93,10 +97,10 @@ def _head(view: View, width: int) -> list[Line]:
     style = COLOURS.get(status.state, "bold")
     state, *rest = folded(shown(_state(view)), width, first=f"{status.state:<{LABEL - 1}} ", rest=" " * LABEL)
     lines.append((Piece(state[: len(status.state)], style), Piece(state[len(status.state) :])))
-    lines += [(Piece(line),) for line in rest[:3]]
+    lines += [(Piece(line),) for line in (rest if whole else rest[:3])]
     for label, text in _facts(view):
         first, *rest = folded(shown(text), width, first=f"{label:<{LABEL}}", rest=" " * LABEL)
-        lines += [(Piece(line),) for line in (first, *rest[:2])]
+        lines += [(Piece(line),) for line in (first, *(rest if whole else rest[:2]))]
     return lines
 
 

@@ -84,7 +84,7 @@ def is_live(options: Namespace) -> bool:
 
 def print_frame(view: View, height: int = UNLIMITED) -> None:
     """Print one frame as it is, in at most so many lines."""
-    for line in frame(view, columns(sys.stdout, _PIPE_COLUMNS), height):
+    for line in frame(view, columns(sys.stdout, _PIPE_COLUMNS), height, whole=not sys.stdout.isatty()):
         say(text_of(line).rstrip())
 
 

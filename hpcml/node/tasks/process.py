@@ -53,6 +53,7 @@ class OneProcess:
     """How a task ended that is one process on this node."""
 
     log_begin = 0
+    exited = False  # whether it is known that no signal ended the process, whatever its status
 
     def __init__(self) -> None:
         self.oom_before = oom_kills()
@@ -83,7 +84,7 @@ class OneProcess:
             return MEANING[STOPPED]
         if self.out_of_memory(status):
             return f"the script was killed because {NODE_MEMORY} (out of memory)"
-        if number := signal_of_status(status):
+        if (number := signal_of_status(status)) and not self.exited:
             return f"the script was killed by {signal_name(number)}"
         return ""
 
@@ -167,6 +168,7 @@ class Script(OneProcess):
     def poll(self) -> int | None:
         """Return the exit status as a shell gives it (128 + signal), or None while it runs."""
         code = self.process.poll()
+        self.exited = self.task.code.form is Form.PROGRAM and code is not None and code >= 0  # as mpirun with 132
         return None if code is None else 128 - code if code < 0 else code
 
     def tell_to_end(self) -> None:
