@@ -300,7 +300,7 @@ MOST_LINES = {
     "report": 2354,
     "request": 588,
     "runs": 10057,
-    "schedulers": 3862,
+    "schedulers": 3868,
     "sites": 1544,
     "survey": 1210,
     "sweeps": 1440,
