@@ -75,9 +75,12 @@ _ALONE = {  # words that mean this only if they are the whole question
     "array": "job array",
     "find": "hpcml ls",
     "memory": "out of memory on a node",
+    "oom": "out of memory on a node",
+    "out of memory": "out of memory on a node",
     "repeat": "hpcml rerun",
     "resubmit": "hpcml rerun",
     "space": "disk quota",
+    "torch": "pytorch",
 }
 _MEANING_OF = re.compile(rf"\b(?:{'|'.join(_MEANING)})\b")
 

@@ -43,7 +43,7 @@ def add_options(parser: Parser) -> None:
 
 
 def _suggest_arguments(given: Namespace, known: list[str], unknown: list[str]) -> str:
-    """Return the command with the run's old arguments, changed by options that are the script's."""
+    """Return the command with the arguments that were typed, or the run's old ones with other values of options."""
     from hpcml.runs.record import Record
 
     try:
@@ -52,7 +52,7 @@ def _suggest_arguments(given: Namespace, known: list[str], unknown: list[str]) -
         request = None
     if request is None:
         return "To change the script's arguments, write all of them after --: hpcml rerun RUN -- ARGS…."
-    arguments = _changed(list(request.spec.arguments), unknown)
+    arguments = _changed(list(request.spec.arguments), unknown) if unknown[0].startswith("-") else unknown
     return f"To change the script's arguments, type: hpcml rerun {shlex.join([*known, '--', *arguments])}."
 
 

@@ -97,8 +97,8 @@ def advice_of(run: directories.Run, status: run_status.Status) -> list[tuple[str
 def commands_of(run: directories.Run) -> list[tuple[str, str]]:
     """Return the commands that make an ended run's report if it has none, and open its profiles, with a title."""
     missing = records.newest_attempt(run.paths) is not None and page_of(run) is None
-    modules = packages.modules(records.Record(run.paths).plan.python) if missing else ()
-    lacks = modules and "jinja2" not in modules
+    python = packages.Environment(records.Record(run.paths).plan.python) if missing else None
+    lacks = python and python.readable and not python.has("jinja2")
     why = "  # no page was written, because the run's Python lacks Jinja2" if lacks else ""
     page = [("report", f"hpcml report {run.id}{why}")] if missing else []
     return page + [("profile", command) for command in profile_commands(run.paths)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import signal
 import sys
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ from pathlib import Path
 from hpcml import assets, safe_files, subprocesses, typed_json
 from hpcml.config_trust import HPCML
 from hpcml.errors import NotFoundError, SiteError, UsageError
+from hpcml.gpu_vendor import VENDOR
 from hpcml.paths import RunPaths
 from hpcml.request.options import OPTIONS
 from hpcml.run_files import RecordedPlan
@@ -18,6 +20,7 @@ from hpcml.schedulers import JobEnd, JobLayout, JobRequest, JobState, Submission
 from hpcml.sites.schema import Site
 from hpcml.states import State
 
+_DEVICES = Path("/dev")
 ONE_MACHINE, OWN_JOBS, BATCH_SCRIPTS = True, True, False
 NODE_OPTIONS: tuple[str, ...] = ()
 clean_environment = slurm.clean_environment  # a run from within a job is no part of that job
@@ -58,6 +61,9 @@ def lay_out(site: Site, request: JobRequest) -> JobLayout:
     if "cpus_per_node" in given:
         most = f"--cpus-per-node {request.spec.size.cpus_per_node} has one effect: --ranks may be at most this number"
         notices += (f"the local site reserves no CPUs. {most}",)
+    if request.spec.size.gpus_per_node and not (any(_DEVICES.glob(VENDOR.devices)) or shutil.which(VENDOR.tool)):
+        absent = f"neither {_DEVICES / VENDOR.devices} nor {VENDOR.tool} exists"
+        notices += (f"this machine has no {VENDOR.name} GPU for --gpus-per-node: {absent}",)
     return JobLayout(
         prologue=prologue,
         one_machine=ONE_MACHINE,

@@ -80,6 +80,8 @@ def test_an_option_of_the_script_without_dashes_is_answered_with_the_whole_line(
     assert "type: hpcml rerun first --nodes 3 -- 'a b' --k 9 x.csv --seed 2 --lr=5.\n" in done.stderr
     done = world.run("rerun", "first", "--nodes", "3", "--k", "3")
     assert "type: hpcml rerun first --nodes 3 -- 'a b' --k 3 x.csv --seed=1.\n" in done.stderr
+    done = world.run("rerun", "first", "--nodes", "3", "c d", "9")
+    assert " -- 'c d' 9.\n" in done.stderr, "not the old ones"
 
 
 def test_what_cannot_be_run_again(world: World) -> None:

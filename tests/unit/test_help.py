@@ -94,7 +94,8 @@ def test_a_run_that_hangs_has_many_names(word: str) -> None:
 
 @pytest.mark.parametrize(("word", "page", "section"), [
     ("disk", "troubleshooting", "## Disk or quota full"), ("clean", "commands", "## hpcml rm"),
-    ("memory", "troubleshooting", "## Out of memory"), ("array", "from-batch-scripts", "## Arrays"),
+    ("memory", "troubleshooting", "## Out of memory"), ("oom", "troubleshooting", "## Out of memory"),
+    ("out of memory", "troubleshooting", "## Out of memory"), ("array", "from-batch-scripts", "## Arrays"),
     ("resubmit", "commands", "## hpcml rerun"), ("space", "troubleshooting", "## Disk or quota full"),
     ("api", "commands", "## From Python"),
 ])  # fmt: skip
@@ -105,6 +106,10 @@ def test_the_answer_begins_with_the_section(
     lines = capsys.readouterr().out.splitlines()
     assert (lines[0][:2], lines[1:3]) == ("# ", ["", section])
     assert f"hpcml help {page}," in " ".join(lines[-3:]), "the whole page"
+
+
+def test_torch_is_pytorch() -> None:
+    assert help.find("torch")[0] == help.find("pytorch")[0] == ("ranks", "# Ranks: PyTorch, JAX and MPI programs")
 
 
 def test_the_topics_are_named_as_they_are_asked_for(capsys: pytest.CaptureFixture[str]) -> None:

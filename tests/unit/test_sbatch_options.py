@@ -104,6 +104,21 @@ def test_the_local_site_says_that_it_passes_nothing_on() -> None:
     assert not planned({"scheduler": "local"}).ignored
 
 
+@pytest.mark.parametrize("shown", ["", "nvidia0", "nvidia-smi"])
+def test_the_local_site_says_that_its_machine_has_no_gpu(
+    shown: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local, "_DEVICES", tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    (tmp_path / "nvidiactl").touch()  # the driver's, which no GPU has
+    if shown:
+        (tmp_path / shown).touch(mode=0o755)
+    made = planned({"scheduler": "local"}, "--gpus-per-node", "2")
+    assert made.ignored == (() if shown else (says("no NVIDIA GPU", "--gpus-per-node"),))
+    assert {*made.ignored} <= {*made.notices}
+    assert not planned({"scheduler": "local"}).ignored
+
+
 def test_an_option_of_slurm_s_works_on_the_local_site_or_is_named_there() -> None:
     """Those that are passed to Slurm are named as they are."""
     of_slurm = {name for name, option in OPTIONS.items() if option.slurm}
