@@ -287,7 +287,7 @@ COMPLEX = {
 MOST_LINES = {
     ".": 6241,
     "api": 1023,
-    "cli": 8158,
+    "cli": 8161,
     "doctor": 1539,
     "failures": 3237,
     "images": 1066,
@@ -300,7 +300,7 @@ MOST_LINES = {
     "report": 2354,
     "request": 588,
     "runs": 10062,
-    "schedulers": 3862,
+    "schedulers": 3868,
     "sites": 1544,
     "survey": 1210,
     "sweeps": 1440,
