@@ -42,25 +42,20 @@ def check(arguments: Sequence[str], here: Path, prog: str) -> None:
     misplaced = asked - script_checks.options_taken(file, folder, asked)
     if not misplaced:
         return
-    moved, rest = _divided(arguments, own, misplaced)
+    moved = _with_values(own, misplaced)
     listed, alone = " and ".join(sorted(misplaced)), len(misplaced) == 1
     verb, pronoun = ("comes", "it") if alone else ("come", "them")
     what = f"{listed} {verb} after {file.name}, so hpcml would pass {pronoun} to {file.name}"
     typed = script if is_module else shlex.quote(script)
-    before = " ".join(filter(None, [prog, shlex.join(moved), typed, shlex.join(rest)]))
-    hint = f"To use {listed} for hpcml, type: {before}. "
-    hint += f"To pass {listed} to {file.name}, type: {prog} {typed} -- {shlex.join(arguments)}."
+    hint = f"To use {listed} for hpcml, write before {typed}: {shlex.join(moved)}. "
+    hint += f"To pass {listed} to {file.name}, write -- after {typed}."
     raise UsageError(what, place=prog, hint=hint)
 
 
-def _divided(arguments: Sequence[str], own: Sequence[str], misplaced: set[str]) -> tuple[list[str], list[str]]:
-    """Return those of some words that are misplaced options with their values, and all other words."""
-    moved: list[str] = []
-    rest = list(arguments)
-    for word in own:
-        if word.partition("=")[0] in misplaced and word in rest:
-            at = rest.index(word)
-            count = 2 if TAKES_VALUE.get(word) and rest[at + 1 :] else 1
-            moved += rest[at : at + count]
-            del rest[at : at + count]
-    return moved, rest
+def _with_values(words: Sequence[str], options: set[str]) -> list[str]:
+    """Return those of some words that are one of some options, with their values."""
+    found: list[str] = []
+    for at, word in enumerate(words):
+        if word.partition("=")[0] in options:
+            found += words[at : at + (2 if TAKES_VALUE.get(word) else 1)]
+    return found

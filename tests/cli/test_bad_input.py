@@ -105,7 +105,7 @@ CASES = [
     Bad("mpi-that-slurm-lacks", _submit("--ranks", "1", "--mpi", "pmix"), R,
         ("--mpi=none, pmi2, not pmix", "srun --mpi=list", "Use --mpi pmi2"),
         _write("bin/srun", "#!/bin/sh\nprintf 'MPI plugin types are...\\n\\tnone\\n\\tpmi2\\n'\n", 0o755)),
-    Bad("options-after-the-script", (*_submit(), "--nodes", "2"), U, ("--nodes comes after job.py", "job.py -- --nodes 2")),
+    Bad("options-after-the-script", (*_submit(), "--nodes", "2"), U, ("--nodes comes after job.py", "write before job.py: --nodes 2")),
     Bad("help-of-no-page", ("help", "sweps"), U, ("Did you mean hpcml help sweeps?", "hpcml help topics")),
     Bad("top-interval", ("top", "--interval", "0.1s"), U, ("(--interval)",)),
     Bad("shell-script", _submit(script="b"), U, ("a script for bash, not Python",), _write("project/b", "#!/bin/bash\necho\n")),
