@@ -116,9 +116,10 @@ def test_no_main_guard_is_needed_and_nothing_is_left_behind(tmp_path: Path, way:
     done = subprocess.run([sys.executable, *arguments], env=prepare(tmp_path, text), cwd=tmp_path, input=text if reads else "",
                           capture_output=True, text=True, timeout=240, check=False, start_new_session=True)  # fmt: skip
     assert (done.returncode, done.stdout) == (status, EXPECTED), done.stderr
-    late = "Received heartbeat from unregistered worker"  # sent before the worker closed: Dask's own, on a busy machine
+    # Dask's own, on a busy machine: a heartbeat of a closed worker, and a worker that Ctrl-C killed with its results.
+    late = ("Received heartbeat from unregistered worker", *["Removing worker"] * ("Ctrl-C" in way))
     warnings = [line for line in done.stderr.splitlines() if "distributed.scheduler - WARNING" in line]
-    assert all(late in line for line in warnings), done.stderr
+    assert all(any(text in line for text in late) for line in warnings), done.stderr
     wait_until_gone(tmp_path)
 
 
