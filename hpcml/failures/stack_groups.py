@@ -76,11 +76,16 @@ class Group(NamedTuple):
         first = self.processes[0]
         if not first.stacks:
             return f"without a Python stack: {first.wait}"
-        stack = first.stacks[-1]
-        user = next(filter(Frame.is_of_user, reversed(stack)), None)
-        if user is None:
-            return f"outside your code, at {_named(stack[-1])}"
-        return f"at {_named(user)}" + ("" if stack[-1] is user else f", which called {_named(stack[-1])}")
+        called = _named(first.stacks[-1][-1])
+        if not self.line:
+            return f"outside your code, at {called}"
+        return f"at {self.line}" + ("" if called == self.line else f", which called {called}")
+
+    @property
+    def line(self) -> str:
+        """The user's innermost line; empty outside the user's code."""
+        stack = next(reversed(self.processes[0].stacks), ())
+        return next(map(_named, filter(Frame.is_of_user, reversed(stack))), "")
 
 
 class Wait(NamedTuple):
@@ -88,19 +93,21 @@ class Wait(NamedTuple):
 
     place: str
     ranks: tuple[str, ...]  # their names, as Process.title has them
+    line: str = ""  # see Group
 
 
 def waits(groups: Sequence[Group]) -> tuple[Wait, ...]:
     """Return the places of a run's ranks, the place of most ranks first, without the ranks' children."""
-    places: dict[str, list[str]] = {}
+    places: dict[tuple[str, str], list[str]] = {}
     for group in groups:
         for member in group.processes:
             if member.name.startswith(_RANK) and not member.child:
-                places.setdefault(group.place, []).append(member.title)
-    by_number = {place: sorted(names, key=lambda name: (len(name), name)) for place, names in places.items()}
-    return tuple(
-        Wait(place, tuple(names)) for place, names in sorted(by_number.items(), key=lambda pair: -len(pair[1]))
-    )
+                places.setdefault((group.place, group.line), []).append(member.title)
+    found = [
+        Wait(place, tuple(sorted(names, key=lambda name: (len(name), name))), line)
+        for (place, line), names in places.items()
+    ]
+    return tuple(sorted(found, key=lambda wait: -len(wait.ranks)))
 
 
 def wait_sentence(found: Sequence[Wait]) -> str:
@@ -116,9 +123,9 @@ def wait_sentence(found: Sequence[Wait]) -> str:
 
 def place_to_check(found: Sequence[Wait]) -> str:
     """Return the next step after ranks waited: their only line, the line of the few odd ranks, or all lines."""
-    if found[-1].place.startswith("at ") and (len(found) == 1 or wait_sentence(found)):
-        return f"Look {found[-1].place.partition(', which called ')[0]}."
-    if not any(wait.place.startswith("at ") for wait in found):
+    if found[-1].line and (len(found) == 1 or wait_sentence(found)):
+        return f"Look at {found[-1].line}."
+    if not any(wait.line for wait in found):
         return "The ranks waited outside your code: see the evidence."
     return "Compare the lines in the evidence: the error can be at any of them."
 

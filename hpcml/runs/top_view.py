@@ -253,7 +253,7 @@ def _events(nodes: Mapping[str, NodeSeries]) -> list[str]:
         of_host = series.header.scope.memory == "host"
         of_memory = [event for event in series.events if event.event == "oom"]
         kills = sum(event.kills or 0 for event in of_memory)
-        distinct = [event for event in series.events if event not in of_memory]
+        distinct = [event for event in series.events if event.event != "oom"]
         distinct += [event._replace(kills=kills) for event in of_memory[-1:]]
         texts = [(event.t, event.sentence(name, of_host=of_host, of_xid=of_xid)) for event in distinct]
         events += [(time, text) for time, text in texts if text]

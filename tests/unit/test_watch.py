@@ -243,13 +243,13 @@ def test_the_next_step_of_an_end_for_idleness_names_a_line_only_if_the_guilty_ra
 
 
 def test_a_file_s_name_with_a_comma_is_a_line_to_correct() -> None:
-    found = (stack_groups.Wait("at a,b.py:3 f, which called c.py:4 g", ("rank 0", "rank 1")),)
+    found = (stack_groups.Wait("at a,b.py:3 f, which called c.py:4 g", ("rank 0", "rank 1"), "a,b.py:3 f"),)
     assert stack_groups.place_to_check(found) == "Look at a,b.py:3 f."
 
 
 def test_ranks_that_wait_outside_the_user_s_code_have_no_lines_to_compare() -> None:
     of_program = stack_groups.Wait("without a Python stack: state S, in futex", ("rank 0", "rank 1"))
-    of_script = stack_groups.Wait("at a.py:3 f", ("rank 2", "rank 3"))
+    of_script = stack_groups.Wait("at a.py:3 f", ("rank 2", "rank 3"), "a.py:3 f")
     assert "lines" not in stack_groups.place_to_check([of_program])
     assert "lines" in stack_groups.place_to_check([of_program, of_script])
 
